@@ -1,0 +1,676 @@
+"""Encoded image bytes to uint8 RGB pixels: decode, crop, resize. The only door to PIL.
+
+How it works. An image is opened from its header alone; its size is checked against `max_pixels`
+before a pixel is decoded. It is then decoded, brought to RGB, cropped and resized by PIL. The two
+built-in transforms take bytes and hand the crop's box to PIL's `resize(box=)`, so that only the
+crop is resampled, antialiased. A rotated photograph is never rotated whole: its box is mapped into
+the stored orientation and the small result is turned.
+
+    bytes --open--> header --limit, decode--> pixels --box, resize--> small --turn, flip--> array
+
+Either engine serves: `pillow-simd` or `pillow`; both are the package PIL, `engine()` names the one
+that is active. PIL is imported by the first call, not with this module, and none of its settings
+are changed: they belong to the user's program.
+
+To RGB. 8-bit modes become what PIL's `convert("RGB")` gives: alpha and palette transparency are
+dropped, not blended (what torchvision's loader trains on), CMYK is converted without its profile,
+and a CMYK JPEG is taken as inverted, as Adobe writes it. Grey of more than 8 bits (`I;16`, `I`) is
+taken as 0..65535 and divided by 257, rounded, so 65535 is 255; PIL would clip it at 255, which
+turns nearly every pixel white. RGB of 16 bits is read by PIL as its high byte. Float pixels are
+refused: 0..1 and 0..255 are both in use, and a guess would make some data sets black, silently.
+Animations give their first frame. Colour profiles are not applied.
+
+Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
+(2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
+`scale`, logarithm of the aspect ratio uniform, ten tries, then the largest central crop within the
+ratios. Random numbers: splitmix64 (Steele, Lea, Flood 2014). Orientation: EXIF 2.3, tag 0x0112.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import io
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .errors import DecodeError, DependencyError, OptionError, ShardioError, printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+
+# 1 GiB as PIL holds RGB (4 bytes a pixel), and room for the 200-megapixel photographs of phones,
+# which PIL's own guard (an error above 179 million, a mere warning above 89 million) would refuse.
+MAX_PIXELS = 2**28
+
+# What may be opened, most frequent first. Not everything that PIL can open: EPS runs Ghostscript on
+# the bytes, icon files hold images whose size is not in the header, and TGA has no magic, so that
+# garbage may pass for one. The last two need a plugin that registers itself with PIL.
+FORMATS = (
+    "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI", "HEIF", "JXL",
+)  # fmt: skip
+
+_REWRITABLE = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+_ORIENTATION = 0x0112  # the EXIF tag
+_TIFF_LOSSLESS = ("tiff_lzw", "tiff_adobe_deflate", "packbits")
+
+
+# Decode ---------------------------------------------------------------------------------------
+
+
+def decode(
+    data: bytes | memoryview, *, upright: bool = True, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
+    """Decode one image to a loaded PIL image of mode RGB.
+
+    upright: apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it from
+    `info`. (PIL turns TIFF files while loading, whatever is asked here.)
+    max_pixels: largest width * height to decode, checked from the header.
+
+    Raises DecodeError if the bytes are no image in one of FORMATS, are cut or damaged, or claim
+    too many pixels.
+    """
+    with _decoding(data):
+        image: Image.Image = _open(data, max_pixels)
+        image.load()
+        turn = _turn(image) if upright else _UPRIGHT
+        image = _rgb(image)
+        if turn.method:
+            image = image.transpose(_pil().Transpose[turn.method])
+            for stale in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
+                image.info.pop(stale, None)  # else the next reader turns it a second time
+        return image
+
+
+def to_array(image: Image.Image) -> NDArray[np.uint8]:
+    """The pixels as a new array, (H, W, 3) uint8 RGB, C-contiguous and writable.
+
+    Any mode is brought to RGB first, by the rules at the top; DecodeError where that is impossible.
+    """
+    with _decoding(image):
+        return np.array(_rgb(_checked(image)), dtype=np.uint8)
+
+
+def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
+    """The same image with its short side reduced to `size` pixels, or None to keep the bytes.
+
+    None: the short side is `size` or less already, the file is an animation or has several pages,
+    or its format is not one of JPEG, PNG, WebP, BMP, TIFF.
+    quality: 1 to 100, for JPEG and lossy WebP; other formats stay lossless.
+
+    The file format, the aspect (long side rounded), the EXIF bytes, the ICC profile and a JPEG's
+    chroma subsampling are kept; pixels stay in their stored orientation (those of a TIFF come
+    upright, without the tag). Grey, CMYK, alpha and 16-bit grey stay what they are; palettes and
+    1-bit images become RGB(A) and grey, since their pixels cannot be averaged; 16-bit RGB becomes
+    8-bit. The same bytes give the same result with the same PIL and codec libraries (`engine()`).
+
+    Raises DecodeError as `decode` does, OptionError for size or quality.
+    """
+    _check_int("resize_short", "size", size, 1, None)
+    _check_int("resize_short", "quality", quality, 1, 100)
+    with _decoding(data):
+        image = _open(data, MAX_PIXELS)
+        width, height = image.size
+        short, long = min(image.size), max(image.size)
+        if short <= size or image.format not in _REWRITABLE or getattr(image, "n_frames", 1) > 1:
+            return None
+        options = _save_options(image, data, quality)
+        image.load()
+        options["exif"] = _exif(image)  # after load: PNG may store it behind the pixels
+        other = max(size, round(long * size / short))
+        target = (size, other) if width <= height else (other, size)
+        # Lanczos: this picture is resampled once more in training, so what counts is how much
+        # detail survives. Random 224 crops of ImageNet stored at 256, against the same crops of the
+        # originals: lanczos 34.5 dB, bicubic 33.9, bilinear 32.4, box 31.3.
+        # No draft() and no reducing_gap: packing happens once.
+        small = _averageable(image).resize(target, _pil().Resampling.LANCZOS)
+        out = io.BytesIO()
+        small.save(out, image.format, **options)
+        return out.getvalue()
+
+
+# Transforms -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transform:
+    """An image to a uint8 array of one size: the base of the built-in transforms.
+
+    Not a base for yours: any callable serves as `transform=`. What sets these apart is that a
+    dataset hands them encoded bytes, and one random word to draw from.
+
+    size: int, or (height, width), of the result.
+    interpolation: nearest, bilinear, bicubic, lanczos, box or hamming. All but nearest antialias.
+    fast: let libjpeg decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least that many times
+    larger than the result. Changes pixels a little: also the DCT and the chroma upsampling become
+    libjpeg's fast ones.
+    upright, max_pixels: as for `decode`.
+    """
+
+    size: int | tuple[int, int]
+    interpolation: str = field(default="bilinear", kw_only=True)
+    fast: bool = field(default=False, kw_only=True)
+    upright: bool = field(default=True, kw_only=True)
+    max_pixels: int = field(default=MAX_PIXELS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        pair = tuple(self.size) if isinstance(self.size, tuple | list) else (self.size, self.size)
+        if len(pair) != 2:
+            raise OptionError(
+                f"{where}: size is {self.size!r}, expected an int or (height, width) in pixels"
+            )
+        for side in pair:
+            _check_int(where, "size", side, 1, 2**15)
+        object.__setattr__(self, "size", pair)
+        if self.interpolation not in _INTERPOLATIONS:
+            raise OptionError(
+                f"{where}: interpolation is {self.interpolation!r}, expected one of "
+                + ", ".join(_INTERPOLATIONS)
+            )
+        _check_int(where, "max_pixels", self.max_pixels, 1, None)
+
+    def __call__(self, image: bytes | memoryview | Image.Image, draw: int = 0) -> NDArray[np.uint8]:
+        """One image -> (H, W, 3) uint8 RGB array, C-contiguous, writable, owned by the caller.
+
+        image: encoded bytes, or a PIL image, which is left as it is.
+        draw: 64-bit unsigned; the result is a pure function of (image, draw).
+
+        Raises DecodeError.
+        """
+        assert isinstance(self.size, tuple)
+        high, wide = self.size
+        with _decoding(image):
+            if isinstance(image, bytes | bytearray | memoryview):
+                source: Image.Image = _open(image, self.max_pixels)
+                draft = self.fast and source.format in ("JPEG", "MPO")
+            else:
+                source, draft = _checked(image), False
+            if not draft:
+                source.load()  # before size and EXIF are asked: TIFF and PNG settle them here
+            turn = _turn(source) if self.upright else _UPRIGHT
+            width, height = source.size
+            if turn.swap:
+                box, flip = self._box(height, width, draw)
+                box, target = turn.stored(box, width, height), (high, wide)
+            else:
+                box, flip = self._box(width, height, draw)
+                box, target = turn.stored(box, width, height), (wide, high)
+            if draft:
+                box = _draft(source, box, target)
+            # Grey is made RGB after the resize: the same pixels for a third of the work.
+            # Every other mode must be RGB before: palettes cannot be averaged, and alpha would
+            # weigh the colours.
+            if source.mode not in ("RGB", "L"):
+                source = _rgb(source)
+            # `box=` and not crop(): no copy, and at an inner border the filter sees the true
+            # neighbours. reducing_gap stays None: it would be faster and change pixels.
+            small = source.resize(target, self._resample(), box)
+            if small.mode == "L":
+                small = small.convert("RGB")
+            if turn.method:
+                small = small.transpose(_pil().Transpose[turn.method])
+            if flip:
+                small = small.transpose(_pil().Transpose.FLIP_LEFT_RIGHT)
+            return np.array(small, dtype=np.uint8)
+
+    def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
+        """The part of an upright width x height image to show, in pixels, and whether mirrored."""
+        raise NotImplementedError
+
+    def _resample(self) -> int:
+        return int(_pil().Resampling[self.interpolation.upper()])
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Transform):
+    """A random part of the image, resized to `size`: the standard ImageNet training crop.
+
+    scale: the crop's share of the image's area, uniform between these; 0 < low <= high <= 1.
+    ratio: width / height of the crop, its logarithm uniform between these; 0 < low <= high.
+    flip: mirror left-right with probability 1/2. The box is the same with and without.
+    Box and flip depend on `draw` and the image's size alone: see `crop_box`.
+    """
+
+    scale: tuple[float, float] = field(default=(0.08, 1.0), kw_only=True)
+    ratio: tuple[float, float] = field(default=(3 / 4, 4 / 3), kw_only=True)
+    flip: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "scale", _check_range("scale", self.scale, 1.0))
+        object.__setattr__(self, "ratio", _check_range("ratio", self.ratio, math.inf))
+
+    def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
+        left, top, wide, high, flip = crop_box(width, height, draw, self.scale, self.ratio)
+        return (left, top, left + wide, top + high), flip and self.flip
+
+
+@dataclass(frozen=True)
+class CenterCrop(Transform):
+    """The centre of the image: the standard ImageNet validation crop.
+
+    CenterCrop(224, 256) is torchvision's Resize(256) then CenterCrop(224): the short side becomes
+    256 pixels, then the central 224 x 224 are kept; done here as one resize of the box those pixels
+    come from (equal within 1 level of 255).
+    resize=None: the central pixels themselves, unscaled.
+    An image that is smaller than the crop (after `resize`) is enlarged until it just covers it,
+    where torchvision would pad with black.
+    """
+
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize is None:
+            return
+        assert isinstance(self.size, tuple)
+        _check_int("CenterCrop", "resize", self.resize, 1, 2**15)
+        if self.resize < min(self.size):
+            raise OptionError(
+                f"CenterCrop: resize is {self.resize}, less than the crop's short side "
+                f"{min(self.size)}, so no image could fill it: give resize >= {min(self.size)}"
+            )
+
+    def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
+        assert isinstance(self.size, tuple)
+        high, wide = self.size
+        scaled_width, scaled_height = width, height
+        if self.resize is not None:
+            short = min(width, height)
+            scaled_width = self.resize * width // short  # the long side is cut, as torchvision does
+            scaled_height = self.resize * height // short
+        if scaled_width < wide or scaled_height < high:
+            grow = max(wide / width, high / height)
+            scaled_width = max(wide, round(width * grow))
+            scaled_height = max(high, round(height * grow))
+        left = round((scaled_width - wide) / 2)
+        top = round((scaled_height - high) / 2)
+        x, y = width / scaled_width, height / scaled_height
+        return (
+            left * x,
+            top * y,
+            min(width, (left + wide) * x),  # min: a rounded product may be above, by one bit,
+            min(height, (top + high) * y),  # and a mirrored box would then begin below 0
+        ), False
+
+
+def crop_box(
+    width: int, height: int, draw: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int, bool]:
+    """The random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
+
+    The box is inside the image and at least 1 x 1. Words of `draw`: 0 flip; 1 + 2i and 2 + 2i area
+    and ratio of try i of ten; 21 and 22 the place. Fixed places, so that options which do not
+    concern the box (flip) do not change it.
+    """
+    flip = bool(_word(draw, 0) >> 63)
+    area = width * height
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for attempt in range(10):
+        target = area * (scale[0] + (scale[1] - scale[0]) * _uniform(draw, 1 + 2 * attempt))
+        aspect = math.exp(low + (high - low) * _uniform(draw, 2 + 2 * attempt))
+        w = round(math.sqrt(target * aspect))
+        h = round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left = int((width - w + 1) * _uniform(draw, 21))
+            top = int((height - h + 1) * _uniform(draw, 22))
+            return left, top, w, h, flip
+    w, h = width, height
+    if width / height < ratio[0]:
+        h = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        w = max(1, round(height * ratio[1]))
+    return (width - w) // 2, (height - h) // 2, w, h, flip
+
+
+# The engine -----------------------------------------------------------------------------------
+
+
+def engine() -> dict[str, str]:
+    """Which PIL is active, as text: name, version, installed, jpeg, zlib.
+
+    name: "pillow-simd" or "pillow". Both install the package PIL and the last one installed wins,
+    unseen by pip; `installed` lists each distribution found, so two names there are a warning.
+    """
+    _pil()
+    import PIL
+    from PIL import features
+
+    found = {}
+    for distribution in ("pillow-simd", "pillow"):
+        try:
+            found[distribution] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    version = PIL.__version__
+    # A release of pillow-simd is pillow's number and .postN. The metadata are only the second
+    # witness: they say what was installed, the number says what is imported.
+    name = "pillow-simd" if ".post" in version or version == found.get("pillow-simd") else "pillow"
+    turbo = features.version("libjpeg_turbo")
+    zlib_ng = "zlib_ng" in features.features and features.version("zlib_ng")
+    return {
+        "name": name,
+        "version": version,
+        "installed": ", ".join(f"{key} {value}" for key, value in found.items()) or "unknown",
+        "jpeg": f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}",
+        "zlib": f"zlib-ng {zlib_ng}" if zlib_ng else f"zlib {features.version('zlib')}",
+    }
+
+
+@functools.cache
+def _pil() -> ModuleType:
+    """The module PIL.Image, imported by the first call."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DependencyError(
+            f"images cannot be decoded: PIL does not import ({_one_line(error)}). "
+            "Install one engine, not both: pip install 'shardio[simd]' (pillow-simd, compiled "
+            "here) or pip install 'shardio[pillow]' (a wheel for any platform)"
+        ) from None
+    return Image
+
+
+# Opening --------------------------------------------------------------------------------------
+
+
+def _open(data: bytes | memoryview, max_pixels: int) -> Any:
+    """The lazily opened image (a PIL ImageFile), its header read and its size within the limit.
+
+    Image.open would do but for its pixel guard, which has two fixed levels, reads a global of PIL
+    and warns between them. Silencing a warning is not safe with threads, so its loop is walked
+    here: ask each format's own `accept` for the first 16 bytes, then build that plugin.
+    """
+    pil = _pil()
+    prefix = bytes(data[:16])
+    if prefix.startswith(b"GIF8"):
+        _check_pixels("GIF", _gif_size(data), max_pixels)  # PIL allocates in the constructor
+    pil.preinit()
+    reason = ""
+    for name in FORMATS:
+        if name not in pil.OPEN:
+            pil.init()  # the rarer plugins; does nothing from the second call on
+            if name not in pil.OPEN:
+                continue
+        factory, accept = pil.OPEN[name]
+        accepted = accept is None or accept(prefix)
+        if isinstance(accepted, str):  # recognised, but PIL was built without the codec
+            reason = accepted
+        elif accepted:
+            image = factory(io.BytesIO(data), "")
+            _check_pixels(name, image.size, max_pixels)
+            return image
+    raise DecodeError(
+        f"{_what(data)}: {reason}" if reason else
+        f"{_what(data)}: not a format that shardio decodes ({', '.join(FORMATS)}); "
+        f"it starts with {prefix!r}. Give `decode=` to read it your own way"
+    )  # fmt: skip
+
+
+def _check_pixels(name: str, size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    remedy = "if it is a true picture, raise max_pixels"
+    guard = _pil().MAX_IMAGE_PIXELS
+    if name in ("GIF", "TIFF") and guard is not None and guard < max_pixels:
+        # These two plugins ask PIL's guard again when they allocate, and it would warn.
+        max_pixels = guard
+        remedy = "if it is a true picture, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS"
+    if width * height > max_pixels:
+        raise DecodeError(
+            f"{name} image: its header says {width} x {height} = {width * height:,} pixels, over "
+            f"the limit of {max_pixels:,}; nothing was decoded; {remedy}"
+        )
+
+
+def _gif_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Width and height that PIL will allocate for a GIF: its screen, grown by its first frame."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    while at < len(data):
+        if data[at] == 0x2C:  # image descriptor
+            x, y, w, h = struct.unpack_from("<HHHH", data, at + 1)
+            return max(width, x + w), max(height, y + h)
+        if data[at] == 0x21:  # extension: label, then blocks up to an empty one
+            at += 2
+            while at < len(data) and data[at]:
+                at += 1 + data[at]
+        at += 1
+    return width, height
+
+
+def _checked(image: Any) -> Image.Image:
+    if not isinstance(image, _pil().Image):
+        raise DecodeError(
+            f"expected encoded image bytes or a PIL image, found {type(image).__name__}"
+        )
+    return image  # type: ignore[no-any-return]
+
+
+def _draft(image: Any, box: Box, target: tuple[int, int]) -> Box:
+    """Ask libjpeg for the least of 1, 1/2, 1/4, 1/8 that still covers target; the box there."""
+    reduce = min((box[2] - box[0]) / target[0], (box[3] - box[1]) / target[1])
+    factor = next((f for f in (8, 4, 2) if reduce >= f), 1)
+    if factor == 1:
+        return box
+    width, height = image.size
+    # draft takes the least size wanted; W // (W // f) lies in [f, 2f) where the image has 8 pixels
+    # a side, so it is factor that it takes.
+    image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
+    return (
+        box[0] / factor,
+        box[1] / factor,
+        min(image.size[0], box[2] / factor),
+        min(image.size[1], box[3] / factor),
+    )
+
+
+# Orientation ----------------------------------------------------------------------------------
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, as PIL has them
+
+
+class _Turn(NamedTuple):
+    """How a stored image becomes upright, and where an upright box lies in what is stored."""
+
+    method: str  # of PIL's Transpose, which counts angles counterclockwise; "" is as it is
+    swap: bool = False  # rows are columns
+    mirror_x: bool = False
+    mirror_y: bool = False
+
+    def stored(self, box: Box, width: int, height: int) -> Box:
+        """width, height: of the stored image."""
+        left, top, right, bottom = box
+        if self.swap:
+            left, top, right, bottom = top, left, bottom, right
+        if self.mirror_x:
+            left, right = width - right, width - left
+        if self.mirror_y:
+            top, bottom = height - bottom, height - top
+        return left, top, right, bottom
+
+
+_UPRIGHT = _Turn("")
+_TURNS = {
+    2: _Turn("FLIP_LEFT_RIGHT", mirror_x=True),
+    3: _Turn("ROTATE_180", mirror_x=True, mirror_y=True),
+    4: _Turn("FLIP_TOP_BOTTOM", mirror_y=True),
+    5: _Turn("TRANSPOSE", swap=True),
+    6: _Turn("ROTATE_270", swap=True, mirror_y=True),
+    7: _Turn("TRANSVERSE", swap=True, mirror_x=True, mirror_y=True),
+    8: _Turn("ROTATE_90", swap=True, mirror_x=True),
+}
+
+
+def _turn(image: Image.Image) -> _Turn:
+    return _TURNS.get(_orientation(image), _UPRIGHT)
+
+
+def _orientation(image: Any) -> int:
+    """The tag, which may be nonsense; 1 where EXIF is damaged: the pixels are worth keeping."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+# Modes ----------------------------------------------------------------------------------------
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """The image in mode RGB, by the rules at the top; itself if it is RGB already."""
+    mode = image.mode
+    if mode == "RGB":
+        return image
+    if mode == "I" or mode.startswith("I;16"):
+        grey = np.asarray(image)
+        if mode == "I":  # 32 bits signed: what PIL makes of 16-bit PGM and signed TIFF
+            grey = np.clip(grey, 0, 65535)
+        scaled = ((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        image = _pil().fromarray(scaled)
+    elif mode == "F":
+        raise DecodeError(
+            "float pixels (mode F) have no agreed range (0..1 and 0..255 are both in use); "
+            "give `decode=` to scale them your own way"
+        )
+    elif mode == "P" and "transparency" in image.info:
+        image = image.copy()  # it may be the user's own
+        del image.info["transparency"]  # PIL warns when it must drop this itself
+    elif mode in ("RGBa", "La"):
+        image = image.convert(mode.upper())  # there is no direct way from premultiplied alpha
+    return image.convert("RGB")
+
+
+def _averageable(image: Image.Image) -> Image.Image:
+    """The image in a mode whose pixels can be resampled, losing nothing; for re-encoding."""
+    mode, keyed = image.mode, "transparency" in image.info
+    if mode in ("P", "PA"):
+        return image.convert("RGBA" if keyed or mode == "PA" else "RGB")
+    if mode in ("1", "L"):
+        return image.convert("LA" if keyed else "L")  # a colour key does not survive averaging
+    if mode == "RGB" and keyed:
+        return image.convert("RGBA")
+    return image
+
+
+# Re-encoding ----------------------------------------------------------------------------------
+
+
+def _save_options(image: Any, data: bytes, quality: int) -> dict[str, Any]:
+    """Arguments for save() that keep the file's kind; before load(), which forgets some of them."""
+    options: dict[str, Any] = {}
+    if image.info.get("icc_profile"):
+        options["icc_profile"] = image.info["icc_profile"]
+    if image.format == "JPEG":
+        from PIL import JpegImagePlugin
+
+        # Not optimize=True: libjpeg then wants the whole file in one buffer, which PIL makes too
+        # small for noisy 4:4:4 images at quality 90 and more, and the save fails.
+        options["quality"] = quality
+        sampling = JpegImagePlugin.get_sampling(image)
+        if sampling >= 0:  # -1: one that PIL cannot write; 4:2:0, its default, then
+            options["subsampling"] = sampling
+    elif image.format == "WEBP":
+        options |= {"quality": quality, "lossless": data[12:16] == b"VP8L"}
+    elif image.format == "TIFF" and image.info.get("compression") in _TIFF_LOSSLESS:
+        options["compression"] = image.info["compression"]
+    return options
+
+
+def _exif(image: Any) -> bytes:
+    """EXIF bytes to store with pixels that keep their orientation; empty for none.
+
+    The file's own where it can be kept; else (too long for one JPEG segment, or the orientation
+    stands elsewhere: in XMP, in a PNG text) a block with nothing but the orientation.
+    """
+    own = image.info.get("exif", b"")
+    turned = _orientation(image)
+    fresh = _pil().Exif()
+    try:
+        fresh.load(own)
+        kept = len(own) <= 65_533 and fresh.get(_ORIENTATION, 1) == turned
+    except Exception:
+        kept = False
+    if kept or (not own and turned == 1):
+        return bytes(own)
+    least = _pil().Exif()
+    least[_ORIENTATION] = turned
+    return bytes(least.tobytes())
+
+
+# Errors and options ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _decoding(data: object) -> Iterator[None]:
+    """Whatever PIL raises on hostile bytes leaves as DecodeError, in one line.
+
+    Its plugins raise OSError, SyntaxError, ValueError, struct.error, KeyError, zlib.error and more;
+    a list would be forever one short. MemoryError is the machine's fault and passes.
+    """
+    try:
+        yield
+    except (ShardioError, MemoryError):
+        raise
+    except Exception as error:
+        raise DecodeError(f"{_what(data)}: {_one_line(error)}") from error
+
+
+def _what(data: object) -> str:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return f"image of {len(data):,} bytes"
+    return f"{type(data).__name__} image"
+
+
+def _one_line(error: BaseException) -> str:
+    return printable(str(error)) or type(error).__name__
+
+
+def _check_int(where: str, name: str, value: object, low: int, high: int | None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and low <= value and (high is None or value <= high):  # type: ignore[operator]
+        return
+    bound = f"of at least {low}" if high is None else f"from {low} to {high}"
+    raise OptionError(f"{where}: {name} is {value!r}, expected a whole number {bound}")
+
+
+def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
+    try:
+        low, high = (float(v) for v in value)
+    except (TypeError, ValueError):
+        low, high = 0.0, 0.0
+    if 0 < low <= high <= limit and high < math.inf:
+        return low, high
+    within = " <= 1" if limit == 1 else ""
+    raise OptionError(
+        f"RandomResizedCrop: {name} is {value!r}, expected (low, high) with 0 < low <= high{within}"
+    )
+
+
+# Random words ---------------------------------------------------------------------------------
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+def _word(draw: int, k: int) -> int:
+    """Word k of splitmix64 seeded with draw: 64 bits. (order.py has the same on numpy arrays.)"""
+    z = (draw + (k + 1) * _GAMMA) & _MASK
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _MASK
+    return z ^ z >> 31
+
+
+def _uniform(draw: int, k: int) -> float:
+    """Word k as a float in [0, 1): its upper 53 bits."""
+    return (_word(draw, k) >> 11) * 2.0**-53
