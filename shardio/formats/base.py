@@ -1,0 +1,67 @@
+"""What every shard format provides: records by number, in storage order, checked on every read.
+
+A format turns bytes into samples and samples into bytes. It opens nothing (storage does), and
+knows nothing of datasets: not the order, not the classes, not the other shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..sample import Sample
+
+Column = np.ndarray[Any, Any]
+MAX_RECORDS = (1 << 32) - 1  # in a shard
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What the manifest says of one shard."""
+
+    name: str  # the file, relative to the manifest
+    number: int  # position in the manifest
+    records: int
+    size: int  # bytes of the file
+    sha256: bytes  # of the file, 32 bytes
+    index_checksum: int
+
+
+class Shard(Protocol):
+    """One open shard. All samples are dicts of owned values in the order of the fields."""
+
+    name: str
+    records: int
+    key_hashes: Column  # (records,) uint32: low half of xxh3_64 of each key
+    sizes: Column  # (records,) int64: bytes that reading each record costs
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Small scalar fields by name, one value a record, masked where None."""
+
+    def read(self, record: int) -> Sample:
+        """One record. Raises DamageError when it differs from what was packed."""
+
+    def scan(self, start: int, stop: int) -> Iterator[Sample]:
+        """Records [start, stop) in storage order, with large reads."""
+
+    def hold(self, start: int, stop: int) -> list[bytes]:
+        """Records [start, stop) as bytes, unchecked, to be decoded later."""
+
+    def decode(self, record: int, held: bytes) -> Sample:
+        """What `hold` gave for a record, to its sample. Raises DamageError."""
+
+    def key(self, record: int) -> bytes:
+        """The key of a record, without its blobs where the format allows that; not checksummed."""
+
+    def offset(self, record: int) -> int:
+        """The byte at which a record begins, for messages."""
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Announce that records [start, stop) will be read soon."""
+
+    def close(self) -> None:
+        """Give descriptors back."""

@@ -1,0 +1,303 @@
+"""The manifest: the index of a dataset's shards, and the commit of its packing.
+
+`manifest.json` is JSON that is read line by line: one header field a line, then one shard a line,
+then the SHA-256 of all bytes before its own line (`head -n -2 manifest.json | sha256sum`). Until it
+is renamed into place nothing was packed. 100,000 shards stay small: columns, not objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import DamageError, NotPackedError, OptionError, VersionError, printable
+from .formats.base import MAX_RECORDS, ShardInfo
+from .sample import Schema, check_schema
+from .storage import Storage
+
+MANIFEST = "manifest.json"
+SPLITS = "shardio.json"
+VERSION = 0
+MAX_MANIFEST = 1 << 30  # bytes; 100,000 shards take 14 MB
+MAX_SHARDS = 10_000_000
+MAX_BYTES = (1 << 63) - 1  # of all shards
+
+_SHARDS = b'"shards": [\n'
+_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
+_VERSION = re.compile(
+    rb'\{\n"format": "shardio",\n"version": (\d{1,9}),\n"library": "([^"]{1,100})"'
+)
+_LINES = 1_000  # shard lines that are parsed at a time
+
+Columns = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A dataset as its packing left it. Columns have one entry a shard, in the order of numbers."""
+
+    dataset_id: bytes  # 16 bytes
+    format: str  # of the shards: "record"
+    schema: Schema
+    classes: tuple[str, ...] | None  # names by label, as os.fsdecode gives them; None: no labels
+    options: dict[str, Any]  # how it was packed
+    library: str  # version of shardio that packed it
+    blob_bytes: int  # payload: bytes of all blobs
+    shard_records: Columns  # (shards,) int64
+    shard_sizes: Columns  # (shards,) int64
+    shard_sha256: Columns  # (shards, 32) uint8
+    shard_index: Columns  # (shards,) uint64: checksums of their indexes
+    where: str = field(default=MANIFEST, compare=False)  # for messages
+
+    @property
+    def shards(self) -> int:
+        return len(self.shard_records)
+
+    @property
+    def records(self) -> int:
+        return int(self.shard_records.sum())
+
+    @property
+    def size(self) -> int:
+        return int(self.shard_sizes.sum())
+
+    def shard(self, number: int) -> ShardInfo:
+        digest = self.shard_sha256[number].tobytes()
+        return ShardInfo(
+            shard_name(number, digest),
+            number,
+            int(self.shard_records[number]),
+            int(self.shard_sizes[number]),
+            digest,
+            int(self.shard_index[number]),
+        )
+
+    def dump(self) -> bytes:
+        """The canonical bytes of manifest.json."""
+        head = {
+            "format": "shardio",
+            "version": VERSION,
+            "library": self.library,
+            "dataset_id": self.dataset_id.hex(),
+            "shard_format": self.format,
+            "fields": [list(pair) for pair in self.schema.fields],
+            "classes": None if self.classes is None else list(self.classes),
+            "options": self.options,
+            "records": self.records,
+            "bytes": self.size,
+            "blob_bytes": self.blob_bytes,
+        }
+        lines = [f"{_json(name)}: {_json(value)},\n" for name, value in head.items()]
+        rows = ",\n".join(
+            _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
+            for s in map(self.shard, range(self.shards))
+        )
+        text = "{\n" + "".join(lines) + _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n"
+        body = text.encode("ascii")
+        return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
+    """A manifest of these shards, in the order of their numbers."""
+    digests = b"".join(shard.sha256 for shard in shards)
+    return Manifest(
+        shard_records=np.array([shard.records for shard in shards], np.int64),
+        shard_sizes=np.array([shard.size for shard in shards], np.int64),
+        shard_sha256=np.frombuffer(digests, np.uint8).reshape(-1, 32),
+        shard_index=np.array([shard.index_checksum for shard in shards], np.uint64),
+        **values,
+    )
+
+
+def shard_name(number: int, sha256: bytes) -> str:
+    """The file of a shard: its number and the start of its content's hash, so names never lie."""
+    return f"{number:05d}-{sha256[:4].hex()}.shard"
+
+
+def load(storage: Storage) -> Manifest:
+    """Read and check a dataset's manifest.
+
+    Raises NotPackedError (naming the splits, when it is their parent), DamageError, VersionError.
+    """
+    try:
+        data = storage.read(MANIFEST, MAX_MANIFEST)
+    except FileNotFoundError:
+        raise NotPackedError(_missing(storage)) from None
+    return parse(data, f"{storage.url.rstrip('/')}/{MANIFEST}")
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """The bytes of manifest.json to a Manifest. Raises DamageError, VersionError."""
+    where = printable(where, 4096)
+    digest = _DIGEST.search(data, max(0, len(data) - 128))
+    if digest is None:
+        _check_version(data, where)
+        raise DamageError(
+            f"{where}: it does not end as a manifest does; it was cut short or edited"
+        )
+    found = hashlib.sha256(memoryview(data)[: digest.start()]).hexdigest()
+    if found != digest[1].decode():
+        raise DamageError(
+            f"{where}: its SHA-256 is {found}, but it says {digest[1].decode()}. It was damaged, "
+            "or edited by hand: restore it, or pack again"
+        )
+    _check_version(data, where)
+    try:
+        return _parse(data, where)
+    except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise DamageError(f"{where}: not a manifest: {type(error).__name__}: {error}") from None
+
+
+def load_splits(storage: Storage) -> list[str] | None:
+    """Names of the splits packed under a folder; None when it holds none. Raises DamageError."""
+    try:
+        data = storage.read(SPLITS, 1 << 20)
+    except FileNotFoundError:
+        return None
+    try:
+        splits = json.loads(data)["splits"]
+        if type(splits) is list and all(
+            type(name) is str and name not in ("", ".", "..") and "/" not in name for name in splits
+        ):
+            return list(splits)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    raise DamageError(f"{printable(storage.url)}/{SPLITS}: not a list of splits")
+
+
+def dump_splits(splits: Sequence[str], classes: Sequence[str] | None) -> bytes:
+    """The bytes of shardio.json."""
+    value = {"format": "shardio-splits", "version": VERSION, "splits": list(splits)}
+    return (
+        json.dumps(value | {"classes": None if classes is None else list(classes)}, indent=1) + "\n"
+    ).encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _missing(storage: Storage) -> str:
+    shown = printable(storage.url)
+    splits = load_splits(storage)
+    if splits:
+        folders = ", ".join(f"{shown.rstrip('/')}/{name}" for name in splits)
+        return f"{shown}: holds several datasets; open one of them: {folders}"
+    if storage.exists(".shardio-plan"):
+        return (
+            f"{shown}: not packed: a packing was begun here and is not finished; run the same "
+            "`shardio pack` again to resume it"
+        )
+    if not storage.exists(""):
+        return f"{shown}: not packed: there is no such directory"
+    return f"{shown}: not packed: it holds no {MANIFEST}; `shardio pack IMAGES {shown}` makes one"
+
+
+def _check_version(data: bytes, where: str) -> None:
+    """Read the version before all else: a newer format may look different everywhere else."""
+    match = _VERSION.match(data)
+    if match and int(match[1]) > VERSION:
+        raise VersionError(
+            f"{where}: manifest version {int(match[1])}; needs shardio >= {printable(match[2])}, "
+            f"this one reads up to version {VERSION}"
+        )
+
+
+def _parse(data: bytes, where: str) -> Manifest:
+    start = data.index(_SHARDS)
+    end = data.rindex(b"],\n")
+    if data.find(b'"sha256"', end) != end + 3:
+        raise ValueError("something stands behind its shards")
+    head = json.loads(data[:start] + b'"shards": []}')
+    if (
+        head["format"] != "shardio"
+        or type(head["version"]) is not int
+        or head["version"] != VERSION
+    ):
+        raise ValueError("its format is not shardio, or its version not where it belongs")
+    rows = data[start + len(_SHARDS) : end]
+    count = rows.count(b"\n")
+    if count > MAX_SHARDS:
+        raise ValueError(f"{count:,} shards; the limit is {MAX_SHARDS:,}")
+    records = np.empty(count, np.int64)
+    sizes = np.empty(count, np.int64)
+    digests = bytearray()
+    indexes = np.empty(count, np.uint64)
+    at = number = total = size = 0
+    while at < len(rows):
+        stop = at
+        for _ in range(_LINES):
+            stop = rows.find(b"\n", stop) + 1
+            if stop in (0, len(rows)):
+                stop = len(rows)
+                break
+        for name, shard_records, shard_size, sha256, index in json.loads(
+            b"[" + rows[at:stop].rstrip(b",\n") + b"]"
+        ):
+            digest = _unhex(sha256, 32)
+            if name != shard_name(number, digest):
+                raise ValueError(f"shard {number} has the name {printable(str(name))!r}")
+            records[number] = _count(shard_records, MAX_RECORDS)
+            sizes[number] = _count(shard_size, MAX_BYTES)
+            indexes[number] = int.from_bytes(_unhex(index, 8), "big")
+            total, size = total + shard_records, size + shard_size
+            digests += digest
+            number += 1
+        at = stop
+    totals = _count(head["records"], MAX_BYTES), _count(head["bytes"], MAX_BYTES)
+    if number != count or totals != (total, size):
+        raise ValueError("its totals are not those of its shards")
+    dataset_id = _unhex(head["dataset_id"], 16)
+    classes = head["classes"]
+    if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
+        raise ValueError("its classes are not a list of names")
+    if type(head["options"]) is not dict:
+        raise ValueError("its options are not an object")
+    if type(head["shard_format"]) is not str or type(head["library"]) is not str:
+        raise ValueError("its shard format or library is not a name")
+    return Manifest(
+        dataset_id=dataset_id,
+        format=head["shard_format"],
+        schema=check_schema(head["fields"], where),
+        classes=None if classes is None else tuple(classes),
+        options=head["options"],
+        library=head["library"],
+        blob_bytes=_count(head["blob_bytes"], MAX_BYTES),
+        shard_records=records,
+        shard_sizes=sizes,
+        shard_sha256=np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32),
+        shard_index=indexes,
+        where=where,
+    )
+
+
+def _count(value: Any, limit: int) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{printable(repr(value))} is no count of 0 to {limit:,}")
+    return value
+
+
+def _unhex(text: Any, size: int) -> bytes:
+    """Lower-case hex to exactly `size` bytes."""
+    value = bytes.fromhex(text)
+    if len(value) != size or value.hex() != text:
+        raise ValueError(f"{printable(text)!r} is not {2 * size} hex digits")
+    return value
+
+
+def class_index(classes: Sequence[str] | None, name: str) -> int:
+    """The label of a class. Raises OptionError, listing what there is."""
+    if classes is None:
+        raise OptionError("this dataset has no classes")
+    if name not in classes:
+        shown = ", ".join(printable(known) for known in classes[:10]) + (
+            ", ..." if len(classes) > 10 else ""
+        )
+        raise OptionError(f"no class is called {printable(name)!r}; there are {shown}")
+    return list(classes).index(name)

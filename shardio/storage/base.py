@@ -1,0 +1,46 @@
+"""Bytes at rest: named files that are read by byte range. Nothing here knows samples or shards.
+
+A `Storage` is a place (a directory today; a bucket later) and a `File` an immutable object in it.
+Files are opened after a fork, never inherited: a Storage can be pickled, a File cannot.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class File(Protocol):
+    """One immutable file, open for reading by byte range."""
+
+    name: str  # as messages name it
+    size: int  # bytes
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`. Raises DamageError when the file ends before."""
+
+    def sha256(self) -> bytes:
+        """SHA-256 of the whole file, 32 bytes."""
+
+    def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon: a hint, which may do nothing."""
+
+    def close(self) -> None:
+        """Give the descriptor back; closing twice does no harm."""
+
+
+class Storage(Protocol):
+    """A place that holds files by name."""
+
+    url: str  # as the user gave it, for messages
+
+    def open(self, name: str) -> File:
+        """Open a file. Raises FileNotFoundError, StorageError."""
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A whole small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
+
+    def exists(self, name: str) -> bool:
+        """Whether a file or folder of this name is there."""
+
+    def is_network(self) -> bool:
+        """Whether reads leave this machine, so that page cache hints are not to be trusted."""

@@ -1,0 +1,382 @@
+"""Files of this machine, and of what is mounted on it: positioned reads, and writes that are whole.
+
+Reading is `pread`: it has no shared offset (threads and forks cannot disturb each other), releases
+the GIL, and a file that shrinks is an error. An mmap is neither: its faults hold the GIL, and a
+file truncated under it kills the process (SIGBUS).
+
+Writing is: a temporary name, `fsync`, `rename`, `fsync` of the directory. A reader sees a whole
+file or none. This module creates, locks, renames and deletes files; no other does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+
+from ..errors import DamageError, ExistsError, StorageError, printable
+
+try:
+    import fcntl
+except ImportError:  # Windows; the command line says so before it gets here
+    fcntl = None  # type: ignore[assignment]
+
+READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
+_NETWORK = (  # types of file systems, without "fuse."
+    *(
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "afs",
+        "glusterfs",
+    ),
+    *("virtiofs", "davfs", "sshfs", "s3fs", "gcsfuse", "rclone", "juicefs", "goofys", "blobfuse2"),
+)
+_TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
+
+
+class LocalStorage:
+    """A directory."""
+
+    __slots__ = ("_network", "root", "url")
+
+    def __init__(self, root: str) -> None:
+        self.url = root
+        self.root = os.path.abspath(root)
+        self._network: bool | None = None
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
+        return LocalStorage, (self.root,)
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.root, name)
+
+    def open(self, name: str) -> LocalFile:
+        return LocalFile(self.path(name), os.path.join(self.url, name))
+
+    def read(self, name: str, limit: int) -> bytes:
+        file = self.open(name)
+        try:
+            if file.size > limit:
+                raise DamageError(
+                    f"{file.name}: {file.size:,} bytes, more than {limit:,} can be right"
+                )
+            return file.read(0, file.size)
+        finally:
+            file.close()
+
+    def exists(self, name: str) -> bool:
+        return os.path.lexists(self.path(name))
+
+    def is_network(self) -> bool:
+        if self._network is None:
+            self._network = _file_system(self.root) in _NETWORK
+        return self._network
+
+
+class LocalFile:
+    """One file, open for reading; not to be shared across a fork (it is opened in each process)."""
+
+    __slots__ = ("_ahead", "_descriptor", "name", "size")
+
+    def __init__(self, path: str, name: str) -> None:
+        self.name = printable(name, 4096)
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(
+                path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)
+            )
+            status = os.fstat(self._descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{self.name}: cannot be opened: {error.strerror}") from None
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise StorageError(f"{self.name}: expected a file, found something else")
+        self.size = status.st_size
+        self._ahead = _read_ahead(status.st_dev)
+
+    def read(self, start: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, length, start)
+            if len(data) == length:
+                return data
+            parts = [data]  # one call returns at most 2 GiB - 4 KiB, and less where a signal came
+            missing = length - len(data)
+            while data and missing:
+                data = os.pread(self._descriptor, missing, start + length - missing)
+                parts.append(data)
+                missing -= len(data)
+        except OSError as error:
+            raise StorageError(
+                f"{self.name}: cannot read {length:,} bytes at byte {start}: {error.strerror}"
+            ) from None
+        if missing:
+            raise DamageError(
+                f"{self.name}: ends at byte {start + length - missing}, expected {length:,} bytes "
+                f"from byte {start}. The file was cut short"
+            )
+        return b"".join(parts)
+
+    def sha256(self) -> bytes:
+        """SHA-256 of the file, 32 bytes."""
+        seal = hashlib.sha256()
+        for start in range(0, self.size, 1 << 20):
+            seal.update(self.read(start, min(1 << 20, self.size - start)))
+        return seal.digest()
+
+    def will_need(self, start: int, length: int) -> None:
+        if not hasattr(os, "posix_fadvise"):
+            return
+        # A larger call is silently cut to the device's read-ahead: the range goes piece by piece.
+        with contextlib.suppress(OSError):
+            for at in range(start, start + length, self._ahead):
+                piece = min(self._ahead, start + length - at)
+                os.posix_fadvise(self._descriptor, at, piece, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Draft:
+    """A file being written under a temporary name, hashed as it grows; `commit` makes it real.
+
+    `descriptor` is raw: each `write` is one system call or more, so callers hand over large pieces.
+    """
+
+    __slots__ = ("_descriptor", "_hash", "_path", "directory", "size")
+
+    def __init__(self, directory: str, name: str, token: str) -> None:
+        self.directory = directory
+        self._path = os.path.join(directory, f".shardio-{token}-{name}.tmp")
+        self._hash = hashlib.sha256()
+        self.size = 0
+        with _explained(self._path, "create"):
+            self._descriptor = os.open(
+                self._path,
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
+                0o666,
+            )
+
+    def write(self, data: bytes | bytearray) -> None:
+        self._hash.update(data)
+        self.size += len(data)
+        with _explained(self._path, "write"):
+            done = os.write(self._descriptor, data)
+            view = memoryview(data)
+            while done < len(data):
+                done += os.write(self._descriptor, view[done:])
+
+    def digest(self) -> bytes:
+        """SHA-256 of what was written so far, 32 bytes."""
+        return self._hash.digest()
+
+    def commit(self, name: str, *, replace: bool = True) -> None:
+        """Flush to the device, take the final name, flush the directory.
+
+        `replace=False` raises ExistsError when the name is taken, atomically.
+        """
+        target = os.path.join(self.directory, name)
+        try:
+            with _explained(self._path, "flush"):
+                os.fsync(self._descriptor)
+                self._close()
+            with _explained(target, "create"):
+                if replace:
+                    os.rename(self._path, target)
+                else:
+                    _link(self._path, target)
+        finally:
+            self.discard()
+        sync_directory(self.directory)
+
+    def discard(self) -> None:
+        """Close and remove the temporary file, if it is still there."""
+        self._close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+def token() -> str:
+    """Sixteen random hex digits that mark the temporary files of one process."""
+    return secrets.token_hex(8)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is one that Draft gives."""
+    return _TEMPORARY.match(name) is not None
+
+
+def write_file(directory: str, name: str, data: bytes, *, replace: bool = True) -> None:
+    """A small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
+    draft = Draft(directory, name, token())
+    try:
+        draft.write(data)
+        draft.commit(name, replace=replace)
+    except BaseException:
+        draft.discard()
+        raise
+
+
+def make_directory(path: str) -> None:
+    """Create a directory and its parents, durably; one that is there already is fine."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(os.path.abspath(path))
+    make_directory(parent)
+    with _explained(path, "create"), contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    if not os.path.isdir(path):
+        raise StorageError(f"{printable(path)}: expected a directory, found a file")
+    sync_directory(parent)
+
+
+def sync_directory(path: str) -> None:
+    """Make renames and removals in a directory durable."""
+    with _explained(path, "flush"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+                raise  # some network file systems cannot flush a directory
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: str) -> None:
+    """Remove a file; one that is gone already is fine."""
+    with _explained(path, "remove"), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+class RangeLock:
+    """A lock on bytes [start, stop) of a file, held by this process and gone with it.
+
+    POSIX record locks: the kernel drops them when the process dies, however it dies, so there is
+    no lock file whose age must be guessed. They also go when the process closes *any* descriptor of
+    the file, so the holder reads it through `read` only. `held` is None where the file system has
+    no locks.
+    """
+
+    __slots__ = ("_descriptor", "held")
+
+    def __init__(self, path: str, start: int = 0, stop: int | None = None) -> None:
+        """Take the lock, or raise BlockingIOError at once. `stop` None: without end.
+
+        Raises FileNotFoundError when there is no such file (any more), StorageError when it cannot
+        be opened for writing.
+        """
+        self.held: bool | None = True
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"{printable(path, 4096)}: cannot be opened to lock it: {error.strerror}"
+            ) from None
+        try:
+            if stop is None or stop > start:
+                fcntl.lockf(
+                    self._descriptor,
+                    fcntl.LOCK_EX | fcntl.LOCK_NB,
+                    0 if stop is None else stop - start,
+                    start,
+                )
+            if os.fstat(self._descriptor).st_ino != os.stat(path).st_ino:
+                raise FileNotFoundError(path)  # replaced between open and lock
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                self.release()
+                raise BlockingIOError(error.errno, path) from None
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+                self.held = None
+                return
+            self.release()
+            raise
+
+    def read(self) -> bytes:
+        """The whole locked file."""
+        with _explained("the locked file", "read"):
+            size, data = os.fstat(self._descriptor).st_size, bytearray()
+            while len(data) < size and (
+                part := os.pread(self._descriptor, size - len(data), len(data))
+            ):
+                data += part
+            return bytes(data)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _link(path: str, target: str) -> None:
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        raise ExistsError(f"{printable(target)} is there already") from None
+    except OSError as error:  # no hard links here: the next best thing is not atomic, only careful
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        if os.path.lexists(target):
+            raise ExistsError(f"{printable(target)} is there already") from None
+        os.rename(path, target)
+
+
+@contextlib.contextmanager
+def _explained(path: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{printable(path, 4096)}: cannot {what}: {error.strerror}") from error
+
+
+def _read_ahead(device: int, known: dict[int, int] = {}) -> int:  # noqa: B006 - a cache per process
+    if device not in known:
+        node = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+        known[device] = READ_AHEAD
+        for queue in (f"{node}/queue", f"{node}/../queue"):  # a partition's queue is its disk's
+            with contextlib.suppress(OSError, ValueError), open(f"{queue}/read_ahead_kb") as file:
+                known[device] = max(int(file.read()) << 10, 4096)
+                break
+    return known[device]
+
+
+def _file_system(path: str) -> str:
+    """The type of the file system a path lies on, "" where it cannot be told."""
+    best, kind = "", ""
+    with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
+        real = os.path.realpath(path)
+        for line in file:
+            _, mounted, name, *_ = line.split()
+            # the kernel escapes blanks in mount points as octal: \040
+            point = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), mounted)
+            folder = os.fsdecode(point).rstrip("/") + "/"
+            if (real + "/").startswith(folder) and len(folder) >= len(best):
+                best, kind = folder, name.decode("ascii", "replace")
+    return kind.removeprefix("fuse.")

@@ -1,0 +1,248 @@
+"""What every shard format must do, whoever invented it: subclass FormatConformance and pass.
+
+A subclass says how a shard of samples is built and how it is opened; the tests are inherited.
+Where a format cannot hold a kind of value, it narrows FIELDS and SAMPLES.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from shardio.errors import ShardioError
+from shardio.formats.base import Shard
+
+Fields = Sequence[tuple[str, str]]
+Sample = Mapping[str, Any]
+
+FIELDS: Fields = (
+    ("__key__", "key"),
+    ("image", "image"),
+    ("label", "int"),
+    ("weight", "float"),
+    ("flipped", "bool"),
+    ("caption", "str"),
+    ("mask", "array"),
+    ("extra", "bytes"),
+    ("meta", "json"),
+)
+
+
+def sample(number: int, size: int = 100) -> dict[str, Any]:
+    """A sample that differs from all others in every field; None here and there."""
+    noise = np.random.default_rng(number)
+    made: dict[str, Any] = {
+        "__key__": f"class {number % 3}/é{number:04d}.jpg".encode() + b"\xff" * (number % 2),
+        "image": noise.bytes(size),
+        "label": number * 7 - 3,
+        "weight": number / 7,
+        "flipped": number % 2 == 0,
+        "caption": f"\u732b {number}",
+        "mask": noise.integers(0, 99, (number % 3, 4)).astype("<i4"),
+        "extra": noise.bytes(number % 5),
+        "meta": {"number": number, "parts": [None, 0.5, b"\x00", {"x": noise.random(2)}]},
+    }
+    for name in FIELDS[1 + number % 8][0], FIELDS[1 + number // 8 % 8][0]:
+        if number % 4 == 3:
+            made[name] = None
+    return made
+
+
+SAMPLES = [sample(number) for number in range(40)]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type and in every bit: -0.0 is not 0.0, True not 1, NaN is NaN."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(map(same, a.values(), b.values()))
+    return bool(a == b)
+
+
+def same_all(a: Iterable[Any], b: Iterable[Any]) -> bool:
+    return same(list(a), list(b))
+
+
+def expected_column(values: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+    return [0 if v is None else v for v in values], [v is None for v in values]
+
+
+class FormatConformance:
+    FIELDS: Fields = FIELDS
+    SAMPLES: Sequence[Sample] = SAMPLES
+
+    def build(self, folder: Path, fields: Fields, samples: Sequence[Sample]) -> Path:
+        """Write one shard into the folder; its path."""
+        raise NotImplementedError
+
+    def open(self, path: Path) -> Shard:
+        """Open what `build` wrote, as a dataset does: with all that a manifest says of it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return self.build(tmp_path, self.FIELDS, self.SAMPLES)
+
+    @pytest.fixture
+    def shard(self, path: Path) -> Iterable[Shard]:
+        shard = self.open(path)
+        yield shard
+        shard.close()
+
+    def test_count_and_order_are_those_of_the_samples(self, shard: Shard) -> None:
+        assert shard.records == len(self.SAMPLES)
+        assert same_all(shard.scan(0, shard.records), self.SAMPLES)
+
+    def test_every_record_reads_alone_and_in_any_order(self, shard: Shard) -> None:
+        for record in np.random.default_rng(0).permutation(shard.records).tolist():
+            assert same(shard.read(record), self.SAMPLES[record])
+
+    def test_a_record_past_the_end_is_an_index_error(self, shard: Shard) -> None:
+        with pytest.raises(IndexError):
+            shard.read(shard.records)
+
+    def test_every_range_scans_to_its_records(self, shard: Shard) -> None:
+        n = min(shard.records, 15)
+        for start in range(n + 1):
+            for stop in range(start, n + 1):
+                assert same_all(shard.scan(start, stop), self.SAMPLES[start:stop])
+
+    def test_a_scan_may_be_left_half_way(self, shard: Shard) -> None:
+        scan = shard.scan(0, shard.records)
+        next(scan)
+        del scan
+        assert same(shard.read(1), self.SAMPLES[1])
+
+    def test_held_bytes_decode_later(self, shard: Shard) -> None:
+        held = shard.hold(3, shard.records)
+        assert len(held) == shard.records - 3
+        assert shard.hold(2, 2) == []
+        for record, data in reversed(list(enumerate(held, 3))):
+            assert same(shard.decode(record, data), self.SAMPLES[record])
+
+    def test_a_held_record_decoded_as_another_is_an_error(self, shard: Shard) -> None:
+        held = shard.hold(0, 3)
+        with pytest.raises(ShardioError):
+            shard.decode(1, held[2])
+
+    def test_keys_read_alone(self, shard: Shard) -> None:
+        keys = [shard.key(record) for record in range(shard.records)]
+        assert keys == [values["__key__"] for values in self.SAMPLES]
+
+    def test_key_hashes_are_the_low_half_of_xxh3(self, shard: Shard) -> None:
+        hashes = [
+            xxhash.xxh3_64_intdigest(values["__key__"]) & 0xFFFFFFFF for values in self.SAMPLES
+        ]
+        assert shard.key_hashes.dtype == np.uint32
+        assert shard.key_hashes.tolist() == hashes
+
+    def test_columns_are_the_scalar_fields(self, shard: Shard) -> None:
+        scalars = [name for name, kind in self.FIELDS if kind in ("int", "float", "bool")]
+        assert sorted(shard.columns) == sorted(scalars)
+        for name, column in shard.columns.items():
+            values, missing = expected_column([values[name] for values in self.SAMPLES])
+            assert np.ma.filled(column, 0).tolist() == values
+            assert np.ma.getmaskarray(column).tolist() == missing
+
+    def test_sizes_are_what_records_cost_to_read(self, shard: Shard, path: Path) -> None:
+        assert shard.sizes.dtype == np.int64
+        assert shard.sizes.shape == (shard.records,)
+        blobs = [len(values["image"] or b"") for values in self.SAMPLES]
+        assert (shard.sizes >= blobs).all()
+        assert shard.sizes.sum() <= path.stat().st_size
+
+    def test_values_are_owned_and_outlive_the_shard(self, path: Path) -> None:
+        shard = self.open(path)
+        first, second = shard.read(2), shard.read(2)
+        [scanned] = shard.scan(2, 3)
+        [held] = (shard.decode(2, data) for data in shard.hold(2, 3))
+        for taken in first, scanned, held:
+            for value in taken.values():
+                assert not isinstance(value, (memoryview, bytearray))
+                if isinstance(value, np.ndarray):
+                    assert value.flags.owndata
+                    value[...] = 0
+        assert same(second, self.SAMPLES[2])
+        shard.close()
+        assert same(second, self.SAMPLES[2])
+
+    def test_closing_twice_does_no_harm(self, path: Path) -> None:
+        shard = self.open(path)
+        shard.close()
+        shard.close()
+
+    def test_hints_change_nothing(self, shard: Shard) -> None:
+        shard.will_need(0, shard.records)
+        shard.will_need(2, 2)
+        assert same(shard.read(0), self.SAMPLES[0])
+
+    def test_an_empty_shard_is_a_shard(self, tmp_path: Path) -> None:
+        shard = self.open(self.build(tmp_path, self.FIELDS, []))
+        assert shard.records == 0
+        assert list(shard.scan(0, 0)) == []
+        assert shard.hold(0, 0) == []
+        assert shard.sizes.shape == shard.key_hashes.shape == (0,)
+        shard.close()
+
+    def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
+        keep = {name for name, _ in self.FIELDS}
+        samples = [
+            {name: value for name, value in sample(i, size).items() if name in keep}
+            for i, size in enumerate([0, 1, 400_000, 7, 16_384, 100_000, *[900] * 400, 300_000, 5])
+        ]
+        shard = self.open(self.build(tmp_path, self.FIELDS, samples))
+        assert same_all(shard.scan(0, shard.records), samples)
+        assert same_all(shard.scan(1, 5), samples[1:5])
+        assert same_all((shard.read(i) for i in range(shard.records)), samples)
+        shard.close()
+
+    def test_damage_gives_the_right_content_or_a_shardio_error(self, path: Path) -> None:
+        intact = path.read_bytes()
+        noise = np.random.default_rng(1)
+        found = 0
+        for at in noise.integers(0, len(intact), 250).tolist():
+            damaged = bytearray(intact)
+            damaged[at] ^= 1 << (at % 8)
+            path.write_bytes(damaged)
+            found += self._survives(path)
+        for start in range(0, len(intact), max(len(intact) // 40, 1)):
+            path.write_bytes(intact[:start])
+            found += self._survives(path)
+            path.write_bytes(intact[:start] + bytes(64) + intact[start + 64 :])
+            found += self._survives(path)
+        path.write_bytes(intact + b"garbage")
+        found += self._survives(path)
+        assert found > 280
+
+    def _survives(self, path: Path) -> bool:
+        """Whether damage was reported; wrong content is a failure."""
+        try:
+            shard = self.open(path)
+        except ShardioError:
+            return True
+        reported = False
+        for record, right in enumerate(self.SAMPLES):
+            for read in (
+                lambda shard=shard, record=record: shard.read(record),
+                lambda shard=shard, record=record: next(shard.scan(record, record + 1)),
+                lambda shard=shard, record=record: shard.decode(
+                    record, shard.hold(record, record + 1)[0]
+                ),
+            ):
+                try:
+                    assert same(read(), right)
+                except ShardioError:
+                    reported = True
+        shard.close()
+        return reported
