@@ -1,5 +1,107 @@
-"""shardio: millions of small image files as a few large shards, streamed into PyTorch training."""
+"""shardio: millions of small image files as a few large shards, streamed into PyTorch training.
+
+Names load when they are first used: `import shardio` costs neither torch (1 s) nor PIL.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from .collating import collate
+    from .dataset import ShardDataset
+    from .errors import (
+        BusyError,
+        CollateError,
+        DamageError,
+        DecodeError,
+        DependencyError,
+        EpochError,
+        ExistsError,
+        NotPackedError,
+        OptionError,
+        SampleError,
+        ShardioError,
+        SourceChangedError,
+        SourceError,
+        StorageError,
+        VersionError,
+    )
+    from .image import CenterCrop, RandomResizedCrop
+    from .packing import commit, pack
+    from .sequence import open
+    from .unpacking import unpack
+    from .verifying import verify
+    from .writer import Writer
+
+# Each name and the module it lives in. No name is a module's: the module would replace it.
+_HOMES = {
+    "BusyError": "errors",
+    "CenterCrop": "image",
+    "CollateError": "errors",
+    "DamageError": "errors",
+    "DecodeError": "errors",
+    "DependencyError": "errors",
+    "EpochError": "errors",
+    "ExistsError": "errors",
+    "NotPackedError": "errors",
+    "OptionError": "errors",
+    "RandomResizedCrop": "image",
+    "SampleError": "errors",
+    "ShardDataset": "dataset",
+    "ShardioError": "errors",
+    "SourceChangedError": "errors",
+    "SourceError": "errors",
+    "StorageError": "errors",
+    "VersionError": "errors",
+    "Writer": "writer",
+    "collate": "collating",
+    "commit": "packing",
+    "open": "sequence",
+    "pack": "packing",
+    "unpack": "unpacking",
+    "verify": "verifying",
+}
+
+__all__ = [
+    "BusyError",
+    "CenterCrop",
+    "CollateError",
+    "DamageError",
+    "DecodeError",
+    "DependencyError",
+    "EpochError",
+    "ExistsError",
+    "NotPackedError",
+    "OptionError",
+    "RandomResizedCrop",
+    "SampleError",
+    "ShardDataset",
+    "ShardioError",
+    "SourceChangedError",
+    "SourceError",
+    "StorageError",
+    "VersionError",
+    "Writer",
+    "collate",
+    "commit",
+    "open",
+    "pack",
+    "unpack",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -293,7 +293,7 @@ def _compile(
         "        try:",
         "            expected, framed, at = frame(block, begin)",
         "            body = block[begin + 8:stop]",
-        "            if checksum(body, number) != expected or framed != stop - begin - 16 or at > framed:",
+        "            if checksum(body, number) != expected or not at <= framed == stop - begin - 16:",
         "                raise ValueError('frame')",
         "            at += 8",
         f"            [{', '.join(v)}] = values = unpack(body[8:at])",

@@ -63,5 +63,8 @@ class Shard(Protocol):
     def will_need(self, start: int, stop: int) -> None:
         """Announce that records [start, stop) will be read soon."""
 
+    def scattered(self) -> None:
+        """Say that records will be read in no order, and announced by will_need."""
+
     def close(self) -> None:
         """Give descriptors back."""

@@ -334,6 +334,9 @@ class RecordShard:
         begin = int(self._offsets[start])
         self._file.will_need(begin, int(self._offsets[stop]) - begin)
 
+    def scattered(self) -> None:
+        self._file.scattered()
+
     def _read_apart(self, record: int, start: int, stop: int) -> Sample:
         data = self._file.read(start, min(_FIRST, stop - start))
         checksum, length, head = _FRAME.unpack_from(data)

@@ -24,6 +24,9 @@ class File(Protocol):
     def will_need(self, start: int, length: int) -> None:
         """Announce a range that will be read soon: a hint, which may do nothing."""
 
+    def scattered(self) -> None:
+        """Say that reads will be in no order: the system is not to read ahead by itself."""
+
     def close(self) -> None:
         """Give the descriptor back; closing twice does no harm."""
 

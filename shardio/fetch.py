@@ -1,0 +1,492 @@
+"""Slices and order to records: storage is read in storage order, records are handed out shuffled.
+
+How it works. `Reader` opens a dataset's shards in the process that reads them. `Fetch` walks the
+batches of one consumer (order.Plan) and hands out their records. The shuffle buffer is an order,
+not a pile of bytes; where the bytes wait depends on what is cheapest:
+
+    hinted    the default. The page cache is the buffer: as the window of a span moves on, its
+              storage is announced in runs of adjacent records, 1 MiB each, and each record is
+              read when it is handed out. Costs the process next to nothing, and all workers of a
+              machine share the pages.
+    held      small records, in windows that fit HELD_BYTES: each span is read in blocks, and the
+              raw bytes of each record wait in this process. 0.9 KB: 0.7 us a record less.
+    network   hints to a network file system are not to be trusted: held, up to `buffer_bytes` on
+              this machine; where that is full, blocks are left out and their records are read one
+              by one when handed out, so nothing is read twice.
+
+A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
+the first batch would wait behind it. So the first batches announce their own records, exactly, one
+batch ahead, and the window grows RAMP records for each one handed out. Where storage order does not
+help (the whole dataset is shuffled, or a span is shared with other machines) all announcements are
+of that kind: the order is arithmetic, so what the next batches need is known.
+
+Every record is checked when it is handed out, wherever it waited.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import DamageError
+from .formats import FORMATS, check_format
+from .formats.base import Shard
+from .manifest import Manifest
+from .order import Epoch, Int64s, Plan
+from .sample import Sample
+from .storage import Storage
+
+# Open shards in a process. Each costs a descriptor, of which 1,024 is a usual limit that torch's
+# tensors share, and its index, 24 bytes a record. Opening one again costs 0.15 ms.
+OPEN_SHARDS = 256
+
+HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
+SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB
+RUN = 1 << 20  # bytes of storage that are read or announced at a time
+LEAST_BLOCK = 64 << 10  # with less room than this per span, held blocks are not worth it
+BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
+RAMP = 4  # records announced for each one handed out, until the window is announced
+AHEAD = 256  # records announced ahead of use where storage order does not help, at least
+_STEPS = 64  # rows that are looked up at once without a batch_size
+_NONE: Int64s = np.empty(0, np.int64)
+_CHUNK = 256  # draws of a span that are made and located at once: 0.3 us each, alone 10 us
+
+
+class Run(NamedTuple):
+    """Rows of one shard that follow each other in a batch; in the order of the batch."""
+
+    shard: int
+    start: int  # number in the dataset of the shard's first record
+    numbers: list[int]  # of the records, in the dataset
+    held: list[bytes | None] | None = None  # their bytes, where they were held
+
+
+class Rows(NamedTuple):
+    """The rows of one batch, in order. Without a batch_size: of many steps, one row each."""
+
+    runs: list[Run]
+    valid: int  # rows before this one are the epoch's own; those from it on are a tail's repeats
+    size: int
+
+
+class Reader:
+    """A dataset's shards, each opened when first needed, by the process that needs it.
+
+    Descriptors are not inherited: a forked child starts without them, and a pickle holds none.
+    Threads may share a reader. Raises DamageError, StorageError, VersionError.
+    """
+
+    def __init__(self, storage: Storage, manifest: Manifest, *, limit: int = OPEN_SHARDS) -> None:
+        self.storage = storage
+        self.manifest = manifest
+        self.limit = limit
+        self.scattered = False  # whether shards opened from now on are read in no order
+        # (shards + 1,) the number of the first record of each shard; last, of all records
+        self.starts = np.zeros(manifest.shards + 1, np.int64)
+        np.cumsum(manifest.shard_records, out=self.starts[1:])
+        self._open_shard: Callable[..., Shard] = FORMATS[check_format(manifest.format)]
+        self.forget()
+        _READERS.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Reader, limit=self.limit), (self.storage, self.manifest)
+
+    @property
+    def records(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of storage per record, index included."""
+        return max(1.0, self.manifest.size / max(1, self.records))
+
+    def shard(self, number: int) -> Shard:
+        """The open shard. It stays usable while it is referenced, also when it leaves the cache."""
+        opened = self._opened
+        try:
+            opened.move_to_end(number)
+            return opened[number]
+        except KeyError:
+            return self._miss(number)
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Number of a record in the dataset -> its shard, and its number there."""
+        shard = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return shard, number - int(self.starts[shard])
+
+    def forget(self) -> None:
+        """Let go of all open shards; descriptors close with the last user of each."""
+        self._opened: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _miss(self, number: int) -> Shard:
+        with self._lock:
+            known = self._opened.get(number)
+            if known is None:
+                info = self.manifest.shard(number)
+                try:
+                    file = self.storage.open(info.name)
+                except FileNotFoundError:
+                    raise DamageError(
+                        f"{self.storage.url.rstrip('/')}/{info.name}: the manifest names this "
+                        f"shard, of {info.records:,} records, but it is not there. Restore it from "
+                        "a copy, or pack again"
+                    ) from None
+                known = self._open_shard(file, info, self.manifest.dataset_id)
+                if self.scattered:
+                    known.scattered()
+                self._opened[number] = known
+                while len(self._opened) > self.limit:
+                    self._opened.popitem(last=False)
+            return known
+
+
+class Fetch:
+    """One consumer's share of an epoch: iterates over its batches as `Rows`, in order.
+
+    `samples(rows.runs)` reads them.
+
+    buffer_bytes     memory for held records on network file systems, of all consumers of a machine
+    local_consumers  consumers on this machine, this one included
+    machines         machines that read this epoch
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        plan: Plan,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        local_consumers: int = 1,
+        machines: int = 1,
+    ) -> None:
+        self.reader = reader
+        self.plan = plan
+        self.held_bytes = 0  # of records read and not yet handed out
+        self._early: set[int] = set()  # handed out before their block is read: not to be held
+        self._spans: dict[int, _Span] = {}
+        epoch = plan.epoch
+        self._mean = mean = reader.mean_bytes
+        touched, sharers = _shares(plan)
+        window = touched * epoch.window * mean
+        room = (HELD_BYTES - window) / max(1, touched)
+        network = reader.storage.is_network()
+        self._budget = 0  # bytes that may be held
+        self._run = RUN
+        if epoch.shuffles_all or sharers > 2:
+            pass
+        elif network:
+            self._budget = max(1, buffer_bytes // local_consumers)
+            self._run = max(1, min(RUN, self._budget // (2 * touched)))
+        elif mean < SMALL and room >= LEAST_BLOCK:
+            self._budget = HELD_BYTES
+            self._run = int(min(RUN, room))
+        self.policy = ("network" if network else "held") if self._budget else "hinted"
+        reader.scattered = not self._budget
+        # Storage order does not help: announce the records of the next batches one by one.
+        self._exact = epoch.shuffles_all or (
+            not self._budget and sharers > 1 and (network or machines > 1)
+        )
+        # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
+        self._at_once = self.policy == "held"
+        self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(self._run / mean))
+        self._ahead = 0 if self._at_once else max(AHEAD, plan.batch_size or 1)
+        # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
+        chunk = _CHUNK if self._budget or sharers * epoch.unit <= 50 else 0
+        self._new_span = partial(_Span, epoch, reader.starts, chunk)
+
+    def __iter__(self) -> Iterator[Rows]:
+        waiting: deque[_Drawn] = deque()
+        ahead = 0
+        for pieces, repeats in self._batches():
+            drawn = self._draw(pieces, repeats)
+            waiting.append(drawn)
+            ahead += drawn.size
+            while waiting and ahead - waiting[0].size >= self._ahead:
+                ahead -= waiting[0].size
+                yield from self._hand_out(waiting.popleft())
+        for drawn in waiting:
+            yield from self._hand_out(drawn)
+
+    def samples(self, runs: Iterable[Run]) -> Iterator[tuple[int, Sample]]:
+        """Each row's number in the dataset, and its sample, checked. Raises DamageError.
+
+        Rows may be read in any order, in parts, and by several threads at once.
+        """
+        for at, start, numbers, held in runs:
+            shard = self.reader.shard(at)
+            read, decode = shard.read, shard.decode
+            if held is None:
+                for number in numbers:
+                    yield number, read(number - start)
+                continue
+            for number, data in zip(numbers, held, strict=True):
+                if data is None:
+                    yield number, read(number - start)
+                else:
+                    yield number, decode(number - start, data)
+
+    def _batches(self) -> Iterator[tuple[_Pieces, Int64s]]:
+        """Pieces and repeats of each batch; without a batch_size, of _STEPS steps at a time."""
+        if self.plan.batch_size is not None:
+            for batch in self.plan:
+                yield batch.pieces, batch.repeats
+            return
+        pieces: list[tuple[int, int, int]] = []
+        for batch in self.plan:
+            if len(pieces) >= _STEPS or len(batch.repeats):
+                yield pieces, _NONE
+                pieces = []
+            pieces += batch.pieces
+            if len(batch.repeats):
+                yield (), batch.repeats
+        yield pieces, _NONE
+
+    def _draw(self, pieces: _Pieces, repeats: Int64s) -> _Drawn:
+        """Which rows a batch has; announces those that nothing else has announced."""
+        drawn: list[tuple[_Span, int, list[Run]]] = []
+        early: list[Run] = []
+        valid = 0
+        for index, first, count in pieces:
+            span = self._spans.get(index)
+            if span is None:
+                span = self._spans[index] = self._new_span(index, first)
+            if self._budget and first > span.done:
+                others = span.take(span.done, first - span.done)
+                self._release(span, others)
+                self._early.update(n for run in others for n in span.beyond(run).numbers)
+            runs = span.take(first, count)
+            done = first + count
+            drawn.append((span, done, runs))
+            valid += count
+            if self._exact:
+                early += runs
+            elif not self._at_once and span.ahead < min(done + span.window, span.records):
+                early += map(span.beyond, runs)
+        again: list[Run] = []
+        if len(repeats):
+            shards, records = self.plan.epoch.locate(repeats)
+            again = _runs(shards, self.reader.starts[shards] + records, self.reader.starts)
+        if early:
+            self._announce(early)
+            if self._budget:
+                self._early.update(number for run in early for number in run.numbers)
+        return _Drawn(drawn, again, valid, valid + len(repeats))
+
+    def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
+        """The batch, with what was held for it; then what comes after it is held or announced."""
+        runs: list[Run] = []
+        for span, done, piece in batch.pieces:
+            if self._at_once and span.ahead < min(done + span.window, span.records):
+                self._advance(span, done)
+            runs += self._release(span, piece) if self._budget else piece
+        yield Rows(runs + batch.repeats, batch.valid, batch.size)
+        if not self._at_once and not self._exact:
+            for span, done, _ in batch.pieces:
+                self._advance(span, done)
+
+    def _release(self, span: _Span, runs: list[Run]) -> list[Run]:
+        """The runs with the bytes that were held for them, which are then held no more."""
+        found = []
+        for run in runs:
+            held = span.release(run)
+            self.held_bytes -= sum(map(len, filter(None, held)))
+            found.append(Run(run.shard, run.start, run.numbers, held))
+        return found
+
+    def _announce(self, runs: Iterable[Run]) -> None:
+        """Announce just these records, adjacent ones together."""
+        by_shard: dict[tuple[int, int], list[int]] = {}
+        for at, start, numbers, _ in runs:
+            by_shard.setdefault((at, start), []).extend(numbers)
+        for (at, start), numbers in sorted(by_shard.items()):
+            shard = self.reader.shard(at)
+            numbers.sort()
+            begin = 0
+            for i, number in enumerate(numbers, 1):
+                if i == len(numbers) or numbers[i] != number + 1:
+                    shard.will_need(numbers[begin] - start, number + 1 - start)
+                    begin = i
+
+    def _advance(self, span: _Span, done: int) -> None:
+        """Hold or announce the storage that draws of a span will need after `done` of them."""
+        target = done + span.window + self._lead
+        if not self._at_once:
+            target = min(target, span.began + RAMP * (done - span.began) + self._lead)
+        target = min(target, span.records)
+        while span.ahead < target:
+            number, at, record = span.locate(span.ahead)
+            shard = self.reader.shard(at)
+            count = min(shard.records - record, span.records - span.ahead)
+            sizes = shard.sizes[record : record + min(count, 1 + int(2 * self._run / self._mean))]
+            ends = sizes.cumsum()
+            count = max(1, int(ends.searchsorted(self._run, side="right")))
+            if not self._budget:
+                shard.will_need(record, record + count)
+                span.ahead += count
+            elif number in self._early:
+                self._early.remove(number)
+                span.hold([None])
+            elif self.held_bytes + int(ends[count - 1]) > self._budget:
+                span.hold([None] * count)
+            else:
+                if self._early:
+                    run = range(number, number + count)
+                    count = next((i for i, n in enumerate(run) if n in self._early), count)
+                data = shard.hold(record, record + count)
+                self.held_bytes += sum(map(len, data))
+                span.hold(data)
+
+
+_Pieces = Sequence[tuple[int, int, int]]  # (span, first draw, count), as order.Batch has them
+
+
+class _Drawn(NamedTuple):
+    """A batch whose rows are known, before it is handed out."""
+
+    pieces: list[tuple[_Span, int, list[Run]]]  # span, its draws done with this piece, rows
+    repeats: list[Run]
+    valid: int
+    size: int
+
+
+def _shares(plan: Plan) -> tuple[int, int]:
+    """Spans that a consumer of this plan touches, and consumers that touch each of them."""
+    spans = min(plan.epoch.canonical_workers, max(1, plan.epoch.units))
+    consumers, units = plan.world_size * plan.num_workers, plan.batch_units
+    # Its batches begin at every multiple of `step` units, on some span modulo C.
+    step = math.gcd(consumers * units, plan.epoch.canonical_workers)
+    sharers = consumers * min(units, step) // step
+    return max(1, spans * sharers // consumers), sharers
+
+
+def _runs(shards: Int64s, numbers: Int64s, starts: Int64s) -> list[Run]:
+    """Rows, given by shard and number in the dataset, as runs."""
+    ends = np.flatnonzero(shards[1:] != shards[:-1]) + 1
+    bounds = [0, *ends.tolist(), len(shards)]
+    listed = numbers.tolist()
+    return [Run(int(shards[a]), int(starts[shards[a]]), listed[a:b]) for a, b in pairwise(bounds)]
+
+
+class _Span:
+    """Where a consumer stands in one span."""
+
+    __slots__ = (
+        *("_array", "_base", "_chunk", "_epoch", "_index", "_numbers", "_one", "_order"),
+        *("_bottom", "_held", "_shards", "_shifts", "_starts"),
+        *("ahead", "began", "done", "records", "window"),
+    )
+
+    def __init__(self, epoch: Epoch, starts: Int64s, chunk: int, index: int, first: int) -> None:
+        self._epoch, self._starts, self._chunk, self._index = epoch, starts, chunk, index
+        self._order = epoch.span_order(index)
+        self._base = 0  # the draw of _numbers[0]
+        self._numbers: list[int] = []  # of the records of the draws made last, in the dataset
+        self._one: tuple[int, int] | None = None  # their shard and its start, when all are in one
+        self._array = self._shards = _NONE  # their numbers and shards otherwise
+        self._shifts: dict[int, int] = {}  # of each shard: place in storage order - number
+        self.records = self._order.n
+        self.window = self._order.window
+        # Storage before place `ahead` is held or announced. After a resume, what was left in the
+        # window of earlier storage is a third of it, scattered; it is read one by one.
+        self.ahead = self.began = first if first >= self.window else 0
+        self._bottom = self.ahead  # the place of _held[0]
+        self._held: list[bytes | None] = []  # records by place, up to `ahead`; None: not held
+        self.done = self.began  # draws handed out, by anyone
+
+    def take(self, first: int, count: int) -> list[Run]:
+        """The rows of draws first .. first + count - 1; `first` never goes back."""
+        self.done = first + count
+        runs: list[Run] = []
+        while count:
+            at = first - self._base
+            numbers = self._numbers[at : at + count]
+            if not numbers:
+                self._make(first, max(count, self._chunk))
+                continue
+            if self._one is not None:
+                runs.append(Run(*self._one, numbers))
+            else:
+                part = slice(at, at + len(numbers))
+                runs += _runs(self._shards[part], self._array[part], self._starts)
+            first += len(numbers)
+            count -= len(numbers)
+        return runs
+
+    def beyond(self, run: Run) -> Run:
+        """Those rows of a run that are neither held nor announced yet."""
+        least = self.ahead - self._shifts[run.shard]
+        return run._replace(numbers=[number for number in run.numbers if number >= least])
+
+    def hold(self, data: Sequence[bytes | None]) -> None:
+        """Keep the records from `ahead` on."""
+        held = self._held
+        if len(held) > 4 * (self.window + len(data)):  # most of them were handed out long ago
+            bottom = next((i for i, kept in enumerate(held) if kept is not None), len(held))
+            del held[:bottom]
+            self._bottom += bottom
+        held += data
+        self.ahead += len(data)
+
+    def release(self, run: Run) -> list[bytes | None]:
+        """What is held of the rows of a run; it is held no more."""
+        held, shift = self._held, self._shifts[run.shard] - self._bottom
+        places = [number + shift for number in run.numbers]
+        if min(places) < 0 or max(places) >= len(held):  # left from before a resume, or early
+            return [self._pop(place) for place in places]
+        found = [held[place] for place in places]
+        for place in places:
+            held[place] = None
+        return found
+
+    def _pop(self, place: int) -> bytes | None:
+        if not 0 <= place < len(self._held):
+            return None
+        found, self._held[place] = self._held[place], None
+        return found
+
+    def _make(self, first: int, count: int) -> None:
+        """Make and locate the next draws."""
+        self._order.seek(first)
+        places = self._order.take(min(count, self.records - first))
+        shards, records = self._epoch.locate(self._epoch.position(self._index, places))
+        numbers = self._starts[shards] + records
+        self._base, self._numbers = first, numbers.tolist()
+        shard = int(shards[0])
+        if (shards == shard).all():
+            self._one = (shard, int(self._starts[shard]))
+            self._shifts[shard] = int(places[0]) - self._numbers[0]
+            return
+        self._one, self._shards, self._array = None, shards, numbers
+        if not self._epoch.shuffles_all:
+            known, at = np.unique(shards, return_index=True)
+            self._shifts.update(zip(known.tolist(), (places - numbers)[at].tolist(), strict=True))
+
+    def locate(self, place: int) -> tuple[int, int, int]:
+        """A place in storage order -> record number in the dataset, shard, record in the shard."""
+        shards, records = self._epoch.locate(self._epoch.position(self._index, np.array([place])))
+        shard, record = int(shards[0]), int(records[0])
+        return int(self._starts[shard]) + record, shard, record
+
+
+# Descriptors and locks are not to be inherited: what is open when a process forks is forgotten in
+# the child. A check of the pid at each use would cost 0.2 us each.
+_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for reader in list(_READERS):
+        reader.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,193 @@
+"""A packed dataset as a plain Python sequence, without torch: for notebooks, debugging, evaluation.
+
+Length, items by number, slices (views that share everything with the whole, and are sequences
+again), iteration in storage order with large reads. It can be pickled, shared by threads, inherited
+by forked workers, and given to a DataLoader as a map-style dataset with any sampler.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, overload
+
+import numpy as np
+
+from . import manifest, order
+from .decoding import Decode, Decoder
+from .errors import OptionError, printable
+from .fetch import Reader
+from .formats.base import Column
+from .formats.record import key_hash
+from .manifest import Manifest
+from .sample import Sample
+from .storage import locate
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    decode: Decode = "pil",
+    transform: Callable[..., Any] | None = None,
+    fields: Sequence[str] | None = None,
+) -> ShardSequence:
+    """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
+
+    decode     "pil": images as PIL images, RGB, upright. None: as the bytes of their files.
+               Or a function of those bytes
+    transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
+    fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
+    """
+    storage = locate(path)
+    found = manifest.load(storage)
+    decoder = Decoder(found.schema, fields=fields, decode=decode, transform=transform)
+    return ShardSequence(Reader(storage, found), decoder, range(found.records))
+
+
+class ShardSequence(Sequence[Any]):
+    """Records of a dataset by position, in storage order: what `open` returns, and its slices.
+
+    Each access reads and checks the record anew; items are the caller's own. Raises IndexError,
+    KeyError, DamageError, StorageError, DecodeError.
+    """
+
+    def __init__(self, reader: Reader, decoder: Decoder, rows: range) -> None:
+        self._reader = reader
+        self._decoder = decoder
+        self._rows = rows  # numbers of the records in the dataset
+        self._hashes: Column | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_hashes": None}
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._reader.manifest
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the labels, by label; None when there are none."""
+        classes = self.manifest.classes
+        return None if classes is None else list(classes)
+
+    @property
+    def class_to_idx(self) -> dict[str, int] | None:
+        """The label of each class; None when there are none."""
+        classes = self.manifest.classes
+        return None if classes is None else {name: label for label, name in enumerate(classes)}
+
+    def __repr__(self) -> str:
+        url = printable(self._reader.storage.url)
+        return f"<{len(self):,} records of {url}: {', '.join(self.manifest.schema.names)}>"
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> ShardSequence: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return ShardSequence(self._reader, self._decoder, self._rows[index])
+        try:
+            number = self._rows[operator.index(index)]
+        except IndexError:
+            raise IndexError(f"record {index} of {len(self)}") from None
+        shard, record = self._reader.locate(number)
+        sample = self._reader.shard(shard).read(record)
+        return sample if self._decoder.plain else self._item(sample, number)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._rows.step != 1:
+            return map(self.__getitem__, range(len(self)))
+        samples = chain.from_iterable(
+            self._reader.shard(shard).scan(start, stop) for shard, start, stop in self._runs()
+        )
+        return samples if self._decoder.plain else map(self._item, samples, self._rows)
+
+    def keys(self) -> list[bytes]:
+        """The key of every record, in order."""
+        if self._rows.step == 1:
+            return [
+                self._reader.shard(shard).key(record)
+                for shard, start, stop in self._runs()
+                for record in range(start, stop)
+            ]
+        places = map(self._reader.locate, self._rows)
+        return [self._reader.shard(shard).key(record) for shard, record in places]
+
+    def find(self, key: bytes | str) -> int:
+        """The position of the record with this key. Raises KeyError.
+
+        The first call reads the key hashes of all shards, 4 bytes a record.
+        """
+        if isinstance(key, str):
+            key = key.encode("utf-8", "surrogateescape")
+        if self._hashes is None:
+            self._hashes = self._column(lambda shard: self._reader.shard(shard).key_hashes, "<u4")
+        for number in np.flatnonzero(self._hashes == key_hash(key)).tolist():
+            shard, record = self._reader.locate(number)
+            if number in self._rows and self._reader.shard(shard).key(record) == key:
+                return self._rows.index(number)
+        raise KeyError(f"no record has the key {printable(key)}")
+
+    def columns(self, name: str) -> Column:
+        """A field of kind int, float or bool of every record, as an array; masked where None.
+
+        Read from the shards' indexes, without their records. Raises OptionError for other fields.
+        """
+        scalars = [name for name, kind in self.manifest.schema.fields if kind in _SCALARS]
+        if name not in scalars:
+            raise OptionError(
+                f"no column is called {name!r}; "
+                + (f"there are {', '.join(scalars)}" if scalars else "this dataset has none")
+            )
+        values = self._column(partial(self._values, name=name), "<i8")
+        return (
+            values[self._rows.start : self._rows.stop]
+            if self._rows.step == 1
+            else values[np.array(self._rows, np.int64)]
+        )
+
+    def _item(self, sample: Sample, number: int) -> Any:
+        draw = order.draw(0, 0, number) if self._decoder.wants_draw else 0
+        return self._decoder(sample, number, draw)
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """The rows as (shard, first record, end), where they are adjacent."""
+        start, stop = self._rows.start, self._rows.stop
+        while start < stop:
+            shard, record = self._reader.locate(start)
+            count = min(stop, int(self._reader.starts[shard + 1])) - start
+            yield shard, record, record + count
+            start += count
+
+    def _column(self, of_shard: Callable[[int], Column], empty: str) -> Column:
+        """One column of the whole dataset, of the columns of its shards."""
+        columns = [of_shard(shard) for shard in range(self.manifest.shards)]
+        columns = [column for column in columns if len(column)] or [np.empty(0, empty)]
+        if {column.dtype.kind for column in columns} == {"i", "u"} and any(
+            column.dtype == np.uint64 for column in columns
+        ):  # numpy would make floats of int64 with uint64
+            columns = [column.astype(object) for column in columns]
+        masked = any(isinstance(column, np.ma.MaskedArray) for column in columns)
+        joined: Column = (np.ma.concatenate if masked else np.concatenate)(columns)
+        return joined
+
+    def _values(self, shard: int, name: str) -> Column:
+        opened = self._reader.shard(shard)
+        column = opened.columns.get(name)
+        if column is None:  # integers below 0 and above 2**63: no column holds both
+            values = [sample[name] for sample in opened.scan(0, opened.records)]
+            column = np.ma.MaskedArray(
+                np.array([0 if value is None else value for value in values], object),
+                [value is None for value in values],
+            )
+        return column
+
+
+_SCALARS = ("int", "float", "bool")

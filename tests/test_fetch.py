@@ -1,0 +1,529 @@
+"""Fetch: every record once, in the order that order.py says, whatever way the bytes take."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import flip, make, payload, shard_files
+
+from shardio import fetch, manifest, order
+from shardio.errors import DamageError
+from shardio.fetch import Fetch, Reader
+from shardio.order import Epoch, Plan
+from shardio.sample import Sample
+from shardio.storage import locate
+
+Packed = Callable[..., Path]
+COUNTS = [37, 0, 61, 5, 80, 1, 44]
+N = sum(COUNTS)
+
+
+class Watched:
+    """A storage that remembers what was announced and what was read, as (name, start, stop)."""
+
+    def __init__(self, folder: Path, network: bool = False) -> None:
+        self._storage = locate(folder)
+        self.url = self._storage.url
+        self.network = network
+        self.announced: list[tuple[str, int, int]] = []
+        self.reads: list[tuple[str, int, int]] = []
+        self.scattered: set[str] = set()
+
+    def open(self, name: str) -> Any:
+        return WatchedFile(self._storage.open(name), self)
+
+    def read(self, name: str, limit: int) -> bytes:
+        return self._storage.read(name, limit)
+
+    def exists(self, name: str) -> bool:
+        return self._storage.exists(name)
+
+    def is_network(self) -> bool:
+        return self.network
+
+
+class WatchedFile:
+    def __init__(self, file: Any, storage: Watched) -> None:
+        self._file, self._storage = file, storage
+        self.name, self.size = file.name, file.size
+
+    def read(self, start: int, length: int) -> bytes:
+        self._storage.reads.append((self.name, start, start + length))
+        return self._file.read(start, length)
+
+    def will_need(self, start: int, length: int) -> None:
+        self._storage.announced.append((self.name, start, start + length))
+        self._file.will_need(start, length)
+
+    def scattered(self) -> None:
+        self._storage.scattered.add(self.name)
+        self._file.scattered()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def reader(folder: Path, network: bool = False, **options: Any) -> Reader:
+    storage = Watched(folder, network)
+    return Reader(storage, manifest.load(storage), **options)
+
+
+def plan(
+    counts: list[int],
+    batch_size: int | None,
+    *,
+    shuffle_buffer: int | None = 60,
+    unit: int | None = None,
+    spans: int = 8,
+    **options: Any,
+) -> Plan:
+    unit = unit or (1 if batch_size is None else order.default_unit(batch_size))
+    epoch = Epoch(
+        counts,
+        seed=3,
+        epoch=1,
+        canonical_workers=spans,
+        unit=unit,
+        shuffle_buffer=shuffle_buffer,
+    )
+    return Plan(epoch, batch_size, **options)
+
+
+def expected(of: Plan) -> list[int]:
+    """Record numbers in the order of a plan, by order.py alone."""
+    spans: dict[int, Any] = {}
+    numbers: list[int] = []
+    for batch in of:
+        for span, first, count in batch.pieces:
+            walk = spans.setdefault(span, of.epoch.span_order(span))
+            walk.seek(first)
+            at = of.epoch.position(span, walk.take(count))
+            numbers += of.epoch.record_numbers(at).tolist()
+        numbers += of.epoch.record_numbers(batch.repeats).tolist()
+    return numbers
+
+
+def read(got: Fetch) -> list[tuple[int, Sample]]:
+    return [pair for rows in got for pair in got.samples(rows.runs)]
+
+
+def check(got: list[tuple[int, Sample]], numbers: list[int]) -> None:
+    assert [number for number, _ in got] == numbers
+    for number, sample in got:
+        assert sample == {
+            "__key__": b"k/%06d.jpg" % number,
+            "image": payload(number),
+            "label": number % 3,
+        }
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Makes small test datasets take one of the ways that bytes can take."""
+    monkeypatch.setattr(fetch, "RUN", 1000)
+    monkeypatch.setattr(fetch, "LEAST_BLOCK", 100)
+    monkeypatch.setattr(fetch, "AHEAD", 8)
+    if request.param == "hinted":
+        monkeypatch.setattr(fetch, "SMALL", 0)
+    if request.param == "held in tiny chunks":
+        monkeypatch.setattr(fetch, "_CHUNK", 3)
+        monkeypatch.setattr(fetch, "RUN", 100)
+    yield request.param.split()[0]
+
+
+ways = pytest.mark.parametrize(
+    "policy", ["hinted", "held", "held in tiny chunks", "network"], indirect=True
+)
+
+
+@ways
+@pytest.mark.parametrize("batch_size", [None, 1, 8, 12, 64, 500])
+@pytest.mark.parametrize("shuffle_buffer", [0, 1, 20, 60, 160, N - 1, None])
+def test_every_way_gives_the_order_of_the_plan(
+    packed: Packed, policy: str, batch_size: int | None, shuffle_buffer: int | None
+) -> None:
+    of = plan(COUNTS, batch_size, shuffle_buffer=shuffle_buffer)
+    got = Fetch(reader(packed(COUNTS), policy == "network"), of)
+    if shuffle_buffer is not None and shuffle_buffer < 100:
+        assert got.policy == policy
+    check(read(got), expected(of))
+    assert sorted(expected(of)) == list(range(N))
+
+
+@ways
+@pytest.mark.parametrize("consumers", [(1, 2), (1, 3), (2, 1), (2, 3), (3, 5), (7, 9)])
+@pytest.mark.parametrize("batch_size", [None, 6, 16])
+def test_consumers_that_share_spans_read_their_own_records(
+    packed: Packed, policy: str, consumers: tuple[int, int], batch_size: int | None
+) -> None:
+    world_size, num_workers = consumers
+    folder = packed(COUNTS)
+    seen: list[int] = []
+    for rank in range(world_size):
+        for worker in range(num_workers):
+            of = plan(
+                COUNTS,
+                batch_size,
+                rank=rank,
+                world_size=world_size,
+                worker=worker,
+                num_workers=num_workers,
+                tail="exact",
+            )
+            got = Fetch(reader(folder, policy == "network"), of, machines=world_size)
+            batches = [(rows, list(got.samples(rows.runs))) for rows in got]
+            check([pair for _, pairs in batches for pair in pairs], expected(of))
+            for rows, pairs in batches:
+                assert rows.size == len(pairs)
+                seen += [number for number, _ in pairs[: rows.valid]]
+            assert got.held_bytes <= fetch.HELD_BYTES
+    assert sorted(seen) == list(range(N))
+
+
+@ways
+@pytest.mark.parametrize("start", [1, 5, 20, 27])
+def test_a_start_in_the_middle_gives_the_rest_of_the_epoch(
+    packed: Packed, policy: str, start: int
+) -> None:
+    whole, rest = plan(COUNTS, 8), plan(COUNTS, 8, start=start)
+    assert expected(rest) == expected(whole)[start * 8 :]
+    check(read(Fetch(reader(packed(COUNTS), policy == "network"), rest)), expected(rest))
+
+
+@ways
+@pytest.mark.parametrize("counts", [[], [0], [0, 0, 0], [1], [0, 1, 0], [3], [1] * 30])
+def test_tiny_datasets(packed: Packed, policy: str, counts: list[int]) -> None:
+    for shuffle_buffer in (0, 2, None):
+        of = plan(counts, 4, shuffle_buffer=shuffle_buffer, tail="exact")
+        got = Fetch(reader(packed(counts), policy == "network"), of)
+        check(read(got), expected(of))
+
+
+@pytest.mark.parametrize("policy", ["held", "network"], indirect=True)
+def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) -> None:
+    got = Fetch(reader(packed([300] * 4), policy == "network"), plan([300] * 4, 8))
+    most = 0
+    for rows in got:
+        most = max(most, got.held_bytes)
+        list(got.samples(rows.runs))
+    assert got.held_bytes == 0
+    window = got.plan.epoch.window * 8 * got.reader.mean_bytes
+    assert window / 2 < most < window + 8 * 2 * fetch.RUN + 8 * 100
+
+
+@pytest.mark.parametrize("policy", ["network"], indirect=True)
+def test_a_full_network_buffer_holds_no_more_and_reads_nothing_twice(
+    packed: Packed, policy: str
+) -> None:
+    counts = [400] * 4
+    of = plan(counts, 8, shuffle_buffer=400)
+    source = reader(packed(counts), True)
+    opened(source)
+    got = Fetch(source, of, buffer_bytes=20_000, local_consumers=2)
+    most = 0
+    for rows in got:
+        most = max(most, got.held_bytes)
+        check(list(got.samples(rows.runs)), [n for run in rows.runs for n in run.numbers])
+    assert 5_000 < most <= 10_000
+    check_read_once(got)
+
+
+def check_read_once(got: Fetch) -> None:
+    """Every byte of every record was read, none twice; shards were opened before."""
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    shards = [got.reader.shard(i) for i in range(got.reader.manifest.shards)]
+    assert sum(stop - start for _, start, stop in storage.reads) == sum(
+        int(shard.sizes.sum()) for shard in shards
+    )
+
+
+@pytest.mark.parametrize("policy", ["network"], indirect=True)
+def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) -> None:
+    counts = [400] * 4
+    of = reader(packed(counts), True)
+    opened(of)
+    got = Fetch(of, plan(counts, 8, shuffle_buffer=800))
+    batches = iter(got)
+    for _ in range(4):
+        list(got.samples(next(batches).runs))
+    assert len(got._early) > 8
+    for rows in batches:
+        list(got.samples(rows.runs))
+    assert got.held_bytes == 0 and not got._early
+    check_read_once(got)
+
+
+def opened(of: Reader) -> None:
+    """Open all shards, and forget what that read."""
+    for shard in range(of.manifest.shards):
+        of.shard(shard)
+    assert isinstance(of.storage, Watched)
+    of.storage.reads.clear()
+
+
+@ways
+def test_a_resume_reads_little_of_what_was_read_before(packed: Packed, policy: str) -> None:
+    counts = [400] * 4
+    of = reader(packed(counts), policy == "network")
+    opened(of)
+    got = Fetch(of, plan(counts, 8, shuffle_buffer=100, start=180))
+    read(got)
+    storage = of.storage
+    assert isinstance(storage, Watched)
+    for ranges in (storage.reads, storage.announced):
+        traffic = sum(stop - start for _, start, stop in ranges)
+        assert traffic < (1600 - 180 * 8 + 150) * of.mean_bytes + 8 * fetch.RUN
+
+
+@pytest.mark.parametrize("policy", ["held", "held in tiny chunks", "network"], indirect=True)
+def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy: str) -> None:
+    counts = [500] * 4
+    of = plan(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
+    got = Fetch(reader(packed(counts), policy == "network"), of)
+    assert got.policy == policy and fetch._shares(of) == (1, 2)
+    window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
+    last = 0
+    for rows in got:
+        assert got.held_bytes < 1.5 * window + 2 * fetch.RUN
+        last = got.held_bytes
+        check(list(got.samples(rows.runs)), [n for run in rows.runs for n in run.numbers])
+    assert last <= of.epoch.unit * 100  # but for what others hand out after this one's last
+
+
+@pytest.mark.parametrize("policy", ["held"], indirect=True)
+def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -> None:
+    counts = [4000]
+    got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=8, spans=1))
+    for rows in got:
+        list(got.samples(rows.runs))
+        assert all(len(span._held) < 200 for span in got._spans.values())
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+def test_after_the_start_runs_alone_announce_everything(
+    packed: Packed, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [400] * 4
+    got = Fetch(reader(packed(counts)), plan(counts, 16, unit=8, shuffle_buffer=100))
+    alone: list[int] = []
+    monkeypatch.setattr(got, "_announce", lambda runs: alone.extend(r.numbers for r in runs))
+    for step, rows in enumerate(got):
+        list(got.samples(rows.runs))
+        if step == 20:
+            alone.clear()
+    assert not any(alone)
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("shuffle_buffer", [1, 60, 400, None])
+def test_everything_is_announced_before_it_is_read(
+    packed: Packed, policy: str, shuffle_buffer: int | None
+) -> None:
+    folder = packed(COUNTS * 4)
+    of = plan(COUNTS * 4, 8, shuffle_buffer=shuffle_buffer)
+    got = Fetch(reader(folder), of)
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    opened(got.reader)
+    shards = [got.reader.shard(i) for i in range(got.reader.manifest.shards)]
+    for rows in got:
+        known = set(storage.announced)
+        for run in rows.runs:
+            for number in run.numbers:
+                at = shards[run.shard].offset(number - run.start)
+                name = shards[run.shard].name
+                assert any(name == n and start <= at < stop for n, start, stop in known)
+        list(got.samples(rows.runs))
+    # All of it, and hardly anything twice: only the records of the first batches are.
+    announced = sum(stop - start for _, start, stop in storage.announced)
+    assert announced < 1.5 * sum(stop - start for _, start, stop in storage.reads)
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+def test_the_window_is_not_announced_before_the_first_batch(packed: Packed, policy: str) -> None:
+    counts = [500] * 8
+    got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=2000))
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    batches = iter(got)
+    next(batches)
+    first = sum(stop - start for _, start, stop in storage.announced)
+    assert 0 < first < 20 * got.reader.mean_bytes  # two batches, not the window of 2,000
+    next(batches)
+    second = sum(stop - start for _, start, stop in storage.announced)
+    assert second < 28 * got.reader.mean_bytes + 8 * 2 * fetch.RUN
+    for _ in range(200):
+        next(batches)
+    later = sum(stop - start for _, start, stop in storage.announced)
+    assert later > 2000 * got.reader.mean_bytes
+
+
+@ways
+def test_the_system_reads_ahead_by_itself_only_where_blocks_are_held(
+    packed: Packed, policy: str
+) -> None:
+    got = Fetch(reader(packed(COUNTS), policy == "network"), plan(COUNTS, 8))
+    read(got)
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    assert len(storage.scattered) == (sum(map(bool, COUNTS)) if policy == "hinted" else 0)
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str) -> None:
+    counts = [500] * 8
+    got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=100))
+    read(got)
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    sizes = sorted(stop - start for _, start, stop in storage.announced)
+    assert sizes[len(sizes) // 2] > 0.8 * fetch.RUN
+    assert sizes[-1] <= fetch.RUN
+
+
+def test_a_missing_shard_is_named(packed: Packed) -> None:
+    folder = packed([5, 5])
+    gone = shard_files(folder)[1]
+    gone.unlink()
+    of = reader(folder)
+    of.shard(0)
+    with pytest.raises(DamageError, match=rf"{gone.name}: the manifest names .* 5 records"):
+        of.shard(1)
+
+
+def test_a_foreign_shard_is_refused(packed: Packed) -> None:
+    folder = packed([5, 5])
+    one, other = shard_files(folder)
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(DamageError, match="shard number"):
+        reader(folder).shard(0)
+
+
+@ways
+def test_damage_is_found_when_the_record_is_handed_out(packed: Packed, policy: str) -> None:
+    folder = packed([50, 50])
+    path = shard_files(folder)[1]
+    at = path.read_bytes().index(payload(70)) + 3
+    flip(path, at)
+    got = Fetch(reader(folder, policy == "network"), plan([50, 50], 4))
+    seen = []
+    with pytest.raises(DamageError, match=rf"{path.name}: record 20 at byte .*k/000070.jpg"):
+        for rows in got:
+            for number, _ in got.samples(rows.runs):
+                seen.append(number)
+    assert 70 not in seen
+    assert seen == expected(got.plan)[: len(seen)]
+
+
+def test_few_shards_are_open_at_once(packed: Packed) -> None:
+    of = reader(packed([2] * 20), limit=3)
+    for shard in [*range(20), 3, 17, 3]:
+        assert of.shard(shard).records == 2
+    assert sorted(of._opened) == [3, 17, 19]
+    assert list(of._opened)[-1] == 3
+
+
+def test_a_shard_in_use_survives_its_eviction(packed: Packed) -> None:
+    of = reader(packed([2] * 4), limit=1)
+    first = of.shard(0)
+    for shard in (1, 2, 3):
+        of.shard(shard)
+    assert first.read(1)["image"] == payload(1)
+
+
+def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
+    folder = packed([5, 5])
+    of = Reader(locate(folder), manifest.load(locate(folder)), limit=7)
+    of.shard(0)
+    twin = pickle.loads(pickle.dumps(of))
+    assert not twin._opened and twin.limit == 7
+    assert twin.shard(1).read(0)["image"] == payload(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_opens_its_own_descriptors(packed: Packed) -> None:
+    of = reader(packed([5, 5]))
+    of.shard(0)
+    of._lock.acquire()  # as if another thread had been opening a shard at the fork
+    code = 1
+    child = os.fork()
+    if child == 0:
+        try:
+            assert not of._opened
+            assert of.shard(0).read(1)["image"] == payload(1)
+            code = 0
+        finally:
+            os._exit(code)
+    of._lock.release()
+    assert os.waitpid(child, 0)[1] == 0
+    assert list(of._opened) == [0]
+
+
+def test_threads_share_a_reader(packed: Packed) -> None:
+    of = reader(packed([3] * 40), limit=2)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(300):
+                number = (i * 7 + seed * 13) % 120
+                shard, record = of.locate(number)
+                assert of.shard(shard).read(record)["image"] == payload(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+RSS = """
+import sys, resource
+from pathlib import Path
+from shardio import fetch, manifest, order
+from shardio.storage import locate
+def private():
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) >> 10
+storage = locate(sys.argv[1])
+reader = fetch.Reader(storage, manifest.load(storage))
+def run(buffer):
+    epoch = order.Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
+                        unit=8, shuffle_buffer=buffer)
+    got = fetch.Fetch(reader, order.Plan(epoch, 64))
+    most = 0
+    for rows in got:
+        for _ in got.samples(rows.runs):
+            pass
+        most = max(most, private())
+    return got.policy, most
+before = private()
+policy, most = run(int(sys.argv[2]))
+print(policy, most - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("size, records", [(900, 60_000), (100_000, 1_200), (3_000_000, 60)])
+def test_the_window_costs_a_process_little_memory(tmp_path: Path, size: int, records: int) -> None:
+    body = os.urandom(size)
+    folder = make(tmp_path / "data", [records // 4] * 4, image=lambda i: body)
+    buffer = 10_000 if records > 10_000 else records - 1
+    done = subprocess.run(
+        [sys.executable, "-c", RSS, folder, str(buffer)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    policy, grown = done.stdout.split()
+    assert policy == ("held" if size < 1000 else "hinted")
+    assert int(grown) < 32

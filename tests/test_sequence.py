@@ -1,0 +1,343 @@
+"""shardio.open: a packed dataset as a plain sequence."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from datasets import CLASSES, flip, jpeg, payload, shard_files
+from PIL import Image
+
+import shardio
+from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError, manifest
+from shardio.image import decode as decode_image
+
+Packed = Callable[..., Path]
+COUNTS = [4, 0, 7, 1, 8]
+N = sum(COUNTS)
+
+
+def expected(number: int) -> dict[str, Any]:
+    return {
+        "__key__": b"k/%06d.jpg" % number,
+        "image": payload(number),
+        "label": number % 3,
+    }
+
+
+@pytest.fixture
+def raw(packed: Packed) -> Sequence[Any]:
+    return shardio.open(packed(COUNTS), decode=None)
+
+
+def test_it_is_a_sequence(raw: Any) -> None:
+    assert len(raw) == N
+    assert isinstance(raw, Sequence)
+    assert [raw[i] for i in range(N)] == [expected(i) for i in range(N)]
+    assert list(raw) == [expected(i) for i in range(N)]
+    assert raw[-1] == expected(N - 1) and raw[-N] == expected(0)
+    assert list(reversed(raw)) == [expected(i) for i in reversed(range(N))]
+    assert expected(3) in raw and raw.index(expected(7)) == 7
+
+
+@pytest.mark.parametrize("index", [N, N + 5, -N - 1, 10**30])
+def test_beyond_the_end_is_an_index_error(raw: Any, index: int) -> None:
+    with pytest.raises(IndexError, match="of 20"):
+        raw[index]
+
+
+def test_numpy_integers_are_indexes_and_floats_are_not(raw: Any) -> None:
+    assert raw[np.int64(5)] == raw[np.uint8(5)] == expected(5)
+    with pytest.raises(TypeError):
+        raw[1.0]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        slice(None),
+        slice(3, 12),
+        slice(0, 0),
+        slice(12, 3),
+        slice(None, None, 3),
+        slice(None, None, -1),
+        slice(15, 2, -4),
+        slice(-5, None),
+        slice(5, 10**9),
+    ],
+)
+def test_a_slice_is_a_sequence_of_the_same_kind(raw: Any, rows: slice) -> None:
+    numbers = list(range(N))[rows]
+    part = raw[rows]
+    assert type(part) is type(raw) and len(part) == len(numbers)
+    assert list(part) == [part[i] for i in range(len(part))] == [expected(i) for i in numbers]
+    assert part.keys() == [expected(i)["__key__"] for i in numbers]
+    assert part.columns("label").tolist() == [i % 3 for i in numbers]
+    assert list(part[1::2]) == [expected(i) for i in numbers[1::2]]
+    for i in range(N):
+        key = expected(i)["__key__"]
+        if i in numbers:
+            assert part.find(key) == numbers.index(i)
+        else:
+            with pytest.raises(KeyError):
+                part.find(key)
+
+
+def test_an_empty_dataset(packed: Packed) -> None:
+    for counts in ([], [0, 0]):
+        empty = shardio.open(packed(counts, f"empty{len(counts)}"))
+        assert len(empty) == 0 and list(empty) == [] and empty.keys() == []
+        assert empty.columns("label").tolist() == []
+        with pytest.raises(IndexError):
+            empty[0]
+        with pytest.raises(KeyError):
+            empty.find(b"x")
+
+
+def test_keys_are_found(raw: Any) -> None:
+    assert raw.keys() == [b"k/%06d.jpg" % i for i in range(N)]
+    assert raw.find(b"k/000013.jpg") == raw.find("k/000013.jpg") == 13
+    with pytest.raises(KeyError, match="no record has the key k/nowhere"):
+        raw.find("k/nowhere")
+
+
+def test_keys_whose_hashes_collide_are_told_apart(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = shardio.open(packed(COUNTS), decode=None)
+    from shardio import sequence
+
+    raw.find(b"k/000013.jpg")
+    raw._hashes = np.zeros(N, np.uint32)
+    monkeypatch.setattr(sequence, "key_hash", lambda key: 0)
+    assert raw.find(b"k/000013.jpg") == 13
+    with pytest.raises(KeyError):
+        raw.find(b"k/nowhere")
+
+
+def test_classes(raw: Any) -> None:
+    assert raw.classes == list(CLASSES)
+    assert raw.class_to_idx == {"cat": 0, "dog": 1, "eel": 2}
+    assert raw.manifest.records == N
+    assert "20 records" in repr(raw)
+
+
+def test_a_dataset_without_classes(packed: Packed) -> None:
+    raw = shardio.open(packed(COUNTS, classes=None), decode=None)
+    assert raw.classes is None and raw.class_to_idx is None
+
+
+def test_columns_of_every_width(packed: Packed) -> None:
+    values = [1, -5, 2**40, 2**63 + 1, 7, None, 3, -(2**63)]
+    folder = packed(
+        [2, 2, 2, 2],
+        fields=(("__key__", "key"), ("n", "int"), ("x", "float"), ("text", "str")),
+        sample=lambda i: {"__key__": b"%d" % i, "n": values[i], "x": i / 3, "text": "t"},
+    )
+    raw = shardio.open(folder)
+    column = raw.columns("n")
+    assert column.tolist() == values
+    assert column.mask.tolist() == [value is None for value in values]
+    assert raw.columns("x").tolist() == [i / 3 for i in range(8)]
+    assert raw[:2].columns("n").tolist() == values[:2]
+    with pytest.raises(OptionError, match="no column is called 'text'; there are n, x"):
+        raw.columns("text")
+
+
+def test_a_shard_whose_integers_fit_no_column(packed: Packed) -> None:
+    values = [-1, 2**63, None, 5]
+    folder = packed(
+        [3, 1],
+        fields=(("__key__", "key"), ("n", "int")),
+        sample=lambda i: {"__key__": b"%d" % i, "n": values[i]},
+    )
+    assert shardio.open(folder).columns("n").tolist() == values
+
+
+def test_images_are_decoded_unless_told_otherwise(packed: Packed) -> None:
+    folder = packed([3, 2], image=jpeg)
+    pictures = shardio.open(folder)
+    for i, item in enumerate(pictures):
+        assert isinstance(item["image"], Image.Image) and item["image"].mode == "RGB"
+        assert np.array_equal(item["image"], decode_image(jpeg(i)))
+        assert np.array_equal(item["image"], pictures[i]["image"])
+    assert shardio.open(folder, decode=None)[3]["image"] == jpeg(3)
+    assert shardio.open(folder, decode=len)[3]["image"] == len(jpeg(3))
+
+
+def test_fields_choose_and_order(packed: Packed) -> None:
+    folder = packed([3, 2], image=jpeg)
+    assert shardio.open(folder, fields=("label",))[4] == (1,)
+    assert shardio.open(folder, fields=("label", "__key__"), decode=None)[4] == (1, b"k/000004.jpg")
+    label, image = shardio.open(folder, fields=["label", "image"])[4]
+    assert label == 1 and isinstance(image, Image.Image)
+    with pytest.raises(OptionError, match="'mask'; this dataset has __key__, image, label"):
+        shardio.open(folder, fields=("image", "mask"))
+    with pytest.raises(OptionError, match=r"\('label',\)"):
+        shardio.open(folder, fields="label")
+    with pytest.raises(OptionError, match="decode"):
+        shardio.open(folder, decode="jpeg")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="transform is given"):
+        shardio.open(folder, fields=("label",), transform=len)
+
+
+def test_transforms(packed: Packed) -> None:
+    folder = packed([3, 2], image=jpeg)
+    sized = shardio.open(folder, transform=lambda image: image.size)
+    assert sized[0]["image"] == (24, 16)
+    crops = shardio.open(folder, transform=CenterCrop(8))
+    assert np.array_equal(crops[2]["image"], CenterCrop(8)(jpeg(2)))
+    random = shardio.open(folder, transform=shardio.RandomResizedCrop(8, flip=True))
+    assert np.array_equal(random[2]["image"], random[2]["image"])
+    assert np.array_equal([x["image"] for x in random], [random[i]["image"] for i in range(5)])
+
+
+class Taking(CenterCrop):
+    taken: ClassVar[list[Any]] = []
+
+    def __call__(self, image: Any, draw: int = 0) -> Any:
+        self.taken.append(image)
+        return super().__call__(image, draw)
+
+
+def test_a_built_in_transform_takes_the_undecoded_bytes(packed: Packed) -> None:
+    folder = packed([2], image=jpeg)
+    Taking.taken.clear()
+    assert len(list(shardio.open(folder, transform=Taking(8)))) == 2
+    assert Taking.taken == [jpeg(0), jpeg(1)]
+    assert len(list(shardio.open(folder, transform=Taking(8), decode=decode_image))) == 2
+    assert all(isinstance(taken, Image.Image) for taken in Taking.taken[2:])
+
+
+def test_null_images_stay_none(packed: Packed) -> None:
+    folder = packed(
+        [2], sample=lambda i: {"__key__": b"%d" % i, "image": None if i else jpeg(0), "label": None}
+    )
+    items = list(shardio.open(folder, transform=CenterCrop(8)))
+    assert items[1]["image"] is None and items[0]["image"].shape == (8, 8, 3)
+    assert items[0]["label"] is None
+
+
+def test_an_image_that_cannot_be_decoded_is_named(packed: Packed) -> None:
+    broken = shardio.open(packed([2, 3]))
+    with pytest.raises(DecodeError, match=r"record 4 of the dataset, k/000004\.jpg: image of"):
+        broken[4]
+
+
+def test_damage_is_named(packed: Packed) -> None:
+    folder = packed([2, 3])
+    path = shard_files(folder)[1]
+    flip(path, path.read_bytes().index(payload(3)) + 1)
+    raw = shardio.open(folder, decode=None)
+    assert raw[4] == expected(4)
+    for get in (lambda: raw[3], lambda: list(raw)):
+        with pytest.raises(DamageError, match=rf"{path.name}: record 1 at byte .*k/000003.jpg"):
+            get()
+
+
+def test_items_are_the_callers_own(raw: Any) -> None:
+    item = raw[2]
+    item["image"] = None
+    item["new"] = 1
+    assert raw[2] == expected(2)
+
+
+def test_nothing_packed_and_splits_are_told(packed: Packed, tmp_path: Path) -> None:
+    with pytest.raises(NotPackedError, match="no such directory"):
+        shardio.open(tmp_path / "nothing")
+    packed([2], "out/train")
+    (tmp_path / "out" / "shardio.json").write_bytes(manifest.dump_splits(["train", "val"], None))
+    with pytest.raises(NotPackedError, match=r"out/train, .*out/val"):
+        shardio.open(tmp_path / "out")
+
+
+def test_a_pickle_reads_on(raw: Any) -> None:
+    raw[3], raw.find(b"k/000003.jpg")
+    data = pickle.dumps(raw[5:])
+    assert len(data) < 5000
+    assert pickle.loads(pickle.dumps(raw))._hashes is None
+    assert list(pickle.loads(data)) == [expected(i) for i in range(5, N)]
+
+
+def _read(part: Any, numbers: list[int]) -> None:
+    assert [part[i] for i in numbers] == [expected(i) for i in numbers]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_after_the_parent_did(raw: Any, method: str) -> None:
+    raw[0]
+    context = multiprocessing.get_context(method)
+    workers = [context.Process(target=_read, args=(raw, [i, N - 1 - i])) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_threads_share_it(raw: Any) -> None:
+    raw._reader.limit = 2
+    failures: list[BaseException] = []
+
+    def work(step: int) -> None:
+        try:
+            for i in range(400):
+                assert raw[i * step % N] == expected(i * step % N)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(step,)) for step in (1, 3, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_it_is_a_map_style_dataset_for_torch(raw: Any) -> None:
+    from torch.utils.data import DataLoader, SequentialSampler, WeightedRandomSampler
+
+    loader = DataLoader(raw, batch_size=4, num_workers=2, collate_fn=list)
+    assert [item for batch in loader for item in batch] == [expected(i) for i in range(N)]
+    weights = [0.0] * N
+    weights[6] = 1.0
+    for sampler in (WeightedRandomSampler(weights, 8), SequentialSampler(raw)):
+        got = list(DataLoader(raw, batch_size=None, sampler=sampler))
+        assert len(got) in (8, N) and got[6] == expected(6)
+
+
+def test_importing_and_opening_need_neither_torch_nor_pil(packed: Packed) -> None:
+    folder = packed(COUNTS)
+    code = (
+        "import sys, shardio\n"
+        f"raw = shardio.open({os.fspath(folder)!r}, decode=None)\n"
+        "assert len(list(raw)) == 20 and raw.find('k/000003.jpg') == 3\n"
+        "assert not {'torch', 'PIL', 'lmdb'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_every_public_name_is_there_and_no_module_hides_one() -> None:
+    code = (
+        "import importlib, pkgutil, shardio\n"
+        "for module in pkgutil.iter_modules(shardio.__path__):\n"
+        "    assert module.name not in shardio.__all__, module.name\n"
+        "    if module.name != '__main__': importlib.import_module('shardio.' + module.name)\n"
+        "names = shardio.__all__\n"
+        "assert names == sorted(names) and set(names) <= set(dir(shardio))\n"
+        "assert all(callable(getattr(shardio, name)) for name in names)\n"
+        "assert shardio.__version__\n"
+        "try: shardio.nothing\n"
+        "except AttributeError: pass\n"
+        "else: raise AssertionError\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
