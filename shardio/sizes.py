@@ -22,7 +22,8 @@ def parse_size(text: str) -> int:
         raise OptionError(
             f"{text!r} is no size; expected a number of bytes, or like 256MiB or 64MB"
         )
-    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+    whole, _, part = match[1].partition(".")
+    return int(int(whole) * factor + int(part or 0) * factor // 10 ** len(part))
 
 
 def show_size(count: float) -> str:

@@ -1,0 +1,672 @@
+"""The command line. Each command imports what it needs when it runs, and none imports torch.
+
+Results go to stdout (one JSON object with --json), progress and messages to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import __version__
+from .errors import BusyError, DamageError, DependencyError, OptionError, ShardioError, printable
+
+if TYPE_CHECKING:
+    from .fetch import Reader
+    from .manifest import Manifest
+    from .packing import Packed
+    from .sequence import ShardSequence
+
+DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+_EXIT_CODES = """\
+exit codes:
+  0 done   1 failed   2 wrong usage   3 damage was found   4 done, but files were left out
+  5 another packer works there   130 interrupted
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    if sys.platform == "win32":
+        print("shardio: Windows is not supported; it runs on Linux and macOS", file=sys.stderr)
+        return FAILED
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):  # what the terminal cannot show is escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `shardio ls | head`: nobody reads on
+        _drop_output()
+        return DONE
+    except BusyError as error:
+        return _fail(str(error), BUSY)
+    except DamageError as error:
+        return _fail(str(error), DAMAGED)
+    except OptionError as error:
+        return _fail(str(error), USAGE)
+    except ShardioError as error:
+        return _fail(str(error), FAILED)
+    except MemoryError:
+        return _fail("out of memory", FAILED)
+    except OSError as error:
+        _drop_output()  # a full disk behind stdout would be an error once more, at the end
+        return _fail(_describe(error), FAILED)
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"shardio: {message}", file=sys.stderr)
+    return code
+
+
+def _describe(error: OSError) -> str:
+    where = "" if error.filename is None else f"{printable(os.fsencode(error.filename), 4096)}: "
+    return f"{where}{error.strerror or error}"
+
+
+def _drop_output() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from .packing import pack
+
+    with _progress("packing", options) as progress:
+        done = pack(
+            options.source,
+            options.out,
+            format=options.format,
+            shard_size=options.shard_size,
+            max_records=options.max_records,
+            shuffle=options.shuffle,
+            seed=options.seed,
+            jobs=options.jobs,
+            part=options.part,
+            splits=options.splits,
+            classes=options.classes,
+            resize=options.resize,
+            quality=options.quality,
+            overwrite=options.overwrite,
+            restart=options.restart,
+            on_error=options.on_error,
+            dry_run=options.dry_run,
+            progress=progress,
+        )
+    return _show_packed(done, options)
+
+
+def _commit(options: argparse.Namespace) -> int:
+    from .packing import commit
+
+    with _progress("checking", options) as progress:
+        done = commit(
+            options.out, jobs=options.jobs, overwrite=options.overwrite, progress=progress
+        )
+    return _show_packed(done, options)
+
+
+def _unpack(options: argparse.Namespace) -> int:
+    from .sizes import show_size
+    from .unpacking import unpack
+
+    with _progress("unpacking", options) as progress:
+        done = unpack(
+            options.out, options.directory, overwrite=options.overwrite, progress=progress
+        )
+    if options.json:
+        _print_json(vars(done))
+    elif not options.quiet:
+        print(f"{done.files:,} files, {show_size(done.bytes)}, in {printable(options.directory)}")
+        if done.without:
+            print(f"{done.without:,} records hold no file")
+    return DONE
+
+
+def _info(options: argparse.Namespace) -> int:
+    if options.env:
+        return _show_environment(options)
+    if options.out is None:
+        raise OptionError("info: give a packed directory, or --env")
+    from . import manifest
+    from .storage import locate
+
+    storage = locate(options.out)
+    splits = manifest.load_splits(storage)
+    if splits:
+        made = {name: manifest.load(locate(os.path.join(options.out, name))) for name in splits}
+        if options.json:
+            _print_json({"splits": {name: _facts(one) for name, one in made.items()}})
+            return DONE
+        print("\n\n".join(f"{name}\n{_facts_text(one)}" for name, one in made.items()))
+        return DONE
+    one = manifest.load(storage)
+    if options.json:
+        _print_json(_facts(one))
+    else:
+        print(_facts_text(one))
+    return DONE
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from . import manifest
+    from .fetch import Reader
+    from .storage import locate
+
+    storage = locate(options.out)
+    made = manifest.load(storage)
+    shards: range | list[int] = range(made.shards)
+    if options.shard is not None:
+        if not 0 <= options.shard < made.shards:
+            raise OptionError(f"--shard {options.shard}: there are shards 0 to {made.shards - 1}")
+        shards = [options.shard]
+    label = None
+    if options.class_name is not None:
+        label = manifest.class_index(made.classes, options.class_name)
+    rows = _rows(Reader(storage, made), shards, label)
+    if options.json:
+        sys.stdout.write('{"records": [')
+        separator = "\n"
+        for row in rows:
+            sys.stdout.write(separator + json.dumps(row))
+            separator = ",\n"
+        sys.stdout.write("\n]}\n")
+        return DONE
+    for row in rows:
+        named = f"  {printable(row['class'])}" if "class" in row else ""
+        key = printable(os.fsencode(row["key"]), 4096)
+        place = f"{row['shard']:>5}:{row['record']:<7}"
+        print(f"{row['index']:>9}  {place}  {row['bytes']:>10}  {key}{named}")
+    return DONE
+
+
+def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[dict[str, Any]]:
+    made = reader.manifest
+    firsts = [0, *made.shard_records.cumsum().tolist()]
+    for number in shards:
+        shard = reader.shard(number)
+        column = shard.columns.get("label")
+        labels = None if column is None else column.tolist()  # None where masked
+        for record in range(shard.records):
+            if label is not None and (labels is None or labels[record] != label):
+                continue
+            row: dict[str, Any] = {
+                "index": firsts[number] + record,
+                "shard": number,
+                "record": record,
+                "offset": shard.offset(record),
+                "bytes": int(shard.sizes[record]),
+                "key": os.fsdecode(shard.key(record)),
+            }
+            if labels is not None:
+                number_of = row["label"] = labels[record]
+                if made.classes and number_of is not None and 0 <= number_of < len(made.classes):
+                    row["class"] = made.classes[int(number_of)]
+            yield row
+
+
+def _cat(options: argparse.Namespace) -> int:
+    from . import sequence as sequences
+
+    sequence = sequences.open(options.out, decode=None)
+    index = _index_of(sequence, options.record, options.key)
+    sample = sequence[index]
+    fields = dict(sequence.manifest.schema.fields)
+    name = options.field
+    if name is None:
+        name = next((n for n, kind in fields.items() if kind in ("image", "bytes")), "__key__")
+    if name not in fields:
+        raise OptionError(f"--field {printable(name)}: the fields are {', '.join(fields)}")
+    value = sample[name]
+    if options.json:
+        content = {"base64": _base64(value)} if isinstance(value, bytes) else {"value": value}
+        _print_json(
+            {"index": index, "key": os.fsdecode(sample["__key__"]), "field": name} | content
+        )
+        return DONE
+    if options.output is not None:
+        from .storage.local import write_file
+
+        folder, file = os.path.split(os.path.abspath(options.output))
+        write_file(folder, file, _as_bytes(value), replace=options.overwrite)
+        return DONE
+    if isinstance(value, bytes) and fields[name] in ("image", "bytes") and sys.stdout.isatty():
+        raise OptionError(
+            f"{name} is {len(value):,} bytes, not text; write it with --output FILE, or into a pipe"
+        )
+    sys.stdout.flush()
+    sys.stdout.buffer.write(_as_bytes(value))
+    if not isinstance(value, bytes) or name == "__key__":
+        sys.stdout.buffer.write(b"\n")
+    return DONE
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .sizes import show_size
+    from .verifying import verify
+
+    with _progress("verifying", options) as progress:
+        found = verify(
+            options.out,
+            decode=options.decode,
+            sha256=options.sha256,
+            jobs=options.jobs,
+            progress=progress,
+        )
+    if options.json:
+        damages = [
+            vars(one) | {"key": None if one.key is None else os.fsdecode(one.key)}
+            for one in found.damages
+        ]
+        _print_json(vars(found) | {"damages": damages})
+    else:
+        for one in found.damages:
+            if one.record is None:
+                print(f"{one.shard}: {one.what}")
+            else:
+                key = "unknown" if one.key is None else printable(one.key)
+                place = f"record {one.record} at byte {one.offset}, key {key}"
+                print(f"{one.shard}: {place}: {_first(one)}")
+        if not options.quiet:
+            what = f"{found.records:,} records in {found.shards:,} shards, {show_size(found.bytes)}"
+            verdict = f"{len(found.damages):,} damaged" if found.damages else "all as packed"
+            print(f"{what}: {verdict}")
+    return DAMAGED if found.damages else DONE
+
+
+def _first(damage: Any) -> str:
+    """What is damaged, without the place, which the line says already."""
+    line: str = damage.what.splitlines()[0]
+    return line.split("): ", 1)[-1] if line.startswith(damage.shard) else line
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from .cleaning import gc
+    from .sizes import show_size
+
+    done = gc(options.out, keep_s=options.keep, dry_run=options.dry_run)
+    if options.json:
+        _print_json(vars(done))
+        return DONE
+    if not options.quiet:
+        for path in done.removed:
+            print(printable(path, 4096))
+        verb = "would be removed" if options.dry_run else "removed"
+        young = f"; {len(done.kept)} younger than --keep stay" if done.kept else ""
+        print(f"{len(done.removed)} files, {show_size(done.bytes)}, {verb}{young}")
+    return DONE
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
+    from .packing import REJECTED
+    from .sizes import show_size
+
+    dry = getattr(options, "dry_run", False)
+    if options.json:
+        datasets = [
+            vars(one)
+            | {"rejected": [{"key": os.fsdecode(key), "reason": why} for key, why in one.rejected]}
+            for one in done
+        ]
+        _print_json({"dry_run": dry, "datasets": datasets})
+    for one in done:
+        if options.json or options.quiet:
+            continue
+        where = printable(one.out)
+        labels = "no classes" if one.classes is None else f"{one.classes:,} classes"
+        what = f"{one.records:,} files, {labels}, {show_size(one.source_bytes)}"
+        if dry:
+            print(f"{where}: would pack {what} into {one.shards:,} shards")
+        elif one.already:
+            print(
+                f"{where}: already packed: {what}, with the same keys, sizes and options (contents "
+                "are not compared; --overwrite packs again)"
+            )
+        else:
+            rate = one.source_bytes / max(one.seconds, 1e-9) / 1e6
+            resumed = one.kept and hasattr(options, "source")  # `commit` only checks
+            kept = f", {one.kept:,} kept from before" if resumed else ""
+            print(f"{where}: {what} -> {one.built + one.kept:,} shards{kept}", end="")
+            size = f", {show_size(one.bytes)}" if one.committed else " (not committed)"
+            print(f"{size}, in {one.seconds:.1f} s, {rate:,.0f} MB/s")
+        if one.full_size:
+            print(
+                f"{where}: {one.full_size:,} images kept their size: animations, several pages or "
+                "pictures in a file, and formats that are not written"
+            )
+        if one.ignored:
+            print(f"{where}: {one.ignored:,} hidden files were ignored")
+        if one.rejected:
+            fate = "cannot be packed" if dry else f"were left out; see {REJECTED}"
+            print(f"{where}: {len(one.rejected):,} files {fate}:")
+            for key, why in one.rejected[:10]:
+                print(f"  {printable(key)}: {why}")
+            if len(one.rejected) > 10:
+                print(f"  ... and {len(one.rejected) - 10:,} more")
+        for note in one.notes[:10]:
+            print(f"{where}: {note}")
+        if one.unlocked:
+            print(f"{where}: this file system has no locks; do not pack here twice at once")
+    return SKIPPED if any(one.rejected for one in done) else DONE
+
+
+def _facts(made: Manifest) -> dict[str, Any]:
+    return {
+        "records": made.records,
+        "bytes": made.size,
+        "payload_bytes": made.blob_bytes,
+        "shards": made.shards,
+        "classes": None if made.classes is None else list(made.classes),
+        "fields": dict(made.schema.fields),
+        "format": made.format,
+        "format_version": _format_version(),
+        "dataset_id": made.dataset_id.hex(),
+        "library": made.library,
+        "options": made.options,
+    }
+
+
+def _facts_text(made: Manifest) -> str:
+    from .sizes import show_size
+
+    over = f" ({made.size / made.blob_bytes - 1:+.2%} over the files)" if made.blob_bytes else ""
+    records = made.shard_records
+    each = f" of {int(records.min()):,} to {int(records.max()):,} records" if made.shards else ""
+    classes = "none" if made.classes is None else f"{len(made.classes):,}: {_some(made.classes)}"
+    packed = ", ".join(
+        f"{name} {value}" for name, value in made.options.items() if value is not None
+    )
+    rows = {
+        "records": f"{made.records:,}",
+        "bytes": f"{show_size(made.size)}{over}",
+        "shards": f"{made.shards:,}{each}",
+        "classes": classes,
+        "fields": ", ".join(f"{printable(name)} ({kind})" for name, kind in made.schema.fields),
+        "format": f"{made.format}, version {_format_version()}",
+        "packed": f"by shardio {printable(made.library)}: {printable(packed)}",
+        "id": made.dataset_id.hex(),
+    }
+    return "\n".join(f"{name:<8}  {value}" for name, value in rows.items())
+
+
+def _format_version() -> int:
+    from .formats.record import VERSION
+
+    return VERSION
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(printable(name) for name in names[:8])
+    return shown + (", ..." if len(names) > 8 else "")
+
+
+def _show_environment(options: argparse.Namespace) -> int:
+    import platform
+    from importlib import metadata
+
+    facts: dict[str, Any] = {
+        "shardio": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+    }
+    for package in ("torch", "numpy", "lmdb", "msgpack", "xxhash"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            facts[package] = metadata.version(package)
+    from . import image
+
+    try:
+        facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())
+    except DependencyError as error:
+        facts["images"] = str(error)
+    if options.json:
+        _print_json(facts)
+    else:
+        for name, value in facts.items():
+            print(f"{name:<10}{value}")
+    return DONE
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no name for: bytes within a json field, arrays."""
+    return {"base64": _base64(value)} if isinstance(value, bytes) else value.tolist()
+
+
+def _base64(value: bytes) -> str:
+    import base64
+
+    return base64.b64encode(value).decode("ascii")
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return json.dumps(value, default=_plain).encode()
+
+
+def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> int:
+    if (record is None) == (key is None):
+        raise OptionError("cat: give either the index of a record, or --key KEY")
+    if key is not None:
+        try:
+            return sequence.find(os.fsencode(key))
+        except KeyError:
+            raise OptionError(f"no record has the key {printable(key)}") from None
+    try:
+        index = int(record or "")
+    except ValueError:
+        raise OptionError(
+            f"{printable(record or '')!r} is no index; keys are given as --key"
+        ) from None
+    if not -len(sequence) <= index < len(sequence):
+        raise OptionError(f"record {index}: there are {len(sequence):,} records, from 0")
+    return index
+
+
+@contextlib.contextmanager
+def _progress(
+    what: str, options: argparse.Namespace
+) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, when a person looks at it."""
+    if options.quiet or options.json or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # else it starts a thread, and we fork
+    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, leave=False) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+# --- the parser -----------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shardio",
+        description="Pack folders of images into shards, and look at what is in them.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"shardio {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        one = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.set_defaults(run=run)
+        one.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        one.add_argument("--quiet", action="store_true", help="no progress and no summary")
+        return one
+
+    pack = command("pack", _pack, "pack a folder of images into shards")
+    pack.add_argument(
+        "source", metavar="SRC", help="the folder: class folders of images, or images"
+    )
+    pack.add_argument("out", metavar="OUT", help="the directory that becomes the dataset")
+    pack.add_argument(
+        "--shard-size",
+        type=_size,
+        metavar="SIZE",
+        help="source bytes a shard, like 64MB or 1GiB (default 256MiB; less for small folders)",
+    )
+    pack.add_argument("--max-records", type=int, metavar="N", help="records a shard, at most")
+    pack.add_argument(
+        "--shuffle",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="pack in a shuffled order (default), or in the order of keys",
+    )
+    pack.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of that shuffle (default 0)"
+    )
+    pack.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    pack.add_argument(
+        "--part",
+        type=_part,
+        metavar="I/N",
+        help="build only part I of N, from 1/N to N/N; then `shardio commit OUT`",
+    )
+    pack.add_argument(
+        "--splits",
+        action=argparse.BooleanOptionalAction,
+        help="whether top folders are splits (default: if all are called train, val, test ...)",
+    )
+    pack.add_argument(
+        "--classes", metavar="OTHER", help="number classes as in this packed directory"
+    )
+    pack.add_argument(
+        "--resize", type=int, metavar="N", help="shrink images to N pixels on their short side"
+    )
+    pack.add_argument(
+        "--quality", type=int, default=90, metavar="Q", help="of resized JPEGs (default 90)"
+    )
+    pack.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
+    pack.add_argument("--restart", action="store_true", help="drop an unfinished packing in OUT")
+    pack.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="files that cannot be packed: fail and list them (default), or leave them out",
+    )
+    pack.add_argument("--format", default="record", help="of the shards (default: record)")
+    pack.add_argument("--dry-run", action="store_true", help="show the plan and touch nothing")
+
+    commit = command("commit", _commit, "commit what the parts of a packing built")
+    commit.add_argument("out", metavar="OUT")
+    commit.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    commit.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
+
+    unpack = command("unpack", _unpack, "write the packed files back into a folder")
+    unpack.add_argument("out", metavar="OUT", help="the packed directory")
+    unpack.add_argument("directory", metavar="DIR", help="where the files go")
+    unpack.add_argument("--overwrite", action="store_true", help="replace files that exist")
+
+    info = command("info", _info, "show what a packed directory holds")
+    info.add_argument("out", metavar="OUT", nargs="?")
+    info.add_argument("--env", action="store_true", help="versions, and which PIL decodes images")
+
+    ls = command("ls", _ls, "list records: index, shard:record, bytes, key, class")
+    ls.add_argument("out", metavar="OUT")
+    ls.add_argument("--shard", type=int, metavar="N", help="only of this shard")
+    ls.add_argument("--class", dest="class_name", metavar="NAME", help="only of this class")
+
+    cat = command("cat", _cat, "write one field of one record to stdout or a file")
+    cat.add_argument("out", metavar="OUT")
+    cat.add_argument("record", metavar="INDEX", nargs="?", help="as `shardio ls` numbers it")
+    cat.add_argument("--key", metavar="KEY", help="find the record by its key instead")
+    cat.add_argument("--field", metavar="NAME", help="default: the image")
+    cat.add_argument("--output", metavar="FILE", help="a file instead of stdout")
+    cat.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+
+    verify = command("verify", _verify, "check that every byte is what was packed")
+    verify.add_argument("out", metavar="OUT")
+    verify.add_argument("--decode", action="store_true", help="also decode every image")
+    verify.add_argument("--sha256", action="store_true", help="also compare whole files")
+    verify.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+
+    gc = command("gc", _gc, "remove files that no manifest names")
+    gc.add_argument("out", metavar="OUT")
+    gc.add_argument(
+        "--keep",
+        type=_seconds,
+        default=24 * 3600.0,
+        metavar="AGE",
+        help="keep what was replaced less than this ago: 90m, 24h (default), 7d",
+    )
+    gc.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    return parser
+
+
+def _size(text: str) -> int:
+    from .sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, of = text.partition("/")
+    try:
+        return int(first), int(of)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N, like 1/4") from None
+
+
+def _seconds(text: str) -> float:
+    factors = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, factor = (text[:-1], factors[text[-1]]) if text[-1:] in factors else (text, 1)
+    try:
+        seconds = float(number) * factor
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an age, like 90m, 24h or 7d")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

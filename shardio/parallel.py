@@ -1,0 +1,258 @@
+"""Independent tasks on all cores: processes that report progress, stop together, and leave nothing.
+
+Tasks are processes' work, not threads': encoding and checking records holds the GIL. Workers are
+forked (`spawn` would import the user's main module again, and need its `__main__` guard), and get
+one task at a time through a pipe. There is no thread, no semaphore and no shared file here, so that
+it works without /dev/shm; `concurrent.futures` needs all three, and cannot end a worker that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from .errors import OptionError, StorageError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]  # done, in all
+
+_LOOK_S = 0.2  # between two looks at how much is done
+_GRACE_S = 1.0  # that workers have to stop by themselves
+_MAX_JOBS = 1023
+
+_Connection = Any  # multiprocessing.connection.Connection; generic in some releases of typeshed
+_Process = Any
+
+
+class StoppedError(Exception):
+    """Other work failed or was interrupted; what is in flight is dropped."""
+
+
+class Report:
+    """How much is done, over all processes, and the flag that stops them.
+
+    Shared, anonymous memory: slot 0 is the flag, and each worker adds to a slot of its own, so
+    nothing is locked.
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._slots = memoryview(mmap.mmap(-1, 8 * (_MAX_JOBS + 1))).cast("q")
+
+    def add(self, count: int, worker: int = 0) -> None:
+        """Called by the work, now and then. Raises StoppedError when it is to end."""
+        if self._slots[0]:
+            raise StoppedError
+        self._slots[1 + worker] += count
+
+    def show(self) -> None:
+        """Tell the caller's `progress`; in the process that waits."""
+        if self._progress is not None:
+            self._progress(sum(self._slots[1:]), self._total)
+
+    def stop(self, value: bool) -> None:
+        self._slots[0] = value
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes(jobs: int | None) -> int:
+    """How many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
+    if jobs is not None and jobs < 1:
+        raise OptionError(f"jobs is {jobs}; expected 1 or more")
+    return jobs or cores()
+
+
+def run(
+    work: Callable[[Task, Callable[[int], None]], Result],
+    tasks: Iterable[Task],
+    *,
+    jobs: int,
+    report: Report,
+) -> Iterator[Result]:
+    """work(task, add) of each task, in order. `add` counts what is done, and stops the work.
+
+    Worker processes end with this one, however it ends. Raises what work raises, and StorageError
+    when a worker is killed.
+    """
+    if jobs <= 1:
+
+        def add(count: int) -> None:
+            report.add(count)
+            report.show()
+
+        for task in tasks:
+            yield work(task, add)
+        return
+    pool = _Pool(work, min(jobs, _MAX_JOBS), report)
+    try:
+        yield from pool.run(tasks)
+    except BaseException:
+        report.stop(True)
+        raise
+    finally:
+        pool.close()
+        report.stop(False)
+
+
+class _Pool:
+    def __init__(self, work: Callable[..., Any], jobs: int, report: Report) -> None:
+        self._work, self._jobs, self._report = work, jobs, report
+        self._idle: list[_Connection] = []
+        self._busy: dict[_Connection, int] = {}  # to the number of the task
+        self._processes: list[_Process] = []
+
+    def run(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        rest = enumerate(tasks)
+        found: dict[int, Any] = {}
+        turn = 0  # the next result to give
+        more = True
+        while True:
+            # A plan's keys are large, so a task is taken only when a worker waits for it.
+            while more and (self._idle or len(self._processes) < self._jobs):
+                try:
+                    number, task = next(rest)
+                except StopIteration:
+                    more = False
+                    break
+                connection = self._idle.pop() if self._idle else self._start()
+                try:
+                    connection.send(task)
+                except (BrokenPipeError, ConnectionResetError):
+                    raise _killed() from None
+                self._busy[connection] = number
+            while turn in found:
+                yield found.pop(turn)
+                turn += 1
+            if not self._busy:
+                return
+            for connection in multiprocessing.connection.wait(list(self._busy), _LOOK_S):
+                found[self._busy.pop(connection)] = _receive(connection)
+                self._idle.append(connection)
+            self._report.show()
+
+    def _start(self) -> _Connection:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        inherited = [ours, *self._idle, *self._busy]
+        process = context.Process(
+            target=_serve,
+            args=(self._work, theirs, inherited, self._report, len(self._processes), os.getpid()),
+            daemon=True,
+        )
+        # Ctrl-C reaches the whole group; the child must not meet it before it ignores it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of any other thread; the child touches nothing that one may hold
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()  # so that the end of the child is the end of its pipe
+        self._processes.append(process)
+        return ours
+
+    def close(self) -> None:
+        """End all workers: those that wait at once, others when they look, or after a second."""
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        until = time.monotonic() + _GRACE_S
+        for process in self._processes:
+            process.join(max(until - time.monotonic(), 0.0))
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+
+def _receive(connection: _Connection) -> Any:
+    try:
+        result, error, text = connection.recv()
+    except (EOFError, ConnectionResetError):
+        raise _killed() from None
+    if error is not None:
+        raise error from (_InWorkerError(text) if text else None)
+    return result
+
+
+class _InWorkerError(Exception):
+    """The traceback of what a worker raised, shown above ours."""
+
+
+def _killed() -> StorageError:
+    return StorageError(
+        "a worker process was killed (out of memory?). What is finished is kept: run it again to "
+        "resume, with fewer --jobs if memory was short"
+    )
+
+
+def _serve(
+    work: Callable[..., Any],
+    connection: _Connection,
+    inherited: list[_Connection],
+    report: Report,
+    worker: int,
+    parent: int,
+) -> None:
+    """Life of a worker: tasks until its pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the others
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for other in inherited:
+        other.close()
+    _die_with(parent)
+
+    def add(count: int) -> None:
+        if os.getppid() != parent:  # it was killed, and can stop nobody
+            os._exit(1)
+        report.add(count, worker)
+
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, StoppedError):
+        while True:
+            task = connection.recv()
+            reply: tuple[Any, Exception | None, str]
+            try:
+                reply = (work(task, add), None, "")
+            except StoppedError:
+                raise
+            except Exception as error:
+                reply = (None, *_portable(error))
+            connection.send(reply)
+
+
+def _portable(error: Exception) -> tuple[Exception, str]:
+    """An exception, and its traceback, as they can be sent."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}"), text
+    return error, text
+
+
+def _die_with(parent: int) -> None:
+    """Linux ends this process with its parent, also when that is killed; elsewhere `add` looks."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)

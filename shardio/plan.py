@@ -1,0 +1,214 @@
+"""The plan of a packing: which file goes into which shard, before a byte is read.
+
+A plan is a pure function of the listing and the options, so that every process, and every machine
+of a job array, makes the same one. While the packing is unfinished the plan lies beside the shards
+as the journal `.shardio-plan`; packers lock byte k of it for shard k.
+
+    journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
+              | key lengths u32[n] | keys | SHA-256 of all before
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import order
+from .errors import DamageError, printable
+from .formats.record import VERSION
+from .sample import KEY
+from .sources import Listing
+
+JOURNAL = ".shardio-plan"
+SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
+MIN_SHARDS = 16  # that the default aims at,
+MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more than a MiB's reading
+
+MAGIC = b"shardio-plan 0\n"
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+# Shards that lay in OUT when a packing was begun: name to time of change. They are of another
+# packing, which may have had other content under the same id; all others are of this one. (Being
+# younger than the journal would say less: clocks of two machines differ, and ticks are coarse.)
+Before = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Files in the order they are packed, and where shards begin.
+
+    Shard k is [bounds[k]:bounds[k+1]]. `header`: {"fields", "classes", "options", "problems",
+    "ignored", "notes"}; the first three, with keys and sizes, make the dataset's id.
+    """
+
+    header: dict[str, Any]
+    keys: list[bytes]
+    sizes: Ints
+    mtimes: Ints
+    bounds: Ints
+    before: Before = field(default_factory=dict)
+
+    @property
+    def shards(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def dataset_id(self) -> bytes:
+        """16 bytes: never of time, host or path."""
+        named = {name: self.header[name] for name in ("fields", "classes", "options")}
+        seal = hashlib.sha256(MAGIC + b"%d\n" % VERSION + _line(named))
+        seal.update(self.sizes.astype("<i8").tobytes())
+        seal.update(b"\0".join(self.keys))
+        return seal.digest()[:16]
+
+    @property
+    def problems(self) -> list[tuple[bytes, str]]:
+        """Files that cannot be packed by what the listing says of them: key, reason."""
+        return [(os.fsencode(key), why) for key, why in self.header["problems"]]
+
+    def labels(self, start: int, stop: int) -> list[int] | None:
+        """Class numbers of files [start, stop); None without classes."""
+        classes = self.header["classes"]
+        if classes is None:
+            return None
+        number = {name: i for i, name in enumerate(classes)}
+        tops = (key.partition(b"/")[0] for key in self.keys[start:stop])
+        return [number[os.fsdecode(top)] for top in tops]
+
+    def dump(self) -> bytes:
+        body = b"".join(
+            (
+                MAGIC,
+                _line(self.header | {"bounds": self.bounds.tolist(), "before": self.before}),
+                self.sizes.astype("<i8").tobytes(),
+                self.mtimes.astype("<i8").tobytes(),
+                np.array([len(key) for key in self.keys], "<u4").tobytes(),
+                *self.keys,
+            )
+        )
+        return body + hashlib.sha256(body).digest()
+
+    def same(self, other: Plan) -> bool:
+        """Whether a packing begun under one can go on under the other."""
+        return (
+            self.dataset_id == other.dataset_id
+            and np.array_equal(self.mtimes, other.mtimes)
+            and np.array_equal(self.bounds, other.bounds)
+        )
+
+
+def make(
+    listing: Listing,
+    *,
+    shard_size: int | None,
+    max_records: int | None,
+    shuffle: bool,
+    seed: int,
+    extra: dict[str, Any],
+) -> Plan:
+    """Order the files and cut them into shards by their bytes. `extra` options are recorded too."""
+    count = len(listing.keys)
+    packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
+    sizes = listing.sizes[packed]
+    if shard_size is None:
+        fair = -(-int(sizes.sum()) // MIN_SHARDS)
+        shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
+    fields = [(KEY, "key"), ("image", "image")] + ([("label", "int")] if listing.classes else [])
+    options = {
+        "source": "imagefolder",
+        "shuffle": shuffle,
+        "seed": seed if shuffle else None,
+        "shard_size": shard_size,
+        "max_records": max_records,
+    }
+    if listing.absent:  # `unpack` makes no folders of these
+        known = listing.classes or ()
+        absent = set(listing.absent)
+        extra = extra | {"absent": [i for i, name in enumerate(known) if name in absent]}
+    return Plan(
+        header={
+            "fields": [list(pair) for pair in fields],
+            "classes": None if listing.classes is None else list(listing.classes),
+            "options": options | extra,
+            "problems": [[os.fsdecode(key), reason] for key, reason in listing.problems],
+            "ignored": listing.ignored,
+            "notes": listing.notes,
+        },
+        keys=[listing.keys[i] for i in packed.tolist()],
+        sizes=sizes,
+        mtimes=listing.mtimes[packed],
+        bounds=cut(sizes, shard_size, max_records),
+    )
+
+
+def cut(sizes: Ints, shard_size: int, max_records: int | None) -> Ints:
+    """Bounds of the fullest shards, in order, of at most `shard_size` bytes, or one larger file."""
+    ends = np.cumsum(sizes)
+    bounds = [0]
+    while bounds[-1] < len(sizes):
+        start = bounds[-1]
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + shard_size, "right"))
+        stop = max(stop, start + 1)
+        bounds.append(min(stop, start + max_records) if max_records else stop)
+    return np.array(bounds, np.int64)
+
+
+def parse(data: bytes, where: str) -> Plan:
+    """The bytes of a journal to its plan. Raises DamageError."""
+    try:
+        if data[-32:] != hashlib.sha256(memoryview(data)[:-32]).digest():
+            raise ValueError("its checksum is wrong")
+        if not data.startswith(MAGIC):
+            raise ValueError("it is of another version")
+        at = data.index(b"\n", len(MAGIC)) + 1
+        header = json.loads(data[len(MAGIC) : at])
+        bounds = np.array(header.pop("bounds"), np.int64)
+        before = header.pop("before")
+        count = int(bounds[-1])
+        sizes, mtimes = np.frombuffer(data, "<i8", 2 * count, at).reshape(2, count)
+        at += 16 * count
+        ends = np.frombuffer(data, "<u4", count, at).cumsum(dtype=np.int64) + at + 4 * count
+        starts = [at + 4 * count, *ends.tolist()]
+        keys = [data[a:b] for a, b in zip(starts, ends.tolist(), strict=False)]
+        return Plan(header, keys, sizes, mtimes, bounds, before)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DamageError(
+            f"{where}: the plan of an unfinished packing cannot be read: {error}. "
+            "`shardio pack --restart` drops it"
+        ) from None
+
+
+def difference(old: Plan, new: Plan) -> str:
+    """What changed between two plans, in words, for the user who must decide."""
+    before, after = old.header["options"], new.header["options"]
+    lines = [
+        f"  option {name}: was {before.get(name)!r}, now {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+    if old.header["classes"] != new.header["classes"]:
+        lines.append("  the classes differ")
+    was = dict(
+        zip(old.keys, zip(old.sizes.tolist(), old.mtimes.tolist(), strict=True), strict=True)
+    )
+    now = dict(
+        zip(new.keys, zip(new.sizes.tolist(), new.mtimes.tolist(), strict=True), strict=True)
+    )
+    for what, keys in (
+        ("is new", now.keys() - was.keys()),
+        ("is gone", was.keys() - now.keys()),
+        ("was changed", {key for key in was.keys() & now.keys() if was[key] != now[key]}),
+    ):
+        lines += [f"  {printable(key)} {what}" for key in sorted(keys)[:5]]
+        if len(keys) > 5:
+            lines.append(f"  ... {len(keys) - 5:,} more: {what}")
+    return "\n".join(lines)
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"

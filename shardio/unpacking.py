@@ -1,0 +1,188 @@
+"""Shards back to files: each record's image to DIR/key, byte for byte what was packed.
+
+Keys come from a file that may be anybody's, so each is checked part by part, and every folder on
+the way is opened relative to the one above without following links: nothing outside DIR is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from . import manifest, sequence
+from .errors import DamageError, ExistsError, OptionError, StorageError, printable
+from .manifest import Manifest
+from .packing import local_path
+from .parallel import Progress
+from .sample import KEY
+from .storage import local, locate
+
+_OPEN = 256  # folders at a time
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MAX_PATH = 4096  # bytes of a key; no file that was packed has a longer path
+
+
+@dataclass
+class Unpacked:
+    """What one call of `unpack` wrote."""
+
+    files: int = 0
+    bytes: int = 0
+    folders: int = 0  # of classes
+    without: int = 0  # records whose field is None: there is no file to write
+
+
+def unpack(
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Write the files of a dataset, or of all its splits, into a directory.
+
+    Classes without images become empty folders. Existing files raise ExistsError, unless
+    `overwrite` replaces them. Raises also NotPackedError, DamageError (a record or a key),
+    OptionError (no field holds files), StorageError.
+    """
+    source, target = local_path(path), local_path(directory)
+    splits = manifest.load_splits(locate(source))
+    pairs = [(source, target)]
+    if splits:
+        pairs = [(os.path.join(source, name), os.path.join(target, name)) for name in splits]
+    datasets = [(sequence.open(one, decode=None), into) for one, into in pairs]
+    total = sum(one.manifest.blob_bytes for one, _ in datasets)
+    done = Unpacked()
+    for dataset, into in datasets:
+        content = _content_field(dataset.manifest)
+        tree = _Tree(into, overwrite)
+        try:
+            for name in _folders(dataset.manifest):
+                tree.folder(_parts(os.fsencode(name), dataset.manifest.where))
+                done.folders += 1
+            for sample in dataset:
+                data = sample[content]
+                if data is None:
+                    done.without += 1
+                    continue
+                tree.write(_parts(sample[KEY], dataset.manifest.where), data)
+                done.files += 1
+                done.bytes += len(data)
+                if progress is not None:
+                    progress(done.bytes, total)
+        finally:
+            tree.close()
+    return done
+
+
+class _Tree:
+    """A directory that is written into, and never left."""
+
+    def __init__(self, root: str, overwrite: bool) -> None:
+        local.make_directory(root)
+        self._root, self._overwrite = root, overwrite
+        self._open: dict[tuple[bytes, ...], int] = {}
+        with self._explained(()):
+            self._top = os.open(root, _FOLDER)
+
+    def folder(self, parts: Sequence[bytes]) -> int:
+        """The descriptor of a folder, which is made if it is missing; valid until the next call."""
+        path = tuple(parts)
+        if not path:
+            return self._top
+        found = self._open.get(path)
+        if found is not None:
+            return found
+        if len(self._open) == _OPEN:
+            self._close_folders()
+        here = self._top
+        try:
+            for at, name in enumerate(path, 1):
+                with self._explained(path[:at]):
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=here)
+                    below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+                if here != self._top:
+                    os.close(here)
+                here = below
+        except BaseException:
+            if here != self._top:
+                os.close(here)
+            raise
+        self._open[path] = here
+        return here
+
+    def write(self, parts: Sequence[bytes], data: bytes) -> None:
+        folder = self.folder(parts[:-1])
+        with self._explained(parts):
+            if self._overwrite:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(parts[-1], dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(parts[-1], flags, 0o666, dir_fd=folder)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            except BaseException:
+                os.unlink(parts[-1], dir_fd=folder)  # half a file is worse than none
+                raise
+            finally:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        self._close_folders()
+        os.close(self._top)
+
+    def _close_folders(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    @contextlib.contextmanager
+    def _explained(self, parts: Sequence[bytes]) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            shown = printable(os.path.join(os.fsencode(self._root), *parts), 4096)
+            if isinstance(error, FileExistsError):
+                raise ExistsError(
+                    f"{shown}: exists; unpack into an empty directory, or replace files with "
+                    "--overwrite"
+                ) from None
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise StorageError(
+                    f"{shown}: expected a folder, found a file or a link; links are not followed"
+                ) from None
+            raise StorageError(f"{shown}: cannot be written: {error.strerror}") from None
+
+
+def _parts(key: bytes, where: str) -> list[bytes]:
+    """A key as the names on its path. Raises DamageError when it would leave the directory."""
+    parts = key.split(b"/")
+    if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
+        raise DamageError(f"{where}: the key {printable(key)} is no path within a directory")
+    return parts
+
+
+def _folders(made: Manifest) -> list[str]:
+    """The class folders of the tree that was packed; none when it was a stream of samples."""
+    if made.options.get("source") != "imagefolder":
+        return []
+    absent = made.options.get("absent", [])
+    return [name for i, name in enumerate(made.classes or ()) if i not in absent]
+
+
+def _content_field(made: Manifest) -> str:
+    """The field that holds files: the one of kind image, else the one of kind bytes."""
+    for wanted in ("image", "bytes"):
+        names = [name for name, kind in made.schema.fields if kind == wanted]
+        if len(names) == 1:
+            return names[0]
+    fields = ", ".join(f"{name} ({kind})" for name, kind in made.schema.fields)
+    raise OptionError(
+        f"{made.where}: unpack writes the one field that holds files, and this dataset has "
+        f"{fields}; `shardio cat` gives single fields"
+    )

@@ -1,0 +1,179 @@
+"""Is every byte what was packed? Each shard is checked by itself, on all cores.
+
+Checked are the manifest, each shard's header, index and trailer against it, every record's
+checksum, and that keys and columns in the index are those of the records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import manifest, parallel
+from .errors import DamageError, DecodeError, StorageError, VersionError, printable
+from .formats import FORMATS, check_format
+from .formats.base import Shard, ShardInfo
+from .formats.record import key_hash
+from .sample import KEY, Sample
+from .storage import Storage, locate
+
+Bad = DamageError | StorageError
+_CHUNK = 256  # records that are read together, and one by one when one of them is damaged
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that differs from what was packed. `record` None: the shard as a whole."""
+
+    shard: str
+    record: int | None
+    offset: int | None  # of the record, in bytes
+    key: bytes | None  # where it can still be read
+    what: str
+
+
+@dataclass
+class Verified:
+    """What one call of `verify` found."""
+
+    shards: int = 0
+    records: int = 0  # that were read
+    bytes: int = 0
+    damages: list[Damage] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Task:
+    storage: Storage
+    format: str
+    info: ShardInfo
+    dataset_id: bytes
+    images: tuple[str, ...]  # fields to decode
+    sha256: bool
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    decode: bool = False,
+    sha256: bool = False,
+    jobs: int | None = None,
+    progress: parallel.Progress | None = None,
+) -> Verified:
+    """Check a dataset, or all its splits, and list every damage.
+
+    decode    also decode every image
+    sha256    also compare each file's SHA-256 with the manifest
+    jobs      processes; default: one a core
+    progress  called now and then with bytes done and bytes in all
+
+    Raises DamageError when the manifest itself is damaged, NotPackedError.
+    """
+    jobs = parallel.processes(jobs)
+    root = os.fspath(path)
+    splits = manifest.load_splits(locate(root))
+    folders = [os.path.join(root, name) for name in splits] if splits else [root]
+    made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
+    for _, one in made:
+        check_format(one.format)
+    if decode:
+        from . import image
+
+        image.engine()
+    tasks = [
+        _Task(
+            storage,
+            one.format,
+            one.shard(number),
+            one.dataset_id,
+            tuple(n for n, kind in one.schema.fields if kind == "image") if decode else (),
+            sha256,
+        )
+        for storage, one in made
+        for number in range(one.shards)
+    ]
+    found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in made))
+    report = parallel.Report(progress, found.bytes)
+    jobs = min(jobs, max(len(tasks), 1))
+    for records, damages in parallel.run(_check_shard, tasks, jobs=jobs, report=report):
+        found.records += records
+        found.damages += damages
+    return found
+
+
+def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage]]:
+    info = task.info
+    name = printable(os.path.join(task.storage.url, info.name), 4096)
+    damages: list[Damage] = []
+    try:
+        file = task.storage.open(info.name)
+    except FileNotFoundError:
+        return 0, [Damage(name, None, None, None, "the file is missing")]
+    except StorageError as error:
+        return 0, [Damage(name, None, None, None, str(error))]
+    try:
+        if task.sha256 and file.sha256() != info.sha256:
+            what = "its SHA-256 is not the manifest's"
+            damages.append(Damage(name, None, None, None, what))
+        shard: Shard = FORMATS[task.format](file, info, task.dataset_id)
+        for start in range(0, shard.records, _CHUNK):
+            stop = min(start + _CHUNK, shard.records)
+            damages += _check_records(shard, start, stop, task.images, name)
+            add(int(shard.sizes[start:stop].sum()))
+        return shard.records, damages
+    except (DamageError, StorageError, VersionError) as error:
+        return 0, [*damages, Damage(name, None, None, None, str(error))]
+    finally:
+        file.close()
+
+
+def _check_records(
+    shard: Shard, start: int, stop: int, images: tuple[str, ...], name: str
+) -> Iterator[Damage]:
+    try:
+        samples: list[Sample | Bad] = list(shard.scan(start, stop))
+    except (DamageError, StorageError):
+        samples = [_attempt(shard, record) for record in range(start, stop)]
+    for record, sample in enumerate(samples, start):
+        if isinstance(sample, (DamageError, StorageError)):
+            yield Damage(name, record, shard.offset(record), _key(shard, record), str(sample))
+        elif what := _wrong(shard, record, sample, images):
+            yield Damage(name, record, shard.offset(record), sample[KEY], what)
+
+
+def _attempt(shard: Shard, record: int) -> Sample | Bad:
+    try:
+        return shard.read(record)
+    except (DamageError, StorageError) as error:
+        return error
+
+
+def _wrong(shard: Shard, record: int, sample: Sample, images: tuple[str, ...]) -> str | None:
+    """What is wrong with a record whose own checksum is right."""
+    if key_hash(sample[KEY]) != shard.key_hashes[record]:
+        return "the index has another key for it"
+    for name, column in shard.columns.items():
+        value, indexed = sample[name], column[record]
+        if (value is None) != (indexed is np.ma.masked):
+            return f"the index has another {name} for it"
+        if value is not None and value != indexed and not (value != value and indexed != indexed):
+            return f"the index has another {name} for it"
+    for field_name in images:
+        from . import image
+
+        if sample[field_name] is not None:
+            try:
+                image.decode(sample[field_name])
+            except DecodeError as error:
+                return f"{field_name} cannot be decoded: {error}"
+    return None
+
+
+def _key(shard: Shard, record: int) -> bytes | None:
+    try:
+        return shard.key(record)
+    except (DamageError, StorageError):
+        return None

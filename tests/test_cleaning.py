@@ -1,0 +1,181 @@
+"""gc removes what no manifest names, when it is old enough and provably shardio's."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trees import JPEG, content, images, plant, shardio, shardio_json, shards
+
+from shardio import packing, plan
+from shardio import sequence as sequences
+from shardio.cleaning import gc
+from shardio.errors import BusyError, DamageError, NotPackedError
+from shardio.packing import pack
+
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return plant(tmp_path / "src", images())
+
+
+@pytest.fixture
+def out(source: Path, tmp_path: Path) -> Path:
+    """A dataset that has replaced another."""
+    for seed in (0, 1):
+        pack(source, tmp_path / "out", jobs=1, max_records=8, seed=seed, overwrite=True)
+    return tmp_path / "out"
+
+
+def age(path: Path, days: float) -> None:
+    then = time.time() - days * DAY
+    os.utime(path, (then, then))
+
+
+def age_all(out: Path, days: float) -> None:
+    for path in out.iterdir():
+        age(path, days)
+
+
+def unfinished(source: Path, out: Path, **options: Any) -> None:
+    """Build half of a packing and stop."""
+    pack(source, out, jobs=1, max_records=8, part=(1, 2), **options)
+
+
+def test_replaced_shards_stay_for_a_day_and_then_go(out: Path) -> None:
+    assert len(shards(out)) == 6
+    young = gc(out)
+    assert (young.removed, len(young.kept)) == ([], 3)
+    age_all(out, 1.1)
+    done = gc(out)
+    assert (len(done.removed), done.kept) == (3, [])
+    assert done.bytes > 0
+    assert len(list(sequences.open(out, decode=None))) == 24
+
+
+def test_old_shards_replaced_a_moment_ago_stay(out: Path) -> None:
+    age_all(out, 30)
+    age(out / "manifest.json", 0)  # readers of the old one may be at work
+    assert gc(out).removed == []
+    assert len(gc(out, keep_s=0).removed) == 3
+
+
+def test_a_dry_run_removes_nothing(out: Path) -> None:
+    before = content(out)
+    assert len(gc(out, keep_s=0, dry_run=True).removed) == 3
+    assert content(out) == before
+
+
+def test_what_is_not_shardios_stays_whatever_its_name(out: Path) -> None:
+    mine = {
+        "00007-01234567.shard": b"mine",
+        "notes.txt": b"mine",
+        ".shardio-0123456789abcdef-x.tmp": b"mine",
+        ".shardio-rejected-mine.jsonl": b"mine",
+        "folder/x": b"mine",
+    }
+    plant(out, mine)
+    gc(out, keep_s=0)
+    left = content(out)
+    assert all(left[name.encode()] == data for name, data in mine.items())
+
+
+def test_temporary_files_of_dead_packers_go(out: Path) -> None:
+    tree = {
+        ".shardio-0123456789abcdef-00003.tmp": b"\x89SHD\r\n\x1a\nhalf a shard",
+        ".shardio-0123456789abcdef-00004.tmp": b"",
+        ".shardio-0123456789abcdef-manifest.json.tmp": b'{\n"format": "shardio"',
+        ".shardio-rejected-00001-01234567.jsonl": b'{"key": "x", "reason": "y"}\n',
+    }
+    before = content(out)
+    plant(out, tree)
+    removed = {Path(path).name for path in gc(out, keep_s=0).removed}
+    assert removed >= tree.keys()
+    assert len(removed) == 7
+    assert content(out).items() <= before.items()
+
+
+def test_an_unfinished_packing_stays_and_can_go_on(source: Path, out: Path) -> None:
+    unfinished(source, out, overwrite=True, seed=2)
+    age_all(out, 30)
+    before = set(content(out))
+    done = gc(out, keep_s=0)
+    assert len(done.removed) == 3  # of seed 0 only
+    assert (out / plan.JOURNAL).exists()
+    [finished] = pack(source, out, jobs=1, max_records=8, overwrite=True, seed=2)
+    assert finished.kept == 1
+    assert before
+
+
+def test_old_shards_of_the_same_id_go_though_its_packing_is_unfinished(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for seed in (0, 1):
+        pack(source, out, jobs=1, max_records=8, seed=seed, overwrite=True)
+    changed = source / "class0" / "000.jpg"
+    changed.write_bytes(changed.read_bytes()[:-1] + b"!")
+    unfinished(source, out, overwrite=True, seed=0)  # beside old shards of seed 0
+    journal = (out / plan.JOURNAL).read_bytes()
+    new = {
+        n for n, t in packing.shards_in(str(out)).items() if packing.owner(journal)[1].get(n) != t
+    }
+    gc(out, keep_s=0)
+    assert new <= {path.name for path in shards(out)}
+    assert len(shards(out)) == 3 + len(new)
+
+
+def test_a_packing_that_was_committed_and_killed_is_cleaned_up(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "clean", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pack(source, tmp_path / "out", jobs=1)
+    assert len(gc(tmp_path / "out", keep_s=0).removed) == 1
+    assert not (tmp_path / "out" / plan.JOURNAL).exists()
+
+
+def test_gc_refuses_while_a_packer_works(source: Path, out: Path) -> None:
+    unfinished(source, out, overwrite=True, seed=2)
+    before = content(out)
+    held = packing.lock(str(out), 1, 2)  # one part is enough
+    try:
+        with pytest.raises(BusyError):
+            gc(out, keep_s=0)
+        shardio("gc", out, "--keep", "0", code=5)
+    finally:
+        held.release()
+    assert content(out) == before
+
+
+def test_gc_needs_a_whole_manifest(source: Path, tmp_path: Path) -> None:
+    unfinished(source, tmp_path / "out")
+    with pytest.raises(NotPackedError):
+        gc(tmp_path / "out")
+    pack(source, tmp_path / "done", jobs=1)
+    (tmp_path / "done" / "manifest.json").write_bytes(b"?")
+    before = content(tmp_path / "done")
+    with pytest.raises(DamageError):
+        gc(tmp_path / "done", keep_s=0)
+    assert content(tmp_path / "done") == before
+
+
+def test_all_splits_are_cleaned(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"train/a/1.jpg": JPEG, "val/a/1.jpg": JPEG})
+    for seed in (0, 1):
+        pack(source, tmp_path / "out", jobs=1, resize=None, seed=seed, overwrite=True)
+    assert len(gc(tmp_path / "out", keep_s=0).removed) == 2
+
+
+def test_the_command_says_what_it_removed(out: Path) -> None:
+    assert "3 younger than --keep stay" in shardio("gc", out).stdout
+    lines = shardio("gc", out, "--keep", "0s", "--dry-run").stdout.splitlines()
+    assert len(lines) == 4
+    assert "would be removed" in lines[-1]
+    assert len(shardio_json("gc", out, "--keep", "0")["removed"]) == 3
+    for wrong in ("", "soon", "-1h", "nan"):
+        shardio("gc", out, f"--keep={wrong}", code=2)

@@ -1,0 +1,457 @@
+"""The command line: what it says, where it says it, how it ends."""
+
+import base64
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from trees import (
+    JPEG,
+    ROOT,
+    command,
+    content,
+    environment,
+    images,
+    noise,
+    plant,
+    shardio,
+    shardio_json,
+    shards,
+)
+
+from shardio import cli, sizes
+from shardio import sequence as sequences
+from shardio.errors import OptionError
+from shardio.writer import Writer
+
+COMMANDS = ("pack", "commit", "unpack", "info", "ls", "cat", "verify", "gc")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plant(tmp_path_factory.mktemp("source") / "src", images())
+
+
+@pytest.fixture(scope="module")
+def out(source: Path) -> Path:
+    shardio("pack", source, source.parent / "out", "--max-records", "10", "--jobs", "1")
+    return source.parent / "out"
+
+
+def keys_of(out: Path) -> list[bytes]:
+    return sequences.open(out).keys()
+
+
+def known_commands() -> set[str]:
+    """The commands of the parser itself."""
+    usage = cli._parser()._subparsers
+    assert usage is not None
+    return set(usage._group_actions[0].choices or ())
+
+
+# --- help and documents ---------------------------------------------------------------------------
+
+
+def test_every_command_is_tested_here() -> None:
+    assert set(COMMANDS) == known_commands()
+
+
+@pytest.mark.parametrize("name", sorted(known_commands()))
+def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
+    said = shardio(name, "--help").stdout
+    assert f"usage: shardio {name}" in said
+    assert "exit codes" in said
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
+    assert section, f"docs/cli.md has no section `## {name}`"
+    for option in re.findall(r"^\s+(?:-h, )?(--[a-z0-9-]+)", said, re.M):
+        if option not in ("--help", "--json", "--quiet"):
+            assert f"`{option}" in section[1], f"docs/cli.md, {name}: {option} is missing"
+
+
+def test_the_docs_name_no_option_that_does_not_exist() -> None:
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    said = "".join(shardio(name, "--help").stdout for name in COMMANDS) + "--version --help"
+    for option in set(re.findall(r"`(--[a-z0-9-]+)", documented)):
+        assert option in said, option
+
+
+def test_all_commands_are_in_the_overview() -> None:
+    said = shardio("--help").stdout
+    assert all(re.search(rf"^    {name} ", said, re.M) for name in COMMANDS)
+    assert shardio("--version").stdout.startswith("shardio 0.")
+
+
+HEAVY = ("torch", "PIL", "multiprocessing", "tqdm", "lmdb", "concurrent.futures")
+
+
+def imported(*arguments: str | Path) -> set[str]:
+    """The modules that a command imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "shardio", *map(str, arguments)],
+        capture_output=True,
+        env=environment(),
+        timeout=60,
+    )
+    return {
+        line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines() if "|" in line
+    }
+
+
+def test_help_imports_next_to_nothing() -> None:
+    found = imported("pack", "--help")
+    assert "argparse" in found
+    assert found.isdisjoint({*HEAVY, "numpy", "msgpack", "xxhash"})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: Path) -> None:
+    arguments = {
+        "pack": [source, tmp_path / "out"],
+        "commit": [out],
+        "unpack": [out, tmp_path / "back"],
+        "cat": [out, "0"],
+    }.get(name, [out])
+    found = imported(name, *arguments)
+    assert "shardio.manifest" in found
+    assert found.isdisjoint({"torch", "PIL", "lmdb", "tqdm"})
+
+
+def test_verify_decode_imports_pil_but_not_torch(out: Path) -> None:
+    found = imported("verify", out, "--decode", "--jobs", "1")
+    assert "PIL" in found
+    assert "torch" not in found
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def test_pack_sums_up(source: Path, tmp_path: Path) -> None:
+    said = shardio("pack", source, tmp_path / "out", "--max-records", "10")
+    assert re.search(r"out: 24 files, 3 classes, 7\.3 KiB -> 3 shards, .* MB/s", said.stdout)
+    assert said.stderr == ""
+    assert (
+        "already packed" in shardio("pack", source, tmp_path / "out", "--max-records", "10").stdout
+    )
+    assert shardio("pack", source, tmp_path / "q", "--quiet").stdout == ""
+
+
+def test_pack_says_what_it_left_out_and_ignored(tmp_path: Path) -> None:
+    tree = {**images(), "class0/Thumbs.db": b"?", "class0/no.jpg": b"\x1b]0;evil\x07"}
+    source = plant(tmp_path / "src", tree)
+    failed = shardio("pack", source, tmp_path / "out", code=1)
+    assert "class0/no.jpg" in failed.stderr
+    assert "--on-error skip" in failed.stderr
+    assert "\x1b" not in failed.stderr
+    done = shardio("pack", source, tmp_path / "out", "--on-error", "skip", code=4)
+    assert "1 hidden files were ignored" in done.stdout
+    assert "1 files were left out" in done.stdout
+    assert "class0/no.jpg" in done.stdout
+
+
+def test_a_dry_run_says_the_plan(source: Path, tmp_path: Path) -> None:
+    said = shardio("pack", source, tmp_path / "out", "--dry-run").stdout
+    assert "would pack 24 files, 3 classes, 7.3 KiB into 1 shards" in said
+    planned = shardio_json("pack", source, tmp_path / "out", "--dry-run")
+    assert (planned["dry_run"], planned["datasets"][0]["shards"]) == (True, 1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_is_one_object_and_all_of_stdout(
+    name: str, source: Path, out: Path, tmp_path: Path
+) -> None:
+    arguments: dict[str, list[str | Path]] = {
+        "pack": [source, tmp_path / "out"],
+        "commit": [tmp_path / "parts"],
+        "unpack": [out, tmp_path / "back"],
+        "cat": [out, "0"],
+    }
+    if name == "commit":
+        shardio("pack", source, tmp_path / "parts", "--part", "1/1")
+    assert isinstance(shardio_json(name, *arguments.get(name, [out])), dict)
+
+
+def test_info_says_what_is_in_there(out: Path) -> None:
+    said = shardio("info", out).stdout
+    for part in ("records   24", "3 of 4 to 10 records", "class0, class1, class2", "version 0"):
+        assert part in said
+    facts = shardio_json("info", out)
+    assert facts["records"] == 24
+    assert facts["fields"] == {"__key__": "key", "image": "image", "label": "int"}
+    assert facts["bytes"] == sum(path.stat().st_size for path in shards(out))
+    assert facts["options"]["seed"] == 0
+
+
+def test_info_of_the_environment_names_versions_and_pil() -> None:
+    facts = shardio_json("info", "--env")
+    assert facts["shardio"]
+    assert "torch" in facts
+    assert "illow" in facts["images"]
+
+
+def test_ls_lists_every_record_once_and_filters(out: Path) -> None:
+    names = [key.decode() for key in keys_of(out)]
+    rows = shardio_json("ls", out)["records"]
+    assert [row["key"] for row in rows] == names
+    assert [row["index"] for row in rows] == list(range(24))
+    second = shardio_json("ls", out, "--shard", "1")["records"]
+    assert second == [row for row in rows if row["shard"] == 1]
+    ones = shardio_json("ls", out, "--class", "class1")["records"]
+    assert ones == [row for row in rows if row["class"] == "class1"]
+    assert len(ones) == 8
+    lines = shardio("ls", out).stdout.splitlines()
+    assert [line.split()[3] for line in lines] == names
+
+
+def test_ls_into_head_is_no_error(out: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m shardio ls {out} | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONUNBUFFERED="1"),
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_a_full_disk_behind_stdout_is_a_message(out: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("ls", out), stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+    assert (done.returncode, done.stderr) == (1, "shardio: No space left on device\n")
+
+
+def test_names_are_escaped_and_come_back(tmp_path: Path) -> None:
+    name = b"a\x1b[31m/\xff\n\xc2\x9b.jpg"
+    source = plant(tmp_path / "src", {name: noise("x", 50), "b/é.jpg": JPEG})
+    out = tmp_path / "out"
+    shardio("pack", source, out)
+    for ascii_only in (False, True):
+        more = {"PYTHONIOENCODING": "ascii"} if ascii_only else {}
+        said = shardio("ls", out, text=False, env=environment(**more)).stdout
+        assert set(b"\x1b\xff\x9b") & set(said) == set()
+        assert said.count(b"\n") == 2
+        assert (b"b/\\xe9.jpg" in said) == ascii_only
+        shardio("info", out, env=environment(**more))
+    assert shardio("cat", out, "--key", name, text=False).stdout == noise("x", 50)
+    rows = shardio_json("ls", out, "--class", b"a\x1b[31m")["records"]
+    assert [os.fsencode(row["key"]) for row in rows] == [name]
+
+
+def test_cat_gives_exactly_the_bytes(out: Path, tmp_path: Path) -> None:
+    tree = {os.fsencode(key): data for key, data in images().items()}
+    names = keys_of(out)
+    for index in (0, 23, -1):
+        assert shardio("cat", out, str(index), text=False).stdout == tree[names[index]]
+    done = shardio("cat", out, "--key", "class1/003.jpg", text=False)
+    assert done.stdout == tree[b"class1/003.jpg"]
+    assert shardio("cat", out, "0", "--field", "__key__").stdout == f"{names[0].decode()}\n"
+    assert shardio("cat", out, "0", "--field", "label").stdout.strip() in ("0", "1", "2")
+    said = shardio_json("cat", out, "0")
+    assert base64.b64decode(said["base64"]) == tree[names[0]]
+    file = tmp_path / "x.jpg"
+    shardio("cat", out, "0", "--output", file)
+    assert file.read_bytes() == tree[names[0]]
+    assert "is there already" in shardio("cat", out, "1", "--output", file, code=1).stderr
+    assert file.read_bytes() == tree[names[0]]
+    shardio("cat", out, "1", "--output", file, "--overwrite")
+    assert file.read_bytes() == tree[names[1]]
+
+
+def test_cat_shows_fields_of_every_kind(tmp_path: Path) -> None:
+    import numpy as np
+
+    with Writer(tmp_path / "out") as writer:
+        writer.write({"s": "é", "f": 0.5, "a": np.arange(3), "j": {"b": b"\xff"}, "n": True})
+    said = {
+        name: shardio("cat", tmp_path / "out", "0", "--field", name).stdout.strip()
+        for name in ("s", "f", "a", "j", "n")
+    }
+    assert said == {
+        "s": "é",
+        "f": "0.5",
+        "a": "[0, 1, 2]",
+        "j": '{"b": {"base64": "/w=="}}',
+        "n": "true",
+    }
+    for name in said:
+        assert shardio_json("cat", tmp_path / "out", "0", "--field", name)["field"] == name
+
+
+def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
+    said = shardio("unpack", out, tmp_path / "back").stdout
+    assert "24 files" in said
+    done = subprocess.run(["diff", "-r", source, tmp_path / "back"], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"")
+    shardio("unpack", out, tmp_path / "back", code=1)
+    shardio("unpack", out, tmp_path / "back", "--overwrite")
+
+
+def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
+    """Exit code, and what a person sees."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    process = subprocess.Popen(
+        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, size):
+            seen += part
+    except OSError:  # Linux says EIO where the other side is closed
+        pass
+    os.close(ours)
+    return process.wait(timeout=60), seen.decode()
+
+
+def test_progress_is_shown_on_a_terminal_only(source: Path, tmp_path: Path) -> None:
+    code, seen = on_a_terminal("pack", source, tmp_path / "out", "--jobs", "2")
+    assert code == 0
+    assert "packing:" in seen
+    assert "24 files" in seen
+    code, seen = on_a_terminal("pack", source, tmp_path / "quiet", "--quiet")
+    assert (code, seen) == (0, "")
+    code, seen = on_a_terminal("verify", tmp_path / "out", "--json")
+    assert json.loads(seen)["damages"] == []
+    assert shardio("pack", source, tmp_path / "pipe").stderr == ""
+
+
+def test_cat_does_not_pour_images_over_a_terminal(out: Path) -> None:
+    code, seen = on_a_terminal("cat", out, "0")
+    assert code == 2
+    assert "--output FILE" in seen
+
+
+# --- how it ends ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["pack"],
+        ["pack", "SRC"],
+        ["pack", "SRC", "NEW", "--jobs", "0"],
+        ["pack", "SRC", "NEW", "--jobs", "x"],
+        ["pack", "SRC", "NEW", "--shard-size", "big"],
+        ["pack", "SRC", "NEW", "--shard-size", "0"],
+        ["pack", "SRC", "NEW", "--shard-size", "99999999999TiB"],
+        ["pack", "SRC", "NEW", "--max-records", "99999999999"],
+        ["pack", "SRC", ""],
+        ["pack", "", "NEW"],
+        ["pack", "SRC", "NEW", "--part", "0/3"],
+        ["pack", "SRC", "NEW", "--part", "1"],
+        ["pack", "SRC", "NEW", "--on-error", "cry"],
+        ["pack", "SRC", "NEW", "--format", "lmdb"],
+        ["pack", "SRC", "NEW", "--quality", "0"],
+        ["pack", "SRC", "SRC/inside"],
+        ["pack", "SRC", "s3://bucket/x"],
+        ["info"],
+        ["info", "gs://bucket"],
+        ["ls", "OUT", "--shard", "9"],
+        ["ls", "OUT", "--class", "nobody"],
+        ["cat", "OUT"],
+        ["cat", "OUT", "24"],
+        ["cat", "OUT", "x"],
+        ["cat", "OUT", "0", "--key", "x"],
+        ["cat", "OUT", "--key", "nobody"],
+        ["cat", "OUT", "0", "--field", "mask"],
+        ["gc", "OUT", "--keep", "long"],
+        ["verify", "OUT", "--jobs", "0"],
+        ["commit", "OUT", "--jobs", "0"],
+    ],
+)
+def test_wrong_usage_ends_with_2_and_a_message(
+    arguments: list[str], source: Path, out: Path, tmp_path: Path
+) -> None:
+    names = {"SRC": str(source), "OUT": str(out), "NEW": str(tmp_path / "new")}
+    before = content(out)
+    done = shardio(*(re.sub("SRC|OUT|NEW", lambda m: names[m[0]], a) for a in arguments), code=2)
+    assert done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "new").exists()
+    assert content(out) == before
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "pack"])
+def test_what_is_not_packed_is_said(name: str, tmp_path: Path) -> None:
+    more = {"unpack": [tmp_path / "back"], "cat": ["0"]}.get(name, [])
+    for place in (tmp_path, tmp_path / "missing"):
+        assert "not packed" in shardio(name, place, *more, code=1).stderr
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+    assert shardio(name, file, *more, code=None).returncode in (1, 2)
+
+
+def test_a_source_that_is_missing_or_holds_nothing_is_said(tmp_path: Path) -> None:
+    for place in (tmp_path / "missing", tmp_path):
+        assert "shardio: " in shardio("pack", place, tmp_path.parent / "x", code=1).stderr
+
+
+def test_a_dataset_of_a_newer_shardio_is_said(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shardio("pack", source, out)
+    text = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(text.replace('"version": 0', '"version": 7'))
+    for name in ("info", "ls", "verify", "gc"):
+        assert shardio(name, out, code=None).returncode in (1, 3)
+
+
+def test_splits_are_named_by_commands_that_want_one(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG})
+    shardio("pack", source, tmp_path / "out")
+    assert "out/train" in shardio("ls", tmp_path / "out", code=1).stderr
+    assert set(shardio_json("info", tmp_path / "out")["splits"]) == {"train", "val"}
+    assert "2 records in 2 shards" in shardio("verify", tmp_path / "out").stdout
+    assert "train\n" in shardio("info", tmp_path / "out").stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_crash(out: Path, tmp_path: Path, closed: str) -> None:
+    for arguments in (f"info {out}", f"verify {out}", f"cat {out} 0", "info /nowhere"):
+        done = subprocess.run(
+            f"{sys.executable} -m shardio {arguments} {closed}",
+            shell=True,
+            capture_output=True,
+            env=environment(),
+        )
+        assert b"Traceback" not in done.stderr
+        assert done.returncode == ("nowhere" in arguments)
+
+
+def test_sizes_are_read_as_users_write_them() -> None:
+    for text, size in {
+        "1": 1,
+        "64MB": 64 * 10**6,
+        "64MiB": 64 << 20,
+        "64m": 64 << 20,
+        " 1.5 GiB ": 3 << 29,
+        "0.1KB": 100,
+        "100000000000000.5B": 100000000000000,
+    }.items():
+        assert sizes.parse_size(text) == size
+    for text in ("", "MB", "-1", "1e3", "1 MBs", "1..5", "inf", "0x10"):
+        with pytest.raises(OptionError):
+            sizes.parse_size(text)
+    shown = {
+        0: "0 B",
+        1023: "1,023 B",
+        1024: "1.0 KiB",
+        3 << 29: "1.5 GiB",
+        1 << 60: "1,048,576.0 TiB",
+    }
+    assert {size: sizes.show_size(size) for size in shown} == shown

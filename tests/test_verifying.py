@@ -1,0 +1,189 @@
+"""Every damage is listed, with its shard, record, offset and key; what is whole is not."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from trees import content, images, noise, picture, plant, shardio, shardio_json, shards
+
+from shardio import manifest
+from shardio import sequence as sequences
+from shardio.errors import DamageError, NotPackedError, StorageError
+from shardio.formats.record import RecordShard
+from shardio.packing import pack
+from shardio.storage import locate
+from shardio.storage.local import LocalFile
+from shardio.verifying import Verified, verify
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    pack(plant(tmp_path / "src", images()), tmp_path / "out", jobs=1, max_records=8)
+    return tmp_path / "out"
+
+
+def offsets(shard: Path) -> list[int]:
+    opened = RecordShard(LocalFile(str(shard), shard.name))
+    found = [opened.offset(record) for record in range(opened.records)]
+    opened.close()
+    return found
+
+
+def flip(path: Path, *places: int) -> None:
+    data = bytearray(path.read_bytes())
+    for at in places:
+        data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_whole_dataset_has_no_damage(out: Path, jobs: int) -> None:
+    found = verify(out, sha256=True, jobs=jobs)
+    assert (found.records, found.shards, found.damages) == (24, 3, [])
+    assert found.bytes == sum(path.stat().st_size for path in shards(out))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_damaged_record_is_listed_by_shard_number_offset_and_key(
+    out: Path, jobs: int
+) -> None:
+    first, second, _ = shards(out)
+    flip(first, *(offsets(first)[i] + 200 for i in (1, 2, 7)))
+    flip(second, offsets(second)[4] + 200)
+    names = sequences.open(out, decode=None).keys()
+    found = verify(out, jobs=jobs)
+    assert [(Path(d.shard).name, d.record, d.offset, d.key) for d in found.damages] == [
+        *((first.name, i, offsets(first)[i], names[i]) for i in (1, 2, 7)),
+        (second.name, 4, offsets(second)[4], names[12]),
+    ]
+    assert found.records == 24
+
+
+@pytest.mark.parametrize("where", ["checksum", "length", "head length", "head"])
+def test_damage_anywhere_in_a_record_is_found(out: Path, where: str) -> None:
+    shard = shards(out)[0]
+    at = {"checksum": 0, "length": 8, "head length": 12, "head": 20}[where]
+    flip(shard, offsets(shard)[3] + at)
+    [damage] = verify(out, jobs=1).damages
+    assert (damage.record, damage.offset) == (3, offsets(shard)[3])
+
+
+@pytest.mark.parametrize("where", ["header", "index", "trailer"])
+def test_damage_outside_of_records_is_of_the_whole_shard(out: Path, where: str) -> None:
+    shard = shards(out)[1]
+    size = shard.stat().st_size
+    flip(shard, {"header": 20, "index": size - 100, "trailer": size - 20}[where])
+    [damage] = verify(out, jobs=1).damages
+    assert (Path(damage.shard).name, damage.record, damage.key) == (shard.name, None, None)
+
+
+def damages(out: Path, **options: bool) -> Verified:
+    return verify(out, jobs=1, **options)
+
+
+def test_cut_missing_and_swapped_shards_are_listed(out: Path) -> None:
+    first, second, third = shards(out)
+    os.truncate(first, first.stat().st_size - 1)
+    second.unlink()
+    shutil.copy(first, third)
+    found = damages(out).damages
+    assert [Path(one.shard).name for one in found] == [first.name, second.name, third.name]
+    assert "missing" in found[1].what
+    assert all(one.record is None for one in found)
+
+
+def test_two_swapped_shards_are_both_damage(out: Path) -> None:
+    first, second, _ = shards(out)
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    assert len(damages(out).damages) == 2
+
+
+def test_a_shard_that_became_a_folder_or_a_fifo_is_listed(out: Path) -> None:
+    first, second, _ = shards(out)
+    first.unlink()
+    first.mkdir()
+    second.unlink()
+    os.mkfifo(second)
+    assert [Path(one.shard).name for one in damages(out).damages] == [first.name, second.name]
+
+
+def test_sha256_finds_what_no_checksum_covers_and_says_so(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert damages(out, sha256=True).damages == []
+    shard = shards(out)[2]
+    flip(shard, offsets(shard)[0] + 100)
+    found = damages(out, sha256=True).damages
+    assert [one.record for one in found] == [None, 0]
+    assert "SHA-256" in found[0].what
+
+
+def test_a_record_that_cannot_be_read_does_not_hide_the_others(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = shards(out)[0]
+    bad = offsets(shard)[5]
+    flip(shard, offsets(shard)[2] + 200)
+    real = LocalFile.read
+
+    def read(self: LocalFile, start: int, length: int) -> bytes:
+        if shard.name in self.name and 0 < start <= bad < start + length:
+            raise StorageError(f"{self.name}: cannot read: Input/output error")
+        return real(self, start, length)
+
+    monkeypatch.setattr(LocalFile, "read", read)
+    found = damages(out).damages
+    assert [one.record for one in found] == [2, 5]
+    assert "Input/output error" in found[1].what
+
+
+def test_decode_lists_images_that_are_whole_but_undecodable(tmp_path: Path) -> None:
+    tree = {"a/good.jpg": picture(40, 30), "a/torn.jpg": noise("x", 400)}
+    pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
+    assert verify(tmp_path / "out", jobs=1).damages == []
+    [damage] = verify(tmp_path / "out", decode=True, jobs=1).damages
+    assert damage.key == b"a/torn.jpg"
+    assert "cannot be decoded" in damage.what
+
+
+def test_all_splits_are_verified(tmp_path: Path) -> None:
+    tree = {"train/a/1.jpg": noise("1", 300), "val/a/2.jpg": noise("2", 300)}
+    pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
+    assert verify(tmp_path / "out", jobs=1).records == 2
+    flip(shards(tmp_path / "out" / "val")[0], 150)
+    assert "val" in verify(tmp_path / "out", jobs=1).damages[0].shard
+
+
+def test_a_damaged_manifest_is_an_error_of_its_own(out: Path) -> None:
+    flip(out / "manifest.json", 50)
+    with pytest.raises(DamageError):
+        verify(out)
+    assert "manifest.json" in shardio("verify", out, code=3).stderr
+    with pytest.raises(NotPackedError):
+        verify(out / "nowhere")
+
+
+def test_the_command_lists_damage_one_a_line_and_exits_with_3(out: Path) -> None:
+    shard = shards(out)[0]
+    flip(shard, *(offsets(shard)[i] + 200 for i in (0, 6)))
+    names = sequences.open(out, decode=None).keys()
+    lines = shardio("verify", out, code=3).stdout.splitlines()
+    assert len(lines) == 3
+    for line, record in zip(lines, (0, 6), strict=False):
+        for part in (shard.name, f"record {record} ", str(offsets(shard)[record])):
+            assert part in line
+        assert names[record].decode() in line
+    assert "2 damaged" in lines[-1]
+    said = shardio_json("verify", out, code=3)
+    assert [one["record"] for one in said["damages"]] == [0, 6]
+    assert said["damages"][0]["key"] == names[0].decode()
+
+
+def test_verifying_touches_nothing(out: Path) -> None:
+    before = content(out)
+    verify(out, sha256=True, jobs=2)
+    assert content(out) == before
+    assert manifest.load(locate(out)).records == 24
