@@ -1,0 +1,81 @@
+"""Benchmarks: without a name they are listed; NAME runs one, `report` prints what is stored."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from . import report
+from .data import DEFAULT, Data
+from .harness import RESULTS, RIVALS, BenchmarkError, Result, show
+
+NAMES = ("cold", "raw", "train", "pack", "startup", "manifest")  # the most important first
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=(*NAMES, "all", "report"))
+    parser.add_argument("--quick", action="store_true", help="small data: does it run?")
+    parser.add_argument(
+        "--data", type=Path, default=DEFAULT, help="folder of the two archives (see data.py)"
+    )
+    parser.add_argument("--out", type=Path, help="file of the result; default: benchmarks/results")
+    parser.add_argument("--scratch", type=Path, help="where to unpack; up to 10 GB, removed again")
+    parser.add_argument("--without-rivals", action="store_true", help="leave LitData out")
+    options = parser.parse_args()
+    if options.name is None:
+        for name in NAMES:
+            print(f"{name:10}{_describe(name)}")
+        print(f"{'all':10}All of these, one after another.")
+        print(f"{'report':10}The stored results as tables in Markdown.")
+        return 0
+    if options.name == "report":
+        print(report.markdown(NAMES))
+        return 0
+    names = NAMES if options.name == "all" else (options.name,)
+    if options.out and len(names) > 1:
+        parser.error("--out is one file; `all` stores each result in benchmarks/results")
+    failed = False
+    for name in names:
+        try:
+            _run(name, options)
+        except BenchmarkError as error:
+            show(f"benchmarks {name}: {error}")
+            failed = True
+        except Exception:  # the others of `all` shall run unattended
+            traceback.print_exc()
+            failed = True
+    return int(failed)
+
+
+def _run(name: str, options: argparse.Namespace) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    kind = ".quick" if options.quick else ""
+    out = options.out or RESULTS / f"{name}{kind}.json"
+    if options.scratch:
+        options.scratch.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="shardio-benchmark-", dir=options.scratch)).resolve()
+    show(f"{name}: {_describe(name)}")
+    try:
+        result = Result(name, ["python", "-m", "benchmarks", *sys.argv[1:]], options.quick)
+        rivals = RIVALS.exists() and not options.without_rivals
+        if not rivals:
+            result.note("LitData was not measured (benchmarks/setup_rivals makes its environment)")
+        module.run(Data(options.data.resolve(), scratch, options.quick, rivals), result)
+        result.store(out, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _describe(name: str) -> str:
+    document = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+    return document.partition("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The process of one contestant: prepares, then runs a round for each line on stdin.
+
+python -m benchmarks.contestant MODULE:FUNCTION JSON-OPTIONS     (started by harness.Contestant)
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+
+
+def main() -> None:
+    # Answers go to the real stdout; what a rival prints goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module, _, name = sys.argv[1].partition(":")
+    prepare = getattr(importlib.import_module(f"benchmarks.{module}"), name)
+    one_round = prepare(**json.loads(sys.argv[2]))
+    for line in sys.stdin:
+        gc.collect()
+        print(json.dumps(one_round(**json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":  # and not when a spawned worker imports it
+    main()

@@ -1,0 +1,358 @@
+"""What every benchmark shares: rounds that take turns, statistics, the machine, the stored result.
+
+Each contestant is a process of its own, started once and told to run one round at a time
+(`Contestant`), so that rivals of other virtual environments take turns with all others, and no
+contestant inherits another's heap or page tables. While one runs, the others sleep on a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+RIVALS = ROOT / "benchmarks" / ".venv-rivals" / "bin" / "python"
+PACKAGES = ("torch", "numpy", "lmdb", "msgpack", "xxhash", "pillow-simd", "pillow", "litdata")
+
+
+class BenchmarkError(Exception):
+    """What the user can mend: printed without a traceback."""
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+class Contestant:
+    """A process that has prepared `module:function(**options)` and runs a round when asked to.
+
+    The function returns another, `round(**asked) -> dict`, which measures itself.
+    """
+
+    def __init__(
+        self, function: str, *, python: str | Path = sys.executable, home: str = "", **options: Any
+    ) -> None:
+        self.function = function
+        environment = dict(os.environ, PYTHONPATH=str(ROOT))
+        if home:  # LitData's optimize() deletes $TMPDIR/data, and it caches below HOME
+            environment |= {"TMPDIR": home, "HOME": home}
+        self._process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.contestant", function, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd=ROOT,
+            text=True,
+        )
+
+    def round(self, **asked: Any) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        try:
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            code = self._process.wait()
+            raise BenchmarkError(f"{self.function} ended with code {code}; its error is above")
+        measured: dict[str, Any] = json.loads(line)
+        return measured
+
+    def close(self) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Contestant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def interleave(
+    contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Each contestant's rounds; all run once in each round, and each begins as often as another."""
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            measured[name].append(contestants[name]())
+            show(f"  round {i + 1}/{rounds} {name}: {_brief(measured[name][-1])}")
+    return measured
+
+
+def contest(
+    contestants: dict[str, Contestant], rounds: int, *, warm_up: bool = True
+) -> dict[str, list[dict[str, Any]]]:
+    """`interleave` of processes, which are closed at the end. The warm-up round is not counted."""
+    try:
+        if warm_up:
+            for name, one in contestants.items():
+                show(f"  warm-up {name}: {_brief(one.round())}")
+        return interleave({name: one.round for name, one in contestants.items()}, rounds)
+    finally:
+        for one in contestants.values():
+            one.close()
+
+
+def _brief(measured: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:.4g}" for key, value in measured.items() if isinstance(value, (int, float))
+    )
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+class Result:
+    """What one benchmark found: measurements, the tables shown, and the targets, met or not."""
+
+    def __init__(self, name: str, command: Sequence[str], quick: bool) -> None:
+        self.facts: dict[str, Any] = {
+            "benchmark": name,
+            "command": shlex.join(command),
+            "quick": quick,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "versions": versions(),
+            "data": {},
+            "tables": [],
+            "targets": [],
+            "notes": [],
+            "raw": {},
+        }
+        self._load = Load()
+
+    def data(self, **facts: Any) -> None:
+        self.facts["data"] |= facts
+
+    def note(self, text: str) -> None:
+        self.facts["notes"].append(text)
+        show(f"note: {text}")
+
+    def raw(self, name: str, measured: Any) -> None:
+        """Every single measurement, as it came."""
+        self.facts["raw"][name] = measured
+
+    def table(
+        self, title: str, measured: dict[str, list[dict[str, Any]]], columns: dict[str, str],
+        *, versus: str = "", by: str = "",
+    ) -> None:  # fmt: skip
+        """A row for each contestant: statistics of these keys of its rounds (key: heading).
+
+        versus, by: a last column, each one's median of `by` over that of the contestant `versus`.
+        Keys that a contestant did not measure stay empty.
+        """
+        rows = []
+        for name, rounds in measured.items():
+            row: dict[str, Any] = {"name": name, "rounds": len(rounds)}
+            for key in columns:
+                values = [one[key] for one in rounds if one.get(key) is not None]
+                row[key] = statistics_of(values) if values else None
+            rows.append(row)
+        if by:
+            base = next((row[by] for row in rows if row["name"] == versus), None)
+            for row in rows:
+                row["ratio"] = row[by]["median"] / base["median"] if row[by] and base else None
+        table = {"title": title, "columns": columns, "versus": versus, "rows": rows}
+        self.facts["tables"].append(table)
+        show("\n" + as_text(table))
+
+    def target(self, what: str, found: float | None, limit: float, *, unit: str = "x") -> None:
+        """`limit` is the most allowed; a negative one, the least (its absolute value)."""
+        met = None if found is None else (found <= limit if limit >= 0 else found >= -limit)
+        self.facts["targets"].append(
+            {"what": what, "found": found, "limit": limit, "unit": unit, "met": met}
+        )
+        show(target_line(self.facts["targets"][-1]))
+
+    def store(self, out: Path, scratch: Path) -> None:
+        self.facts["machine"] = machine() | {"device": device(scratch)}
+        self.facts["load"] = self._load.found()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(self.facts, indent=1) + "\n")
+        unmet = [t for t in self.facts["targets"] if not t["met"]]
+        show(f"\n{len(self.facts['targets']) - len(unmet)} of {len(self.facts['targets'])} targets")
+        for target in unmet:
+            show(target_line(target))
+        others = self.facts["load"]["other_cpu_share"]
+        show(f"other processes used {others:.0%} of the CPUs; stored in {out}")
+
+
+def statistics_of(values: Iterable[float]) -> dict[str, float]:
+    values = list(values)
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def median(rounds: Sequence[dict[str, Any]], key: str) -> float:
+    return statistics.median(one[key] for one in rounds)
+
+
+def ratio(
+    measured: dict[str, list[dict[str, Any]]], one: str, other: str, key: str
+) -> float | None:
+    """Median over median; None when either did not take part."""
+    if not measured.get(one) or not measured.get(other):
+        return None
+    return median(measured[one], key) / median(measured[other], key)
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+
+
+def as_text(table: dict[str, Any]) -> str:
+    lines = table_lines(table, spread=True)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [table["title"]]
+    for line in lines:
+        cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+        text.append("  " + "  ".join((line[0].ljust(widths[0]), *cells)))
+    return "\n".join(text)
+
+
+def table_lines(table: dict[str, Any], *, spread: bool) -> list[list[str]]:
+    """The table's cells, its heading first. spread: least and most behind each median."""
+    last = [f"x {table['versus']}"] if table["versus"] else []
+    lines = [["", *table["columns"].values(), *last]]
+    for row in table["rows"]:
+        cells = [row["name"]]
+        for key in table["columns"]:
+            found = row[key]
+            cell = number(found and found["median"])
+            bounds = (number(found["min"]), number(found["max"])) if found else (cell, cell)
+            if spread and bounds != (cell, cell):
+                cell += f" ({bounds[0]}-{bounds[1]})"
+            cells.append(cell)
+        lines.append([*cells, *([number(row["ratio"])] if last else [])])
+    return lines
+
+
+def target_line(target: dict[str, Any]) -> str:
+    verdict = {True: "met", False: "NOT MET", None: "not measured"}[target["met"]]
+    limit = f"{'at least' if target['limit'] < 0 else 'at most'} {number(abs(target['limit']))}"
+    return f"{verdict:>12}  {target['what']}: {number(target['found'])}, {limit} {target['unit']}"
+
+
+def show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+class Load:
+    """What else ran on the machine meanwhile: load averages, and the CPU time that was not ours."""
+
+    def __init__(self) -> None:
+        self._before, self._began = os.getloadavg(), time.monotonic()
+        self._busy, self._ours = _busy_seconds(), cpu_seconds()
+
+    def found(self) -> dict[str, Any]:
+        seconds = time.monotonic() - self._began
+        others = _busy_seconds() - self._busy - (cpu_seconds() - self._ours)
+        return {
+            "loadavg_before": self._before,
+            "loadavg_after": os.getloadavg(),
+            "seconds": seconds,
+            "other_cpu_share": max(0.0, others / seconds / (os.cpu_count() or 1)),
+        }
+
+
+def _busy_seconds() -> float:
+    """CPU seconds of all processes and the kernel since the start; 0 where it is not told."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first)
+    ticks = user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of all its descendants that were waited for."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    used = [resource.getrusage(kind) for kind in kinds]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def machine() -> dict[str, Any]:
+    cpu = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "ram_gib": round(int(memory[0].split()[1]) / 2**20, 1) if memory else None,
+        "kernel": platform.release(),
+        "system": platform.system(),
+    }
+
+
+def device(path: str | Path) -> dict[str, Any]:
+    """The block device a path lies on, and what shapes its requests; {} where there is none."""
+    number = os.stat(path).st_dev
+    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not block.exists():
+        return {}
+    mounts = (line.split() for line in _lines("/proc/self/mountinfo"))
+    wanted = f"{os.major(number)}:{os.minor(number)}"
+    queue = block / "queue" if (block / "queue").exists() else block.resolve().parent / "queue"
+    found: dict[str, Any] = {
+        "name": block.resolve().name,
+        "file_system": next((m[m.index("-") + 1] for m in mounts if m[2] == wanted), None),
+    }
+    for name in ("read_ahead_kb", "max_sectors_kb", "rotational", "scheduler"):
+        lines = _lines(queue / name)
+        found[name] = lines[0].strip() if lines else None
+    return found
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    try:
+        from shardio import __version__
+
+        found["shardio"] = __version__
+    except ImportError:
+        pass
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    found["commit"] = commit.stdout.strip() or None
+    if RIVALS.exists():
+        script = "from importlib.metadata import version; print(version('litdata'))"
+        asked = subprocess.run([str(RIVALS), "-c", script], capture_output=True, text=True)
+        found["litdata"] = asked.stdout.strip() or None
+    return found
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

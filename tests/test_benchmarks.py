@@ -1,0 +1,82 @@
+"""The benchmarks run: their list, and one of them from end to end on tiny data."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("cold", "raw", "train", "pack", "startup", "manifest")
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def make_archive(path: Path, files: int, size: int) -> None:
+    """Files that begin like JPEGs, in two class folders: nothing here decodes them."""
+    with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w") as tar:
+        for i in range(files):
+            member = tarfile.TarInfo(f"./class{i % 2}/{i:04d}.jpg")
+            content = b"\xff\xd8\xff\xe0" + bytes([i % 251]) * (size + i)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    make_archive(folder / "cifar10-train-jpeg.tar.xz", 300, 900)
+    make_archive(folder / "imagenet-sample-500.tar", 20, 30_000)
+    return folder
+
+
+def test_without_a_name_all_are_listed_with_a_line_each() -> None:
+    done = benchmarks()
+    assert done.returncode == 0, done.stderr
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
+    assert set(listed) == {*NAMES, "all", "report"}
+    assert all(listed.values())
+
+
+def test_missing_archives_are_named(tmp_path: Path) -> None:
+    done = benchmarks("raw", "--quick", "--data", str(tmp_path), "--out", str(tmp_path / "x.json"))
+    assert done.returncode == 1
+    assert "cifar10-train-jpeg.tar.xz" in done.stderr and "--data" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Path) -> None:
+    out, scratch = tmp_path / "raw.json", tmp_path / "scratch"
+    done = benchmarks(
+        *("raw", "--quick", "--data", str(archives), "--out", str(out)),
+        *("--scratch", str(scratch), "--without-rivals"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(scratch.iterdir()) == []  # it removed what it unpacked
+    found = json.loads(out.read_text())
+    assert found["benchmark"] == "raw" and found["quick"] is True
+    assert "raw --quick" in found["command"]
+    assert found["machine"]["cores"] >= 1 and "device" in found["machine"]
+    assert found["versions"]["torch"] and found["versions"]["shardio"]
+    assert len(found["load"]["loadavg_before"]) == 3
+    assert found["data"]["in order, 0.9 KB"]["records"] == 300
+    rounds = found["raw"]["in order, 0.9 KB"]["shardio"]
+    assert len(rounds) == 3 and all(one["us"] > 0 for one in rounds)
+    row = next(row for row in found["tables"][0]["rows"] if row["name"] == "shardio")
+    assert row["us"]["min"] <= row["us"]["median"] <= row["us"]["max"] and row["ratio"] > 0
+    floor = next(t for t in found["targets"] if "packed file, mmap" in t["what"])
+    assert floor["limit"] == 3.0 and floor["met"] is (floor["found"] <= 3.0)
+    litdata = next(t for t in found["targets"] if "LitData" in t["what"])
+    assert litdata["found"] is None and litdata["met"] is None  # named, though not measured
+    for target in found["targets"]:
+        assert target["what"] in done.stderr
