@@ -347,6 +347,26 @@ def test_everything_is_announced_before_it_is_read(
 
 
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+def test_with_little_memory_just_the_next_batches_are_announced(
+    packed: Packed, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [500] * 4
+    monkeypatch.setattr(fetch, "memory_available", lambda: 100_000)
+    of = plan(counts, 8, shuffle_buffer=1000)
+    got = Fetch(reader(packed(counts)), of)
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    handed = 0
+    for rows in got:
+        check(list(got.samples(rows.runs)), expected(of)[handed : handed + rows.size])
+        handed += rows.size
+        ahead = sum(stop - start for _, start, stop in storage.announced)
+        assert ahead <= (handed + fetch.AHEAD + 8) * got.reader.mean_bytes * 1.2
+    places = [(name, start) for name, start, _ in storage.announced]
+    assert len(set(places)) == len(places)  # nothing twice
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 def test_the_window_is_not_announced_before_the_first_batch(packed: Packed, policy: str) -> None:
     counts = [500] * 8
     got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=2000))

@@ -341,6 +341,17 @@ class RangeLock:
             self._descriptor = -1
 
 
+def memory_available() -> int:
+    """Bytes that this process's machine, or container, can give or keep as page cache."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as file:
+        found += [int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")]
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups, version 2 and 1
+        with contextlib.suppress(OSError, ValueError), open(f"/sys/fs/cgroup/{limit}") as file:
+            found.append(int(file.read()))
+    return min(found)
+
+
 def _link(path: str, target: str) -> None:
     try:
         os.link(path, target)
