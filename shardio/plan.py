@@ -75,9 +75,8 @@ class Plan:
         classes = self.header["classes"]
         if classes is None:
             return None
-        number = {name: i for i, name in enumerate(classes)}
-        tops = (key.partition(b"/")[0] for key in self.keys[start:stop])
-        return [number[os.fsdecode(top)] for top in tops]
+        number = {os.fsencode(name): i for i, name in enumerate(classes)}
+        return [number[key[: key.index(b"/")]] for key in self.keys[start:stop]]
 
     def dump(self) -> bytes:
         body = b"".join(

@@ -21,6 +21,7 @@ from .errors import OptionError, SourceChangedError, SourceError, printable
 from .sample import MAX_BODY, MAX_HEAD
 
 SPLITS = frozenset((b"train", b"val", b"valid", b"validation", b"test"))
+_DOT = ord(".")
 _IGNORED = frozenset((b"Thumbs.db", b"desktop.ini"))  # left by file managers; so are hidden files
 _SHOWN = 20  # files that one message lists
 _MAX_FILE = MAX_BODY - MAX_HEAD  # bytes of a file that a record holds in any case
@@ -250,8 +251,9 @@ class _Walk:
         above: Above,
         stack: list[tuple[bytes, Above]],
     ) -> None:
-        key = prefix + entry.name
-        if entry.name.startswith(b".") or entry.name in _IGNORED:
+        name = entry.name
+        key = prefix + name
+        if name[0] == _DOT or name in _IGNORED:
             self.ignored += 1
             return
         try:
@@ -262,8 +264,12 @@ class _Walk:
         except OSError as error:
             self.problems.append((key, f"cannot be followed: {error.strerror}"))
             return
-        mode = status.st_mode
-        if stat.S_ISDIR(mode):
+        mode, size = status.st_mode, status.st_size
+        if stat.S_ISREG(mode) and 0 < size <= _MAX_FILE:
+            self.keys.append(key)
+            self.sizes.append(size)
+            self.mtimes.append(_mtime(status))
+        elif stat.S_ISDIR(mode):
             here = (status.st_dev, status.st_ino)
             if here in above:
                 self.problems.append((key, "is a link to a folder that contains it"))
@@ -271,14 +277,10 @@ class _Walk:
                 stack.append((key + b"/", (*above, here)))
         elif not stat.S_ISREG(mode):
             self.problems.append((key, f"is a {_special(mode)}, not a file; it was not opened"))
-        elif status.st_size == 0:
+        elif size == 0:
             self.problems.append((key, "is empty"))
-        elif status.st_size > _MAX_FILE:
-            self.problems.append((key, f"is {status.st_size:,} bytes; the limit is {_MAX_FILE:,}"))
         else:
-            self.keys.append(key)
-            self.sizes.append(status.st_size)
-            self.mtimes.append(_mtime(status))
+            self.problems.append((key, f"is {size:,} bytes; the limit is {_MAX_FILE:,}"))
 
 
 def _mtime(status: os.stat_result) -> int:
