@@ -123,24 +123,24 @@ class Schema:
         """Bytes of each blob that follows a head. Raises ValueError, TypeError."""
         if len(values) != len(self.names):
             raise ValueError(f"{len(values)} values for {len(self.names)} fields")
-        if any(
-            type(values[i]) is not t and (not i or values[i] is not None) for i, t in self._types
-        ):
-            raise ValueError(_MISFIT)
-        return [
-            _array_size(values[i]) if array else _length(values[i])
-            for i, array in self._blobs
-            if values[i] is not None
-        ]
+        for i, kind in self._types:
+            if type(values[i]) is not kind and (i == 0 or values[i] is not None):
+                raise ValueError(_MISFIT)
+        sizes = []
+        for i, array in self._blobs:
+            if (value := values[i]) is not None:
+                sizes.append(_array_size(value) if array else _length(value))
+        return sizes
 
     def assemble(self, values: Sequence[Any], blobs: Sequence[bytes]) -> Sample:
         """Head values and blobs to a sample (`decode` for blobs that were read apart)."""
         sample = dict(zip(self.names, values, strict=True))
-        rest = iter(blobs)
+        given = 0
         for i, array in self._blobs:
             if values[i] is not None:
-                blob = next(rest)
+                blob = blobs[given]
                 sample[self.names[i]] = _array(values[i], blob) if array else blob
+                given += 1
         return sample
 
 

@@ -288,7 +288,8 @@ class RecordShard:
         """Records [start, stop), as many at a time as one read fetches."""
         offsets = self._offsets
         if (offsets[stop] - offsets[start]) >= (stop - start) * _APART:
-            yield map(self.read, range(start, stop))
+            bounds = offsets[start : stop + 1].tolist()
+            yield map(self._read_apart, range(start, stop), bounds[:-1], bounds[1:])
             return
         while start < stop:
             upto = int(np.searchsorted(offsets, offsets[start] + _BLOCK, "right")) - 1
@@ -359,10 +360,10 @@ class RecordShard:
             why = str(error)
         if why is not None:
             raise self._damaged(record, self._file.read(start, stop - start), why)
-        seal = xxhash.xxh3_64(data[8 : 16 + head], self._seed + record)
+        seal, read = xxhash.xxh3_64(data[8 : 16 + head], self._seed + record), self._file.read
         blobs = []
         for size in sizes:
-            blob = self._file.read(at, size)
+            blob = read(at, size)
             seal.update(blob)
             blobs.append(blob)
             at += size
