@@ -5,8 +5,12 @@ Names load when they are first used: `import shardio` costs neither torch (1 s) 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
 
 __version__ = "0.1.0.dev0"
 
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     )
     from .image import CenterCrop, RandomResizedCrop
     from .packing import commit, pack
-    from .sequence import open
+    from .sequence import open as open
     from .unpacking import unpack
     from .verifying import verify
     from .writer import Writer
@@ -66,6 +70,7 @@ _HOMES = {
     "verify": "verifying",
 }
 
+# All of them but `open`: `from shardio import *` is not to replace the builtin one.
 __all__ = [
     "BusyError",
     "CenterCrop",
@@ -88,7 +93,6 @@ __all__ = [
     "Writer",
     "collate",
     "commit",
-    "open",
     "pack",
     "unpack",
     "verify",
@@ -104,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

@@ -2,6 +2,11 @@
 
 import sys
 
-from .cli import main
+try:
+    from .cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # while that was imported; later ones are main's
+    print("shardio: interrupted", file=sys.stderr)
+    code = 130
+sys.exit(code)

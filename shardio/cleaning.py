@@ -1,18 +1,24 @@
 """Remove what no manifest names: shards of replaced datasets, and what killed packers left.
 
 Deleted is only what shardio provably wrote: by its name and by its first bytes. Readers of a
-replaced dataset go on for `keep_s` seconds; unfinished packings stay, to be resumed.
+replaced dataset go on for `keep_s` seconds; unfinished packings stay, to be resumed. While files
+are removed the directory is locked, as by a packer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import manifest, packing
-from .plan import JOURNAL
-from .storage import local, locate
+from . import journal, lock, manifest
+from .errors import BusyError, printable
+from .lock import JOURNAL, WRITER_MAGIC
+from .storage import local, local_path, locate
 
 KEEP_S = 24 * 3600.0
 
@@ -32,50 +38,55 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
     keep_s: a file goes only when it, and the manifest that does not name it, are older than this.
     Raises NotPackedError where nothing is packed, BusyError while a packer works.
     """
-    root = packing.local_path(path)
-    splits = manifest.load_splits(locate(root))
     done = Cleaned()
-    for folder in [os.path.join(root, name) for name in splits] if splits else [root]:
+    for folder in manifest.datasets(local_path(path)).values():
         manifest.load(locate(folder))  # without one, nothing says what may go
         try:
-            lock = packing.lock(folder)
+            held = lock.take(folder)
         except FileNotFoundError:
-            _clean(folder, None, keep_s, dry_run, done)
+            _clean_alone(folder, keep_s, dry_run, done)
             continue
         try:
-            _clean(folder, lock.read(), keep_s, dry_run, done)
+            _clean(folder, held.read(), keep_s, dry_run, done)
         finally:
-            lock.release()
+            held.release()
     return done
 
 
-def _clean(folder: str, journal: bytes | None, keep_s: float, dry_run: bool, done: Cleaned) -> None:
-    named = packing.named_shards(folder)
-    # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
-    # committed, and killed before it had cleaned up, need not.
-    resumable = (
-        journal is not None
-        and not journal.startswith(packing.WRITER_MAGIC)
-        and not packing.is_committed(folder, journal)
+def _clean_alone(folder: str, keep_s: float, dry_run: bool, done: Cleaned) -> None:
+    """Clean where there is no journal to lock: with one of our own, if there is anything to do.
+
+    Without it a packer that begins now could give a new shard the name that we are removing.
+    """
+    looked = Cleaned()
+    _clean(folder, None, keep_s, True, looked)
+    if dry_run or not looked.removed:
+        done.removed += looked.removed
+        done.kept += looked.kept
+        done.bytes += looked.bytes
+        return
+    # A Writer's: should we be killed, the next packer, Writer or gc removes it.
+    ours = journal.of_writer(secrets.token_bytes(16), journal.shards_in(folder))
+    lock.begin(folder, ours)
+    with contextlib.suppress(FileNotFoundError), lock.whole(folder) as held:
+        if held.read() == ours:
+            try:
+                _clean(folder, None, keep_s, False, done)
+            finally:
+                local.remove(os.path.join(folder, JOURNAL))
+                local.sync_directory(folder)
+            return
+    raise BusyError(
+        f"{printable(folder)}: another shardio process began to pack here just now. Nothing was "
+        "touched"
     )
-    unfinished, before = packing.owner(journal) if journal and resumable else (None, {})
-    replaced = os.stat(os.path.join(folder, manifest.MANIFEST)).st_mtime
-    for name in sorted(os.listdir(folder)):
+
+
+def _clean(folder: str, data: bytes | None, keep_s: float, dry_run: bool, done: Cleaned) -> None:
+    """Clean under the lock of a journal, whose bytes are `data`; None: there was none before us."""
+    for name, status, old in list(_unnamed(folder, data, keep_s)):
         path = os.path.join(folder, name)
-        if packing.shard_number(name) is not None:
-            owner = None if name in named else packing.shard_id(folder, name)
-            born = os.stat(path).st_mtime_ns
-            if owner is None or (owner == unfinished and before.get(name) != born):
-                continue
-        elif name == JOURNAL:
-            if resumable:
-                continue
-        elif resumable or not (
-            packing.is_ours(folder, name) or packing.is_rejected_part(folder, name)
-        ):
-            continue
-        status = os.stat(path)
-        if time.time() - max(status.st_mtime, replaced) < keep_s:
+        if not old:
             done.kept.append(path)
             continue
         if not dry_run:
@@ -84,3 +95,39 @@ def _clean(folder: str, journal: bytes | None, keep_s: float, dry_run: bool, don
         done.bytes += status.st_size
     if not dry_run:
         local.sync_directory(folder)
+
+
+def _unnamed(
+    folder: str, data: bytes | None, keep_s: float
+) -> Iterator[tuple[str, os.stat_result, bool]]:
+    """Files of ours that nobody needs, and whether they are old enough to go."""
+    named = journal.named_shards(folder)
+    # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
+    # committed, and killed before it had cleaned up, need not.
+    resumable = (
+        data is not None
+        and not data.startswith(WRITER_MAGIC)
+        and not journal.is_committed(folder, data)
+    )
+    unfinished, before = journal.owner(data) if data and resumable else (None, {})
+    replaced = os.stat(os.path.join(folder, manifest.MANIFEST)).st_mtime
+    for name in sorted(os.listdir(folder)):
+        try:
+            status = os.lstat(os.path.join(folder, name))
+        except FileNotFoundError:  # gone since it was listed
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            continue
+        if journal.shard_number(name) is not None:
+            owner = None if name in named else journal.shard_id(folder, name)
+            born = status.st_mtime_ns
+            if owner is None or (owner == unfinished and before.get(name) != born):
+                continue
+        elif name == JOURNAL:
+            if resumable or data is None:
+                continue
+        elif resumable or not (
+            journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
+        ):
+            continue
+        yield name, status, time.time() - max(status.st_mtime, replaced) >= keep_s

@@ -1,14 +1,13 @@
 """The command line. Each command imports what it needs when it runs, and none imports torch.
 
+This module itself imports next to nothing: until `main` runs, Ctrl-C ends in a traceback.
 Results go to stdout (one JSON object with --json), progress and messages to stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,8 @@ from . import __version__
 from .errors import BusyError, DamageError, DependencyError, OptionError, ShardioError, printable
 
 if TYPE_CHECKING:
+    import argparse
+
     from .fetch import Reader
     from .manifest import Manifest
     from .packing import Packed
@@ -34,9 +35,13 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    if sys.platform == "win32":
-        print("shardio: Windows is not supported; it runs on Linux and macOS", file=sys.stderr)
-        return FAILED
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -48,8 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # `shardio ls | head`: nobody reads on
         _drop_output()
         return DONE
@@ -149,24 +152,20 @@ def _info(options: argparse.Namespace) -> int:
     from . import manifest
     from .storage import locate
 
-    storage = locate(options.out)
-    splits = manifest.load_splits(storage)
-    if splits:
-        made = {name: manifest.load(locate(os.path.join(options.out, name))) for name in splits}
-        if options.json:
-            _print_json({"splits": {name: _facts(one) for name, one in made.items()}})
-            return DONE
-        print("\n\n".join(f"{name}\n{_facts_text(one)}" for name, one in made.items()))
-        return DONE
-    one = manifest.load(storage)
+    folders = manifest.datasets(options.out)
+    made = {name: manifest.load(locate(folder)) for name, folder in folders.items()}
     if options.json:
-        _print_json(_facts(one))
+        facts = {name: _facts(one) for name, one in made.items()}
+        _print_json(facts.get("", {"splits": facts}))
     else:
-        print(_facts_text(one))
+        texts = {name: _facts_text(one) for name, one in made.items()}
+        print("\n\n".join(f"{name}\n{text}" if name else text for name, text in texts.items()))
     return DONE
 
 
 def _ls(options: argparse.Namespace) -> int:
+    import json
+
     from . import manifest
     from .fetch import Reader
     from .storage import locate
@@ -319,10 +318,11 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
-    from .packing import REJECTED
+    from .journal import REJECTED
     from .sizes import show_size
 
     dry = getattr(options, "dry_run", False)
+    skips = getattr(options, "on_error", "skip") == "skip"
     if options.json:
         datasets = [
             vars(one)
@@ -336,8 +336,9 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
         where = printable(one.out)
         labels = "no classes" if one.classes is None else f"{one.classes:,} classes"
         what = f"{one.records:,} files, {labels}, {show_size(one.source_bytes)}"
-        if dry:
-            print(f"{where}: would pack {what} into {one.shards:,} shards")
+        if dry and not one.already:
+            there = f"; {one.kept:,} of these are there, to be checked" if one.kept else ""
+            print(f"{where}: would pack {what} into {one.shards:,} shards{there}")
         elif one.already:
             print(
                 f"{where}: already packed: {what}, with the same keys, sizes and options (contents "
@@ -358,7 +359,9 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
         if one.ignored:
             print(f"{where}: {one.ignored:,} hidden files were ignored")
         if one.rejected:
-            fate = "cannot be packed" if dry else f"were left out; see {REJECTED}"
+            fate = f"were left out; see {REJECTED}"
+            if dry:
+                fate = "would be left out" if skips else "cannot be packed, so nothing would be"
             print(f"{where}: {len(one.rejected):,} files {fate}:")
             for key, why in one.rejected[:10]:
                 print(f"  {printable(key)}: {why}")
@@ -368,7 +371,8 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             print(f"{where}: {note}")
         if one.unlocked:
             print(f"{where}: this file system has no locks; do not pack here twice at once")
-    return SKIPPED if any(one.rejected for one in done) else DONE
+    rejected = any(one.rejected for one in done)
+    return FAILED if rejected and dry and not skips else SKIPPED if rejected else DONE
 
 
 def _facts(made: Manifest) -> dict[str, Any]:
@@ -380,7 +384,7 @@ def _facts(made: Manifest) -> dict[str, Any]:
         "classes": None if made.classes is None else list(made.classes),
         "fields": dict(made.schema.fields),
         "format": made.format,
-        "format_version": _format_version(),
+        "format_version": made.version,
         "dataset_id": made.dataset_id.hex(),
         "library": made.library,
         "options": made.options,
@@ -403,17 +407,11 @@ def _facts_text(made: Manifest) -> str:
         "shards": f"{made.shards:,}{each}",
         "classes": classes,
         "fields": ", ".join(f"{printable(name)} ({kind})" for name, kind in made.schema.fields),
-        "format": f"{made.format}, version {_format_version()}",
+        "format": f"{made.format}, version {made.version}",
         "packed": f"by shardio {printable(made.library)}: {printable(packed)}",
         "id": made.dataset_id.hex(),
     }
     return "\n".join(f"{name:<8}  {value}" for name, value in rows.items())
-
-
-def _format_version() -> int:
-    from .formats.record import VERSION
-
-    return VERSION
 
 
 def _some(names: Sequence[str]) -> str:
@@ -451,12 +449,16 @@ def _show_environment(options: argparse.Namespace) -> int:
 
 
 def _print_json(value: Any) -> None:
+    import json
+
     print(json.dumps(value, default=_plain))
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no name for: bytes within a json field, arrays."""
-    return {"base64": _base64(value)} if isinstance(value, bytes) else value.tolist()
+    """What JSON has no name for: bytes, arrays, and what is in arrays: complex numbers, times."""
+    if isinstance(value, bytes):
+        return {"base64": _base64(value)}
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _base64(value: bytes) -> str:
@@ -470,6 +472,8 @@ def _as_bytes(value: Any) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
+    import json
+
     return json.dumps(value, default=_plain).encode()
 
 
@@ -516,6 +520,8 @@ def _progress(
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="shardio",
         description="Pack folders of images into shards, and look at what is in them.",
@@ -547,7 +553,6 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("out", metavar="OUT", help="the directory that becomes the dataset")
     pack.add_argument(
         "--shard-size",
-        type=_size,
         metavar="SIZE",
         help="source bytes a shard, like 64MB or 1GiB (default 256MiB; less for small folders)",
     )
@@ -564,7 +569,6 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     pack.add_argument(
         "--part",
-        type=_part,
         metavar="I/N",
         help="build only part I of N, from 1/N to N/N; then `shardio commit OUT`",
     )
@@ -591,7 +595,9 @@ def _parser() -> argparse.ArgumentParser:
         help="files that cannot be packed: fail and list them (default), or leave them out",
     )
     pack.add_argument("--format", default="record", help="of the shards (default: record)")
-    pack.add_argument("--dry-run", action="store_true", help="show the plan and touch nothing")
+    pack.add_argument(
+        "--dry-run", action="store_true", help="say what would be done and touch nothing"
+    )
 
     commit = command("commit", _commit, "commit what the parts of a packing built")
     commit.add_argument("out", metavar="OUT")
@@ -639,24 +645,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _size(text: str) -> int:
-    from .sizes import parse_size
-
-    try:
-        return parse_size(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _part(text: str) -> tuple[int, int]:
-    first, _, of = text.partition("/")
-    try:
-        return int(first), int(of)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N, like 1/4") from None
-
-
 def _seconds(text: str) -> float:
+    from argparse import ArgumentTypeError
+
     factors = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, factor = (text[:-1], factors[text[-1]]) if text[-1:] in factors else (text, 1)
     try:
@@ -664,7 +655,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an age, like 90m, 24h or 7d")
+        raise ArgumentTypeError(f"{text!r}: expected an age, like 90m, 24h or 7d")
     return seconds
 
 

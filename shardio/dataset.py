@@ -3,7 +3,7 @@
     loader = DataLoader(ShardDataset("out/", batch_size=256), batch_size=None, num_workers=8)
 
 How it works. With `batch_size` the dataset yields whole batches; without, samples. Each worker of
-each rank asks order.Plan which batches are its own, fetch reads their records, Decoder makes items
+each rank asks order.Share which batches are its own, fetch reads their records, Decoder makes items
 of them, and collate a batch.
 
 The epoch lives in one tensor in shared memory, so that `set_epoch` in the trainer reaches workers
@@ -23,15 +23,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from . import manifest, order
+from . import manifest, order, sizes
 from .collating import collate
 from .decoding import Decode, Decoder
 from .errors import EpochError, OptionError, printable
-from .fetch import BUFFER_BYTES, Fetch, Reader, Rows
-from .manifest import Manifest
-from .order import Epoch, Plan, Tail
+from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Rows
+from .order import Epoch, Share, Tail
 from .sample import Sample
-from .sizes import parse_size
 from .storage import locate
 
 VALID = "valid"  # the field that tail="exact" adds
@@ -43,7 +41,7 @@ _second = itemgetter(1)
 _EPOCH, _START, _PASSES, _WARNED = range(4)
 
 
-class ShardDataset(IterableDataset[Any]):
+class ShardDataset(Described, IterableDataset[Any]):
     """A packed dataset, streamed in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
@@ -67,7 +65,7 @@ class ShardDataset(IterableDataset[Any]):
     canonical_workers  spans that are read side by side; part of the order
     unit               records taken from one span at a time; part of the order. Default: the
                        divisor of batch_size nearest 32
-    buffer_bytes       memory of this machine for records on network file systems
+    buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
 
     Call `set_epoch(e)` before each `iter()`. Raises NotPackedError, DamageError, VersionError,
     OptionError; while iterating also StorageError, DecodeError, CollateError, EpochError.
@@ -90,11 +88,10 @@ class ShardDataset(IterableDataset[Any]):
         world_size: int | None = None,
         canonical_workers: int = 64,
         unit: int | None = None,
-        buffer_bytes: int = BUFFER_BYTES,
+        buffer_bytes: int | str = BUFFER_BYTES,
     ) -> None:
         storage = locate(path)
-        self.manifest: Manifest = manifest.load(storage)
-        self._reader = Reader(storage, self.manifest)
+        self._reader = Reader(storage, manifest.load(storage))
         self._decoder = Decoder(
             self.manifest.schema,
             fields=fields,
@@ -109,8 +106,6 @@ class ShardDataset(IterableDataset[Any]):
             )
         if collate_fn is not None and not callable(collate_fn):
             raise OptionError(f"collate_fn is {collate_fn!r}: expected a function")
-        if buffer_bytes < 0:
-            raise OptionError(f"buffer_bytes is {buffer_bytes}: expected 0 or more")
         if unit is None:
             unit = 1 if batch_size is None else order.default_unit(batch_size)
         self.batch_size = batch_size
@@ -119,41 +114,28 @@ class ShardDataset(IterableDataset[Any]):
         self.canonical_workers = canonical_workers
         self.unit = unit
         self.shuffle_buffer = _records(shuffle_buffer, self._reader.mean_bytes)
-        self.buffer_bytes = buffer_bytes
+        self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
         self._collate = collate if collate_fn is None else collate_fn
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._given = None if rank is None or world_size is None else (rank, world_size)
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
         self._shared = torch.zeros(4, dtype=torch.int64)
-        self._share()
-        self._steps(self._plan(0))  # raises now what iterating would raise later
+        self._share_memory()
+        self._steps(self._share(0))  # raises now what iterating would raise later
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` reads; reaches workers that are running."""
-        if not isinstance(epoch, int) or not 0 <= epoch < 1 << 63:
-            raise OptionError(f"epoch is {epoch!r}: expected a whole number from 0")
+        epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
         self._shared[:] = torch.tensor([epoch, 0, 0, int(self._shared[_WARNED])])
 
     @property
     def epoch(self) -> int:
         return int(self._shared[_EPOCH])
 
-    @property
-    def classes(self) -> list[str] | None:
-        """Names of the labels, by label; None when there are none."""
-        classes = self.manifest.classes
-        return None if classes is None else list(classes)
-
-    @property
-    def class_to_idx(self) -> dict[str, int] | None:
-        """The label of each class; None when there are none."""
-        classes = self.manifest.classes
-        return None if classes is None else {name: label for label, name in enumerate(classes)}
-
     def __len__(self) -> int:
         """This rank's batches in an epoch; without `batch_size`, its samples."""
-        return self._steps(self._plan(0))
+        return self._steps(self._share(0))
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
@@ -172,15 +154,15 @@ class ShardDataset(IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._share()
+        self._share_memory()
 
-    def _share(self) -> None:
+    def _share_memory(self) -> None:
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardDataset:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = ("_shared", "_reader", "manifest")
+        shared = ("_shared", "_reader")
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         return twin
@@ -197,9 +179,9 @@ class ShardDataset(IterableDataset[Any]):
             )
         return self._given or found or (0, 1)
 
-    def _plan(self, epoch: int, worker: int = 0, num_workers: int = 1) -> Plan:
+    def _share(self, epoch: int, worker: int = 0, num_workers: int = 1) -> Share:
         rank, world_size = self._ranks()
-        return Plan(
+        return Share(
             Epoch(
                 self.manifest.shard_records,
                 seed=self.seed,
@@ -216,15 +198,15 @@ class ShardDataset(IterableDataset[Any]):
             tail=self.tail,
         )
 
-    def _steps(self, plan: Plan) -> int:
-        if plan.steps == 0 and plan.tail == "drop" and plan.epoch.records:
-            size = plan.batch_size or 1
+    def _steps(self, share: Share) -> int:
+        if share.steps == 0 and share.tail == "drop" and share.epoch.records:
+            size = share.batch_size or 1
             raise OptionError(
-                f"tail='drop' leaves nothing: {plan.epoch.records:,} records are fewer than "
-                f"{size} x {plan.world_size} (batch_size x world_size). Choose tail='pad', or a "
+                f"tail='drop' leaves nothing: {share.epoch.records:,} records are fewer than "
+                f"{size} x {share.world_size} (batch_size x world_size). Choose tail='pad', or a "
                 "smaller batch_size"
             )
-        return plan.steps
+        return share.steps
 
 
 class _Items:
@@ -235,15 +217,15 @@ class _Items:
         self._epoch = dataset.epoch
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        plan = dataset._plan(self._epoch, worker, workers)
-        dataset._steps(plan)
-        _, here = _machines(plan.world_size)
+        share = dataset._share(self._epoch, worker, workers)
+        dataset._steps(share)
+        _, here = _machines(share.world_size)
         self._fetch = Fetch(
             dataset._reader,
-            plan,
+            share,
             buffer_bytes=dataset.buffer_bytes,
             local_consumers=workers * here,
-            machines=-(-plan.world_size // here),
+            machines=-(-share.world_size // here),
         )
         self._decoder = dataset._decoder
         self._items = self._make()
@@ -330,7 +312,7 @@ def _records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
     if shuffle_buffer == "all":
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
-        return math.ceil(parse_size(shuffle_buffer) / mean_bytes)
+        return math.ceil(sizes.parse_size(shuffle_buffer) / mean_bytes)
     if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):
         raise OptionError(
             f"shuffle_buffer is {shuffle_buffer!r}: expected a number of records, bytes such as "

@@ -2,7 +2,7 @@
 
     ShardioError
     |- OptionError (ValueError)    the call is wrong: an option, a path, a combination
-    |- DependencyError             an optional package is missing
+    |- DependencyError             an optional package is missing, or too old
     |- SampleError                 a sample does not fit the fields it is written under
     |- SourceError                 files that cannot be packed, listed
     |  `- SourceChangedError       the source is no longer what the plan says
@@ -30,7 +30,7 @@ class OptionError(ShardioError, ValueError):
 
 
 class DependencyError(ShardioError):
-    """An optional package is missing."""
+    """An optional package is missing, or too old."""
 
 
 class SampleError(ShardioError):

@@ -1,7 +1,7 @@
 """Slices and order to records: storage is read in storage order, records are handed out shuffled.
 
 How it works. `Reader` opens a dataset's shards in the process that reads them. `Fetch` walks the
-batches of one consumer (order.Plan) and hands out their records. The shuffle buffer is an order,
+batches of one consumer (order.Share) and hands out their records. The shuffle buffer is an order,
 not a pile of bytes; where the bytes wait depends on what is cheapest:
 
     hinted    the default. The page cache is the buffer: as the window of a span moves on, its
@@ -26,8 +26,10 @@ Every record is checked when it is handed out, wherever it waited.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import resource
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -38,17 +40,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import DamageError
+from .errors import DamageError, StorageError
 from .formats import FORMATS, check_format
 from .formats.base import Shard
 from .manifest import Manifest
-from .order import Epoch, Int64s, Plan
+from .order import Epoch, Int64s, Share, sharers
 from .sample import Sample
-from .storage import Storage
+from .storage import File, Storage
 from .storage.local import memory_available
 
-# Open shards in a process. Each costs a descriptor, of which 1,024 is a usual limit that torch's
-# tensors share, and its index, 24 bytes a record. Opening one again costs 0.15 ms.
+# Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
+# user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
+# 256 on macOS, and a reader takes a quarter of them at most. Opening one again costs 0.15 ms.
 OPEN_SHARDS = 256
 
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
@@ -88,14 +91,17 @@ class Reader:
     """A dataset's shards, each opened when first needed, by the process that needs it.
 
     Descriptors are not inherited: a forked child starts without them, and a pickle holds none.
-    Threads may share a reader. Raises DamageError, StorageError, VersionError.
+    Threads may share a reader, and so may iterators: each asks for shards with the advice that its
+    own reads need (`scattered`), and a shard is open once for each advice in use. Advice changes
+    how fast bytes come, never which. Raises DamageError, StorageError, VersionError.
+
+    limit: shards that are open at once; default: as many as the process can spare.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest, *, limit: int = OPEN_SHARDS) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, *, limit: int | None = None) -> None:
         self.storage = storage
         self.manifest = manifest
-        self.limit = limit
-        self.scattered = False  # whether shards opened from now on are read in no order
+        self.limit = _spare_descriptors() if limit is None else limit
         # (shards + 1,) the number of the first record of each shard; last, of all records
         self.starts = np.zeros(manifest.shards + 1, np.int64)
         np.cumsum(manifest.shard_records, out=self.starts[1:])
@@ -115,14 +121,17 @@ class Reader:
         """Bytes of storage per record, index included."""
         return max(1.0, self.manifest.size / max(1, self.records))
 
-    def shard(self, number: int) -> Shard:
-        """The open shard. It stays usable while it is referenced, also when it leaves the cache."""
-        opened = self._opened
+    def shard(self, number: int, scattered: bool = False) -> Shard:
+        """The open shard. It stays usable while it is referenced, also when it leaves the cache.
+
+        scattered: its records will be read in no order; the system is not to read ahead.
+        """
+        place = ~number if scattered else number
         try:
-            opened.move_to_end(number)
-            return opened[number]
+            self._opened.move_to_end(place)
+            return self._opened[place]
         except KeyError:
-            return self._miss(number)
+            return self._miss(number, place)
 
     def locate(self, number: int) -> tuple[int, int]:
         """Number of a record in the dataset -> its shard, and its number there."""
@@ -131,16 +140,16 @@ class Reader:
 
     def forget(self) -> None:
         """Let go of all open shards; descriptors close with the last user of each."""
-        self._opened: OrderedDict[int, Shard] = OrderedDict()
+        self._opened: OrderedDict[int, Shard] = OrderedDict()  # by number; ~number: scattered
         self._lock = threading.Lock()
 
-    def _miss(self, number: int) -> Shard:
+    def _miss(self, number: int, place: int) -> Shard:
         with self._lock:
-            known = self._opened.get(number)
+            known = self._opened.get(place)
             if known is None:
                 info = self.manifest.shard(number)
                 try:
-                    file = self.storage.open(info.name)
+                    file = self._open_file(info.name)
                 except FileNotFoundError:
                     raise DamageError(
                         f"{self.storage.url.rstrip('/')}/{info.name}: the manifest names this "
@@ -148,12 +157,46 @@ class Reader:
                         "a copy, or pack again"
                     ) from None
                 known = self._open_shard(file, info, self.manifest.dataset_id)
-                if self.scattered:
+                if place < 0:
                     known.scattered()
-                self._opened[number] = known
-                while len(self._opened) > self.limit:
-                    self._opened.popitem(last=False)
+                opened = self._opened
+                opened[place] = known
+                while len(opened) > self.limit:
+                    opened.popitem(last=False)
             return known
+
+    def _open_file(self, name: str) -> File:
+        try:
+            return self.storage.open(name)
+        except StorageError as error:
+            if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+                raise
+        # Others have taken the descriptors that were left: give back those of all readers, once.
+        for reader in list(_READERS):
+            reader._opened = OrderedDict()
+        return self.storage.open(name)
+
+
+class Described:
+    """What the manifest says, under the names that torchvision's datasets have for it."""
+
+    _reader: Reader
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._reader.manifest
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the labels, by label; None when there are none."""
+        classes = self.manifest.classes
+        return None if classes is None else list(classes)
+
+    @property
+    def class_to_idx(self) -> dict[str, int] | None:
+        """The label of each class; None when there are none."""
+        classes = self.manifest.classes
+        return None if classes is None else {name: label for label, name in enumerate(classes)}
 
 
 class Fetch:
@@ -169,26 +212,26 @@ class Fetch:
     def __init__(
         self,
         reader: Reader,
-        plan: Plan,
+        share: Share,
         *,
         buffer_bytes: int = BUFFER_BYTES,
         local_consumers: int = 1,
         machines: int = 1,
     ) -> None:
         self.reader = reader
-        self.plan = plan
+        self.share = share
         self.held_bytes = 0  # of records read and not yet handed out
         self._early: set[int] = set()  # handed out before their block is read: not to be held
         self._spans: dict[int, _Span] = {}
-        epoch = plan.epoch
+        epoch = share.epoch
         self._mean = mean = reader.mean_bytes
-        touched, sharers = _shares(plan)
+        touched, sharing = _spans(share)
         window = touched * epoch.window * mean
         room = (HELD_BYTES - window) / max(1, touched)
         network = reader.storage.is_network()
         self._budget = 0  # bytes that may be held
         self._run = RUN
-        if epoch.shuffles_all or sharers > 2:
+        if epoch.shuffles_all or sharing > 2:
             pass
         elif network:
             self._budget = max(1, buffer_bytes // local_consumers)
@@ -197,20 +240,20 @@ class Fetch:
             self._budget = HELD_BYTES
             self._run = int(min(RUN, room))
         self.policy = ("network" if network else "held") if self._budget else "hinted"
-        reader.scattered = not self._budget
+        self._scattered = not self._budget
         # Storage order does not help: announce the records of the next batches one by one.
         spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
         pages = spans * (epoch.window * mean + RUN)
         self._exact = epoch.shuffles_all or (
             not self._budget
-            and ((sharers > 1 and (network or machines > 1)) or pages > KEPT * memory_available())
+            and ((sharing > 1 and (network or machines > 1)) or pages > KEPT * memory_available())
         )
         # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
         self._at_once = self.policy == "held"
         self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(self._run / mean))
-        self._ahead = 0 if self._at_once else max(AHEAD, plan.batch_size or 1)
+        self._ahead = 0 if self._at_once else max(AHEAD, share.batch_size or 1)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
-        chunk = _CHUNK if self._budget or sharers * epoch.unit <= 50 else 0
+        chunk = _CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
         self._new_span = partial(_Span, epoch, reader.starts, chunk)
 
     def __iter__(self) -> Iterator[Rows]:
@@ -232,7 +275,7 @@ class Fetch:
         Rows may be read in any order, in parts, and by several threads at once.
         """
         for at, start, numbers, held in runs:
-            shard = self.reader.shard(at)
+            shard = self.reader.shard(at, self._scattered)
             read, decode = shard.read, shard.decode
             if held is None:
                 for number in numbers:
@@ -246,12 +289,12 @@ class Fetch:
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s]]:
         """Pieces and repeats of each batch; without a batch_size, of _STEPS steps at a time."""
-        if self.plan.batch_size is not None:
-            for batch in self.plan:
+        if self.share.batch_size is not None:
+            for batch in self.share:
                 yield batch.pieces, batch.repeats
             return
         pieces: list[tuple[int, int, int]] = []
-        for batch in self.plan:
+        for batch in self.share:
             if len(pieces) >= _STEPS or len(batch.repeats):
                 yield pieces, _NONE
                 pieces = []
@@ -283,7 +326,7 @@ class Fetch:
                 early += map(span.beyond, runs)
         again: list[Run] = []
         if len(repeats):
-            shards, records = self.plan.epoch.locate(repeats)
+            shards, records = self.share.epoch.locate(repeats)
             again = _runs(shards, self.reader.starts[shards] + records, self.reader.starts)
         if early:
             self._announce(early)
@@ -318,7 +361,7 @@ class Fetch:
         for at, start, numbers, _ in runs:
             by_shard.setdefault((at, start), []).extend(numbers)
         for (at, start), numbers in sorted(by_shard.items()):
-            shard = self.reader.shard(at)
+            shard = self.reader.shard(at, self._scattered)
             numbers.sort()
             begin = 0
             for i, number in enumerate(numbers, 1):
@@ -334,7 +377,7 @@ class Fetch:
         target = min(target, span.records)
         while span.ahead < target:
             number, at, record = span.locate(span.ahead)
-            shard = self.reader.shard(at)
+            shard = self.reader.shard(at, self._scattered)
             count = min(shard.records - record, span.records - span.ahead)
             sizes = shard.sizes[record : record + min(count, 1 + int(2 * self._run / self._mean))]
             ends = sizes.cumsum()
@@ -368,14 +411,23 @@ class _Drawn(NamedTuple):
     size: int
 
 
-def _shares(plan: Plan) -> tuple[int, int]:
-    """Spans that a consumer of this plan touches, and consumers that touch each of them."""
-    spans = min(plan.epoch.canonical_workers, max(1, plan.epoch.units))
-    consumers, units = plan.world_size * plan.num_workers, plan.batch_units
-    # Its batches begin at every multiple of `step` units, on some span modulo C.
-    step = math.gcd(consumers * units, plan.epoch.canonical_workers)
-    sharers = consumers * min(units, step) // step
-    return max(1, spans * sharers // consumers), sharers
+def _spans(share: Share) -> tuple[int, int]:
+    """Spans that the consumer of a share touches, and consumers that touch each of them."""
+    epoch, consumers = share.epoch, share.world_size * share.num_workers
+    each = sharers(
+        epoch.canonical_workers,
+        share.num_workers,
+        world_size=share.world_size,
+        batch_units=share.batch_units,
+    )
+    spans = min(epoch.canonical_workers, max(1, epoch.units))
+    return max(1, spans * each // consumers), each
+
+
+def _spare_descriptors() -> int:
+    """OPEN_SHARDS, or a quarter of the descriptors that this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_SHARDS if soft == resource.RLIM_INFINITY else max(1, min(OPEN_SHARDS, soft // 4))
 
 
 def _runs(shards: Int64s, numbers: Int64s, starts: Int64s) -> list[Run]:

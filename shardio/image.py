@@ -23,15 +23,15 @@ Animations give their first frame. Colour profiles are not applied.
 Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
 (2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
 `scale`, logarithm of the aspect ratio uniform, ten tries, then the largest central crop within the
-ratios. Random numbers: splitmix64 (Steele, Lea, Flood 2014). Orientation: EXIF 2.3, tag 0x0112.
+ratios. Random numbers: those of order.py. Orientation: EXIF 2.3, tag 0x0112.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import io
 import math
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,10 +42,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .errors import DecodeError, DependencyError, OptionError, ShardioError, printable
+from .order import word
+from .sizes import whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
+
+# The oldest that passes this module's tests. 9.5 shows TIFFs wrongly that their EXIF turns, and
+# 11.1 loses an orientation that stands in XMP; 11.2 cannot write QOI for the test of reading it.
+# Tested: Pillow 11.3, 12.0, 12.1 and 13.0, pillow-simd 12.1.
+LEAST_PIL = (11, 3)
 
 # 1 GiB as PIL holds RGB (4 bytes a pixel), and room for the 200-megapixel photographs of phones,
 # which PIL's own guard (an error above 179 million, a mere warning above 89 million) would refuse.
@@ -91,15 +98,6 @@ def decode(
         return image
 
 
-def to_array(image: Image.Image) -> NDArray[np.uint8]:
-    """The pixels as a new array, (H, W, 3) uint8 RGB, C-contiguous and writable.
-
-    Any mode is brought to RGB first, by the rules at the top; DecodeError where that is impossible.
-    """
-    with _decoding(image):
-        return np.array(_rgb(_checked(image)), dtype=np.uint8)
-
-
 def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
     """The same image with its short side reduced to `size` pixels, or None to keep the bytes.
 
@@ -115,8 +113,8 @@ def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
 
     Raises DecodeError as `decode` does, OptionError for size or quality.
     """
-    _check_int("resize_short", "size", size, 1, None)
-    _check_int("resize_short", "quality", quality, 1, 100)
+    size = whole("resize_short: size", size, 1)
+    quality = whole("resize_short: quality", quality, 1, 100)
     with _decoding(data):
         image = _open(data, MAX_PIXELS)
         width, height = image.size
@@ -169,15 +167,14 @@ class Transform:
             raise OptionError(
                 f"{where}: size is {self.size!r}, expected an int or (height, width) in pixels"
             )
-        for side in pair:
-            _check_int(where, "size", side, 1, 2**15)
+        pair = tuple(whole(f"{where}: size", side, 1, 2**15) for side in pair)
         object.__setattr__(self, "size", pair)
         if self.interpolation not in _INTERPOLATIONS:
             raise OptionError(
                 f"{where}: interpolation is {self.interpolation!r}, expected one of "
                 + ", ".join(_INTERPOLATIONS)
             )
-        _check_int(where, "max_pixels", self.max_pixels, 1, None)
+        object.__setattr__(self, "max_pixels", whole(f"{where}: max_pixels", self.max_pixels, 1))
 
     def __call__(self, image: bytes | memoryview | Image.Image, draw: int = 0) -> NDArray[np.uint8]:
         """One image -> (H, W, 3) uint8 RGB array, C-contiguous, writable, owned by the caller.
@@ -274,7 +271,7 @@ class CenterCrop(Transform):
         if self.resize is None:
             return
         assert isinstance(self.size, tuple)
-        _check_int("CenterCrop", "resize", self.resize, 1, 2**15)
+        object.__setattr__(self, "resize", whole("CenterCrop: resize", self.resize, 1, 2**15))
         if self.resize < min(self.size):
             raise OptionError(
                 f"CenterCrop: resize is {self.resize}, less than the crop's short side "
@@ -309,21 +306,21 @@ def crop_box(
 ) -> tuple[int, int, int, int, bool]:
     """The random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
 
-    The box is inside the image and at least 1 x 1. Words of `draw`: 0 flip; 1 + 2i and 2 + 2i area
-    and ratio of try i of ten; 21 and 22 the place. Fixed places, so that options which do not
+    The box is inside the image and at least 1 x 1. Words of `draw`: 1 flip; 2 + 2i and 3 + 2i area
+    and ratio of try i of ten; 22 and 23 the place. Fixed places, so that options which do not
     concern the box (flip) do not change it.
     """
-    flip = bool(_word(draw, 0) >> 63)
+    flip = bool(word(draw, 1) >> 63)
     area = width * height
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for attempt in range(10):
-        target = area * (scale[0] + (scale[1] - scale[0]) * _uniform(draw, 1 + 2 * attempt))
-        aspect = math.exp(low + (high - low) * _uniform(draw, 2 + 2 * attempt))
+        target = area * (scale[0] + (scale[1] - scale[0]) * _uniform(draw, 2 + 2 * attempt))
+        aspect = math.exp(low + (high - low) * _uniform(draw, 3 + 2 * attempt))
         w = round(math.sqrt(target * aspect))
         h = round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
-            left = int((width - w + 1) * _uniform(draw, 21))
-            top = int((height - h + 1) * _uniform(draw, 22))
+            left = int((width - w + 1) * _uniform(draw, 22))
+            top = int((height - h + 1) * _uniform(draw, 23))
             return left, top, w, h, flip
     w, h = width, height
     if width / height < ratio[0]:
@@ -343,6 +340,8 @@ def engine() -> dict[str, str]:
     unseen by pip; `installed` lists each distribution found, so two names there are a warning.
     """
     _pil()
+    import importlib.metadata
+
     import PIL
     from PIL import features
 
@@ -370,14 +369,23 @@ def engine() -> dict[str, str]:
 @functools.cache
 def _pil() -> ModuleType:
     """The module PIL.Image, imported by the first call."""
+    install = (
+        "Install one engine, not both: pip install 'shardio[simd]' (pillow-simd, compiled here) or "
+        "pip install 'shardio[pillow]' (a wheel for any platform)"
+    )
     try:
+        import PIL
         from PIL import Image
     except ImportError as error:
         raise DependencyError(
-            f"images cannot be decoded: PIL does not import ({_one_line(error)}). "
-            "Install one engine, not both: pip install 'shardio[simd]' (pillow-simd, compiled "
-            "here) or pip install 'shardio[pillow]' (a wheel for any platform)"
+            f"images cannot be decoded: PIL does not import ({_one_line(error)}). {install}"
         ) from None
+    found = re.match(r"(\d+)\.(\d+)", PIL.__version__)
+    if found and (int(found[1]), int(found[2])) < LEAST_PIL:
+        raise DependencyError(
+            f"images cannot be decoded: PIL is {PIL.__version__}, expected {LEAST_PIL[0]}."
+            f"{LEAST_PIL[1]} or newer, since older ones decode some images wrongly. {install}"
+        )
     return Image
 
 
@@ -636,14 +644,6 @@ def _one_line(error: BaseException) -> str:
     return printable(str(error)) or type(error).__name__
 
 
-def _check_int(where: str, name: str, value: object, low: int, high: int | None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and low <= value and (high is None or value <= high):  # type: ignore[operator]
-        return
-    bound = f"of at least {low}" if high is None else f"from {low} to {high}"
-    raise OptionError(f"{where}: {name} is {value!r}, expected a whole number {bound}")
-
-
 def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
     try:
         low, high = (float(v) for v in value)
@@ -657,20 +657,6 @@ def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
     )
 
 
-# Random words ---------------------------------------------------------------------------------
-
-_GAMMA = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
-
-
-def _word(draw: int, k: int) -> int:
-    """Word k of splitmix64 seeded with draw: 64 bits. (order.py has the same on numpy arrays.)"""
-    z = (draw + (k + 1) * _GAMMA) & _MASK
-    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _MASK
-    return z ^ z >> 31
-
-
 def _uniform(draw: int, k: int) -> float:
     """Word k as a float in [0, 1): its upper 53 bits."""
-    return (_word(draw, k) >> 11) * 2.0**-53
+    return (word(draw, k) >> 11) * 2.0**-53

@@ -3,12 +3,15 @@
 `manifest.json` is JSON that is read line by line: one header field a line, then one shard a line,
 then the SHA-256 of all bytes before its own line (`head -n -2 manifest.json | sha256sum`). Until it
 is renamed into place nothing was packed. 100,000 shards stay small: columns, not objects.
+`shardio.json`, in the folder above the datasets of several splits, is written the same way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,23 +19,36 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DamageError, NotPackedError, OptionError, VersionError, printable
+from . import __version__, lock
+from .errors import (
+    BusyError,
+    DamageError,
+    NotPackedError,
+    OptionError,
+    ShardioError,
+    StorageError,
+    VersionError,
+    printable,
+)
 from .formats.base import MAX_RECORDS, ShardInfo
 from .sample import Schema, check_schema
-from .storage import Storage
+from .storage import Storage, locate
+from .storage.local import LocalStorage
 
 MANIFEST = "manifest.json"
 SPLITS = "shardio.json"
 VERSION = 0
 MAX_MANIFEST = 1 << 30  # bytes; 100,000 shards take 14 MB
+MAX_SPLITS = 64 << 20  # bytes of shardio.json: names of classes
 MAX_SHARDS = 10_000_000
 MAX_BYTES = (1 << 63) - 1  # of all shards
 
 _SHARDS = b'"shards": [\n'
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
-    rb'\{\n"format": "shardio",\n"version": (\d{1,9}),\n"library": "([^"]{1,100})"'
+    rb'\{\n"format": "shardio(?:-splits)?",\n"version": (\d{1,9}),\n"library": "([^"]{1,100})"'
 )
+_PLAN_HEADER = 64 << 20  # bytes of a plan that are read to see what it plans
 _LINES = 1_000  # shard lines that are parsed at a time
 
 Columns = np.ndarray[Any, Any]
@@ -53,6 +69,7 @@ class Manifest:
     shard_sizes: Columns  # (shards,) int64
     shard_sha256: Columns  # (shards, 32) uint8
     shard_index: Columns  # (shards,) uint64: checksums of their indexes
+    version: int = VERSION  # of the format it was written in
     where: str = field(default=MANIFEST, compare=False)  # for messages
 
     @property
@@ -82,7 +99,7 @@ class Manifest:
         """The canonical bytes of manifest.json."""
         head = {
             "format": "shardio",
-            "version": VERSION,
+            "version": self.version,
             "library": self.library,
             "dataset_id": self.dataset_id.hex(),
             "shard_format": self.format,
@@ -99,8 +116,7 @@ class Manifest:
             for s in map(self.shard, range(self.shards))
         )
         text = "{\n" + "".join(lines) + _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n"
-        body = text.encode("ascii")
-        return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+        return _seal(text)
 
 
 def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
@@ -135,6 +151,130 @@ def load(storage: Storage) -> Manifest:
 def parse(data: bytes, where: str) -> Manifest:
     """The bytes of manifest.json to a Manifest. Raises DamageError, VersionError."""
     where = printable(where, 4096)
+    _check_seal(data, where)
+    try:
+        return _parse(data, where)
+    except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise DamageError(f"{where}: not a manifest: {type(error).__name__}: {error}") from None
+
+
+def load_splits(storage: Storage) -> list[str] | None:
+    """Names of the splits packed under a folder; None when it holds none.
+
+    Raises DamageError, VersionError.
+    """
+    try:
+        data = storage.read(SPLITS, MAX_SPLITS)
+    except FileNotFoundError:
+        return None
+    where = printable(f"{storage.url.rstrip('/')}/{SPLITS}", 4096)
+    _check_seal(data, where)
+    try:
+        splits = json.loads(data)["splits"]
+        if type(splits) is list and all(
+            type(name) is str and name not in ("", ".", "..") and "/" not in name for name in splits
+        ):
+            return list(splits)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    raise DamageError(f"{where}: not a list of splits")
+
+
+def dump_splits(
+    splits: Sequence[str], classes: Sequence[str] | None, library: str = __version__
+) -> bytes:
+    """The bytes of shardio.json; `library`: version of shardio that packs."""
+    head = {
+        "format": "shardio-splits",
+        "version": VERSION,
+        "library": library,
+        "splits": list(splits),
+        "classes": None if classes is None else list(classes),
+    }
+    return _seal(
+        "{\n" + "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
+    )
+
+
+def datasets(root: str) -> dict[str, str]:
+    """The folders of the datasets under a packed one, by split; {"": root} when it holds one.
+
+    Raises DamageError, VersionError.
+    """
+    splits = load_splits(locate(root))
+    return {name: os.path.join(root, name) for name in splits} if splits else {"": root}
+
+
+def planned_splits(root: str) -> list[str]:
+    """The splits of a packing that is not finished under a folder, by what lies in one of them."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(root)):
+            with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
+                options = _options(os.path.join(root, name))
+                if options["split"] == name:
+                    return [str(split) for split in options["splits"]]
+    return []
+
+
+def _options(folder: str) -> dict[str, Any]:
+    """The options of an unfinished packing, or of the dataset, in a folder."""
+    try:
+        start = lock.read(folder, _PLAN_HEADER)
+    except FileNotFoundError:
+        return load(locate(folder)).options
+    line = start.removeprefix(lock.PLAN_MAGIC).partition(b"\n")[0]
+    options: dict[str, Any] = json.loads(line)["options"]
+    return options
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _missing(storage: Storage) -> str:
+    shown = printable(storage.url)
+    splits = load_splits(storage)
+    if splits:
+        folders = ", ".join(f"{shown.rstrip('/')}/{name}" for name in splits)
+        return f"{shown}: holds several datasets; open one of them: {folders}"
+    if storage.exists(lock.JOURNAL):
+        return f"{shown}: not packed: {_unfinished(storage.url)}"
+    planned = planned_splits(storage.url) if isinstance(storage, LocalStorage) else []
+    if planned:
+        return (
+            f"{shown}: not packed: a packing of splits ({', '.join(map(printable, planned))}) was "
+            "begun here and is not finished; run the same `shardio pack` again to resume it, or "
+            f"`shardio commit {shown}` when all its parts are built"
+        )
+    if not storage.exists(""):
+        return f"{shown}: not packed: there is no such directory"
+    return f"{shown}: not packed: it holds no {MANIFEST}; `shardio pack IMAGES {shown}` makes one"
+
+
+def _unfinished(folder: str) -> str:
+    """What a journal that lies in a folder says of it."""
+    try:
+        writer = lock.read(folder, len(lock.WRITER_MAGIC)) == lock.WRITER_MAGIC
+    except BusyError:
+        return "this process is packing here, and is not finished"
+    except (OSError, StorageError, DamageError):
+        writer = False
+    if writer:
+        return "a Writer did not finish here, or is still at work; write it again"
+    return (
+        "a packing was begun here and is not finished; run the same `shardio pack` again to resume "
+        "it"
+    )
+
+
+def _seal(text: str) -> bytes:
+    """With its own SHA-256 as the last member."""
+    body = text.encode("ascii")
+    return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def _check_seal(data: bytes, where: str) -> None:
+    """Raises DamageError, VersionError."""
     digest = _DIGEST.search(data, max(0, len(data) - 128))
     if digest is None:
         _check_version(data, where)
@@ -148,55 +288,6 @@ def parse(data: bytes, where: str) -> Manifest:
             "or edited by hand: restore it, or pack again"
         )
     _check_version(data, where)
-    try:
-        return _parse(data, where)
-    except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise DamageError(f"{where}: not a manifest: {type(error).__name__}: {error}") from None
-
-
-def load_splits(storage: Storage) -> list[str] | None:
-    """Names of the splits packed under a folder; None when it holds none. Raises DamageError."""
-    try:
-        data = storage.read(SPLITS, 1 << 20)
-    except FileNotFoundError:
-        return None
-    try:
-        splits = json.loads(data)["splits"]
-        if type(splits) is list and all(
-            type(name) is str and name not in ("", ".", "..") and "/" not in name for name in splits
-        ):
-            return list(splits)
-    except (KeyError, TypeError, ValueError, RecursionError):
-        pass
-    raise DamageError(f"{printable(storage.url)}/{SPLITS}: not a list of splits")
-
-
-def dump_splits(splits: Sequence[str], classes: Sequence[str] | None) -> bytes:
-    """The bytes of shardio.json."""
-    value = {"format": "shardio-splits", "version": VERSION, "splits": list(splits)}
-    return (
-        json.dumps(value | {"classes": None if classes is None else list(classes)}, indent=1) + "\n"
-    ).encode()
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _missing(storage: Storage) -> str:
-    shown = printable(storage.url)
-    splits = load_splits(storage)
-    if splits:
-        folders = ", ".join(f"{shown.rstrip('/')}/{name}" for name in splits)
-        return f"{shown}: holds several datasets; open one of them: {folders}"
-    if storage.exists(".shardio-plan"):
-        return (
-            f"{shown}: not packed: a packing was begun here and is not finished; run the same "
-            "`shardio pack` again to resume it"
-        )
-    if not storage.exists(""):
-        return f"{shown}: not packed: there is no such directory"
-    return f"{shown}: not packed: it holds no {MANIFEST}; `shardio pack IMAGES {shown}` makes one"
 
 
 def _check_version(data: bytes, where: str) -> None:
@@ -218,7 +309,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     if (
         head["format"] != "shardio"
         or type(head["version"]) is not int
-        or head["version"] != VERSION
+        or not 0 <= head["version"] <= VERSION
     ):
         raise ValueError("its format is not shardio, or its version not where it belongs")
     rows = data[start + len(_SHARDS) : end]
@@ -273,6 +364,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         shard_sizes=sizes,
         shard_sha256=np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32),
         shard_index=indexes,
+        version=head["version"],
         where=where,
     )
 

@@ -21,11 +21,11 @@ A small example: N = 9 records in units of u = 2 on C = 2 spans, two ranks with 
 ... )
 >>> epoch.records, epoch.units, [epoch.span_start(s) for s in (0, 1)]
 (9, 5, [0, 5])
->>> for batch in Plan(epoch, 4, rank=0, world_size=2, tail="pad"):     # units 0, 1 then 4, 5
+>>> for batch in Share(epoch, 4, rank=0, world_size=2, tail="pad"):    # units 0, 1 then 4, 5
 ...     print(batch.step, batch.pieces, batch.repeats)                 # (span, first draw, count)
 0 ((0, 0, 2), (1, 0, 2)) []
 1 ((0, 4, 1),) [0 1 2]
->>> for batch in Plan(epoch, 4, rank=1, world_size=2, tail="pad"):     # units 2, 3 then 6, 7
+>>> for batch in Share(epoch, 4, rank=1, world_size=2, tail="pad"):    # units 2, 3 then 6, 7
 ...     print(batch.step, batch.pieces, batch.repeats)
 0 ((0, 2, 2), (1, 2, 2)) []
 1 () [3 4 5 6]
@@ -42,6 +42,7 @@ versions, and it does not seek.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
@@ -50,7 +51,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import OptionError
+from .errors import OptionError
+from .sizes import whole
 
 Int64s: TypeAlias = NDArray[np.int64]
 UInt64s: TypeAlias = NDArray[np.uint64]
@@ -148,14 +150,6 @@ def draw(seed: int, epoch: int, record: int) -> int:
     return word(_transform_key(seed, epoch), record)
 
 
-def draws(seed: int, epoch: int, records: Int64s) -> UInt64s:
-    """draw() of many records at once: (n,) int64 -> (n,) uint64."""
-    x = records.astype(np.uint64)
-    x *= np.uint64(GAMMA)
-    x += np.uint64(_transform_key(seed, epoch))
-    return splitmix64(x)
-
-
 # --- one span: the bounded window ------------------------------------------------------------
 
 
@@ -192,14 +186,6 @@ class SpanOrder:
         """The next draw, in [0, n]: what take(1) gives is the emission of this one."""
         return self._made - len(self._block) + self._at
 
-    @property
-    def frontier(self) -> int:
-        """Draws so far have picked from records [0, frontier); the next one can pick from these.
-
-        In [0, n]: min(n, drawn + window). Storage beyond it is not needed yet.
-        """
-        return min(self.n, self.drawn + max(self.window, 1))
-
     def take(self, count: int) -> Int64s:
         """The next `count` emissions: (count,) int64 relative positions in [0, n), read-only."""
         end = self._at + count
@@ -222,10 +208,6 @@ class SpanOrder:
         out = np.concatenate(pieces)
         out.flags.writeable = False  # as the views of a block are
         return out
-
-    def skip(self, count: int) -> None:
-        """Pass over the next `count` emissions: seek(drawn + count)."""
-        self.seek(self.drawn + count)
 
     def seek(self, k: int) -> None:
         """Go to draw k in [0, n], forwards or backwards.
@@ -382,14 +364,11 @@ class Epoch:
             )
         counts.flags.writeable = False
         object.__setattr__(self, "shard_records", counts)
-        _check("seed", self.seed, 0, _MASK)
-        _check("epoch", self.epoch, 0, _MASK >> 1)
-        _check("canonical_workers", self.canonical_workers, 1)
-        _check("unit", self.unit, 1)
+        _check_all(self, seed=(0, _MASK), epoch=(0, _MASK >> 1), canonical_workers=(1,), unit=(1,))
         if self.shuffle_buffer is not None:
-            _check("shuffle_buffer", self.shuffle_buffer, 0)
+            _check_all(self, shuffle_buffer=(0,))
             if not self.shuffles_all:
-                _check("shuffle_buffer / canonical_workers", self.window, 1, _MAX_WINDOW)
+                whole("shuffle_buffer / canonical_workers", self.window, 1, _MAX_WINDOW)
 
     @cached_property
     def records(self) -> int:
@@ -412,10 +391,6 @@ class Epoch:
         if self.shuffle_buffer is None or self.shuffles_all:
             return 1
         return max(1, -(-self.shuffle_buffer // self.canonical_workers))
-
-    def span_units(self, span: int) -> int:
-        """The units of a span: ceil((U - span) / C)."""
-        return max(0, -(-(self.units - span) // self.canonical_workers))
 
     def span_records(self, span: int) -> int:
         """The records of a span: whole units, but for the epoch's last unit if that is short."""
@@ -449,14 +424,6 @@ class Epoch:
         place = np.searchsorted(ends, virtual, side="right")  # right: passes over empty shards
         return shards[place], virtual - starts[place]
 
-    def record_numbers(self, virtual: Int64s) -> Int64s:
-        """Virtual positions in [0, N) -> numbers of the records in the data set, in [0, N).
-
-        (n,) int64. Epochs share these numbers (the transforms' draws are made from them).
-        """
-        shard, record = self.locate(virtual)
-        return self._first_numbers[shard] + record
-
     @cached_property
     def _layout(self) -> tuple[Int64s, Int64s, Int64s]:
         """Shard numbers in virtual order, and the virtual end and start of each."""
@@ -474,10 +441,6 @@ class Epoch:
             return None
         return permutation(self.records, key(RECORDS, self.seed, self.epoch))
 
-    @cached_property
-    def _first_numbers(self) -> Int64s:
-        return np.cumsum(self.shard_records, dtype=np.int64) - self.shard_records
-
 
 # --- consumers: who makes which batch --------------------------------------------------------
 
@@ -489,11 +452,6 @@ class Batch(NamedTuple):
     pieces: tuple[tuple[int, int, int], ...]  # (span, first draw, count): draws of that span
     repeats: Int64s  # virtual positions of the rows that a tail repeats, (n,)
 
-    @property
-    def rows(self) -> int:
-        """The rows of the batch, repeats included."""
-        return sum(count for _, _, count in self.pieces) + len(self.repeats)
-
 
 def steps(
     records: int, batch_size: int | None, *, world_size: int = 1, tail: Tail = "pad", start: int = 0
@@ -503,18 +461,18 @@ def steps(
     start: records already consumed by all ranks together. batch_size None: samples, one a step.
     """
     size = 1 if batch_size is None else batch_size
-    _check("records", records, 0)
-    _check("batch_size", size, 1)
-    _check("world_size", world_size, 1)
-    _check("start", start, 0)
+    whole("records", records, 0)
+    whole("batch_size", size, 1)
+    whole("world_size", world_size, 1)
+    whole("start", start, 0)
     _check_tail(tail)
     left, each = max(0, records - start), size * world_size
     return left // each if tail == "drop" else -(-left // each)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """The batches that one worker of one rank makes of an epoch.
+class Share:
+    """What one worker of one rank reads of an epoch: its batches.
 
     batch_size  a multiple of the epoch's unit; None: sample mode, one record a step, unit 1
     tail        what to do with the end, where records do not fill a batch on every rank:
@@ -547,17 +505,14 @@ class Plan:
                     f"unit is {unit}: expected 1 without a batch_size; give one, or no unit."
                 )
         else:
-            _check("batch_size", self.batch_size, 1)
+            _check_all(self, batch_size=(1,))
             if self.batch_size % unit:
                 raise OptionError(
                     f"unit is {unit}, which does not divide batch_size {self.batch_size}; "
                     f"a divisor is {default_unit(self.batch_size)}."
                 )
-        _check("world_size", self.world_size, 1)
-        _check("rank", self.rank, 0, self.world_size - 1)
-        _check("num_workers", self.num_workers, 1)
-        _check("worker", self.worker, 0, self.num_workers - 1)
-        _check("start", self.start, 0)
+        _check_all(self, world_size=(1,), num_workers=(1,), start=(0,))
+        _check_all(self, rank=(0, self.world_size - 1), worker=(0, self.num_workers - 1))
         _check_tail(self.tail)
 
     @property
@@ -613,7 +568,7 @@ def default_unit(batch_size: int) -> int:
     buffer of 10,000, of the pairs of a batch 25-30 % share one again next epoch at unit 256,
     and 0.5-1.8 % at 32.
     """
-    _check("batch_size", batch_size, 1)
+    batch_size = whole("batch_size", batch_size, 1)
     # 1 always divides and is 31 away, so divisors above 63 cannot be nearer.
     divisors = (d for d in range(1, min(batch_size, 63) + 1) if batch_size % d == 0)
     return min(divisors, key=lambda d: abs(d - 32))
@@ -627,14 +582,22 @@ def shared_spans(
     The batch of unit g falls to consumer (g div m) mod P, P = num_workers * world_size. So when
     P * m divides C = canonical_workers, the span g mod C says whose it is, and none is shared.
     """
+    each = sharers(canonical_workers, num_workers, world_size=world_size, batch_units=batch_units)
+    return each > 1
+
+
+def sharers(canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
+    """Consumers that touch each span of an epoch that is long enough."""
     consumers = num_workers * world_size
-    return consumers > 1 and canonical_workers % (consumers * batch_units) != 0
+    # Their batches begin at every multiple of `step` units, on some span modulo C.
+    step = math.gcd(consumers * batch_units, canonical_workers)
+    return consumers * min(batch_units, step) // step
 
 
-def _check(name: str, value: int, low: int, high: int | None = None) -> None:
-    if value < low or (high is not None and value > high):
-        expected = f"at least {low}" if high is None else f"{low} to {high}"
-        raise OptionError(f"{name} is {value}: expected {expected}.")
+def _check_all(options: Epoch | Share, **bounds: tuple[int, ...]) -> None:
+    """Check these fields, and make Python's own integers of them: those of numpy overflow."""
+    for name, bound in bounds.items():
+        object.__setattr__(options, name, whole(name, getattr(options, name), *bound))
 
 
 def _check_tail(tail: str) -> None:

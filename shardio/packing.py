@@ -2,29 +2,21 @@
 
 Each shard of the plan is one independent, idempotent piece of work: this process, N processes, or
 the parts of a job array build the same bytes. A shard gets its name when it is whole and flushed;
-the manifest is renamed into place after all of them, and until then nothing was packed.
-
-What lies in OUT while a packing is unfinished, and is gone once it is committed:
-
-    .shardio-plan               the plan; bytes of it are locked while shards are built
-    .shardio-TOKEN-NAME.tmp     files being written
-    .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
+the manifest is renamed into place after all of them, and until then nothing was packed. Of several
+splits, all are built before the first is committed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import json
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import __version__, manifest, parallel, plan, sources
+from . import __version__, journal, lock, manifest, parallel, plan, sizes, sources
 from .errors import (
     BusyError,
     DamageError,
@@ -40,22 +32,20 @@ from .errors import (
 )
 from .formats import check_format
 from .formats.base import MAX_RECORDS, ShardInfo
-from .formats.record import RecordEncoder, RecordShard, may_be_shard
-from .plan import JOURNAL, Before, Plan
+from .formats.record import RecordShard
+from .journal import Problem
+from .lock import JOURNAL, WRITER_MAGIC
+from .plan import Plan
 from .sample import Schema
-from .storage import local, locate
+from .shard import ShardWriter
+from .storage import local, local_path, locate
 
-REJECTED = "rejected.jsonl"
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 
-_REJECTED_PART = ".shardio-rejected-{}.jsonl"  # of a shard, by its name, or of the scan
-_SCAN = "scan"
-_WRITE = 1 << 20  # bytes gathered for one write call
+_SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
-_TRIES, _PAUSE_S = 5, 0.05  # for a lock that another process may hold for a moment, to look
 
-Problem = tuple[bytes, str]  # key, reason
 Path_ = str | bytes | os.PathLike[Any]
 
 
@@ -87,12 +77,12 @@ def pack(
     out: Path_,
     *,
     format: str = "record",
-    shard_size: int | None = None,
+    shard_size: int | str | None = None,
     max_records: int | None = None,
     shuffle: bool = True,
     seed: int = 0,
     jobs: int | None = None,
-    part: tuple[int, int] | None = None,
+    part: tuple[int, int] | str | None = None,
     splits: bool | None = None,
     classes: Path_ | None = None,
     resize: int | None = None,
@@ -105,11 +95,13 @@ def pack(
 ) -> list[Packed]:
     """Pack a folder of images into OUT: one dataset, or one for each split.
 
-    shard_size     bytes of source a shard; default 256 MiB, less where that gave under 16 shards
+    shard_size     bytes of source a shard, or like "64MB"; default 256 MiB, less where that gave
+                   under 16 shards
     max_records    records a shard, at most
     shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated
     jobs           processes; default: one a core
-    part           (i, n), i from 1 to n: build only this part; `commit(out)` when all are built
+    part           (i, n) or "i/n", i from 1 to n: build only this part; `commit(out)` when all are
+                   built
     splits         whether top folders are splits; default: when all have names of splits
     classes        another dataset, whose numbering of classes is taken
     resize         shrink images to this short side (pixels), at `quality`; never enlarges
@@ -117,7 +109,7 @@ def pack(
     restart        drop an unfinished packing in OUT
     on_error       "raise": one SourceError lists all files that cannot be packed, and nothing is
                    committed; "skip": they are left out, and OUT/rejected.jsonl lists them
-    dry_run        make the plan and touch nothing
+    dry_run        touch nothing; raise what a real run would raise before it builds
     progress       called now and then with bytes done and bytes in all
 
     Run again after an interruption, it goes on where it was. Raises OptionError, SourceError,
@@ -125,17 +117,27 @@ def pack(
     """
     check_format(format)
     jobs = parallel.processes(jobs)
-    _check_options(shard_size, max_records, seed, part, resize, quality, on_error)
+    wanted, chosen = _options(shard_size, max_records, shuffle, seed, resize, quality), _part(part)
+    if on_error not in ("raise", "skip"):
+        raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
+    if splits not in (None, True, False):
+        raise OptionError(f"splits is {splits!r}; expected True, False or None")
     source, out = os.fsencode(local_path(source)), local_path(out)
     if resize is not None:
         from . import image
 
         image.engine()  # fails now, not in the middle
     _check_directory(out)
-    for folder in (out, *(os.path.join(out, name.decode()) for name in sources.SPLITS)):
-        _refuse_if_busy(folder, part)
     _check_apart(source, out)
-    numbering = None if classes is None else _classes_of(os.fsdecode(classes))
+    names = sources.split_names(source, splits)
+    # All that can be refused is refused before the source is listed, which may take minutes.
+    _check_kind(out, names)
+    folders = {name: os.path.join(out, name) if name else out for name in names}
+    for name, folder in folders.items():
+        lock.refuse_if_busy(folder, part=chosen is not None)
+        if not overwrite:
+            _refuse_other(folder, wanted | _of_split(name, names))
+    numbering = None if classes is None else _classes_of(local_path(classes))
     listings = sources.image_folder(source, splits)
     if numbering is not None:
         listings = {
@@ -144,48 +146,40 @@ def pack(
         }
         if all(listing.classes is None for listing in listings.values()):
             sources.renumber(next(iter(listings.values())), numbering)
-    names = list(listings)
-    _check_kind(out, names)
-    packings = []
-    for name, listing in listings.items():
-        extra: dict[str, Any] = {"resize": resize, "quality": quality if resize else None}
-        if name:
-            extra |= {"split": name, "splits": names}
-        made = plan.make(
-            listing,
-            shard_size=shard_size,
-            max_records=max_records,
-            shuffle=shuffle,
-            seed=seed,
-            extra=extra,
+    if list(listings) != names:
+        raise SourceChangedError(f"{printable(source)}: its top folders changed just now")
+    packings = [
+        _Packing(
+            plan.make(listing, wanted | _of_split(name, names)), folders[name], listing.root, chosen
         )
-        packings.append(_Packing(made, os.path.join(out, name) if name else out, listing.root))
+        for name, listing in listings.items()
+    ]
     for packing in packings:
         packing.check(overwrite)  # all of them, before any is touched
     if dry_run:
-        return [packing.dry_run() for packing in packings]
+        return [packing.dry_run(restart) for packing in packings]
     total = sum(int(packing.plan.sizes.sum()) for packing in packings)
     report = parallel.Report(progress, total)
-    done = []
     problems: list[Problem] = []
-    for packing in packings:
-        try:
-            packing.run(
+    with contextlib.ExitStack() as locks:
+        for packing in packings:
+            found = packing.build(
+                locks,
                 jobs=jobs,
-                part=part,
                 overwrite=overwrite,
                 restart=restart,
                 skip=on_error == "skip",
                 report=report,
             )
-        except _ProblemsError as found:
-            problems += [(_under(packing.result.split, key), why) for key, why in found.problems]
-        done.append(packing.result)
-    if problems:
-        raise SourceError(_explain(problems, os.fsdecode(source)))
-    if names != [""] and part is None:
-        _commit_splits(out, names)
-    return done
+            problems += [(_under(packing.result.split, key), why) for key, why in found]
+        if problems:
+            raise SourceError(_explain(problems, os.fsdecode(source)))
+        if chosen is None:
+            for packing in packings:
+                packing.finish()
+            if names != [""]:
+                _commit_splits(out, names)
+    return [packing.result for packing in packings]
 
 
 def commit(
@@ -202,26 +196,33 @@ def commit(
     jobs = parallel.processes(jobs)
     out = local_path(out)
     splits: list[str] = []
-    folders = [out]
-    if not os.path.exists(os.path.join(out, JOURNAL)):
-        splits = _planned_splits(out)
-        folders = [os.path.join(out, name) for name in splits] or [out]
+    if not os.path.lexists(os.path.join(out, JOURNAL)):
+        splits = manifest.planned_splits(out)
     packings = []
-    for folder in folders:
-        try:
-            with _locked(folder) as held:
-                made = plan.parse(_journal_of_parts(held, folder), os.path.join(folder, JOURNAL))
-        except FileNotFoundError:
-            manifest.load(locate(folder))  # explains what is here, if it is nothing
-        else:
-            packings.append(_Packing(made, folder, b""))
-    if not packings and (not splits or _has_splits(out, splits)):
-        raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
-    report = parallel.Report(progress, sum(int(one.plan.sizes.sum()) for one in packings))
-    for packing in packings:
-        packing.commit(jobs=jobs, overwrite=overwrite, report=report)
-    if splits:
-        _commit_splits(out, splits)
+    with contextlib.ExitStack() as locks:
+        for folder in [os.path.join(out, name) for name in splits] or [out]:
+            try:
+                held = locks.enter_context(lock.whole(folder))
+            except FileNotFoundError:
+                manifest.load(locate(folder))  # explains what is here, if it is nothing
+                continue
+            packings.append(_Packing(_plan_of_parts(held, folder), folder, b"", None, held))
+        if not packings and (not splits or _has_splits(out, splits)):
+            raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
+        report = parallel.Report(progress, sum(int(one.plan.sizes.sum()) for one in packings))
+        missing = [
+            why for one in packings if (why := one.check_parts(jobs, overwrite, report)) is not None
+        ]
+        if missing:
+            raise NotPackedError(
+                "\n".join(missing)
+                + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
+                "again"
+            )
+        for packing in packings:
+            packing.finish()
+        if splits:
+            _commit_splits(out, splits)
     return [packing.result for packing in packings]
 
 
@@ -255,117 +256,137 @@ class _Built:
     problems: list[Problem] = field(default_factory=list)
 
 
-class _ProblemsError(Exception):
-    """Files that cannot be packed; gathered over all splits before the user is told."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-
 class _Packing:
-    """One dataset on its way into one directory."""
+    """One dataset on its way into one directory: `check`, `build`, then `finish`.
 
-    def __init__(self, made: Plan, directory: str, root: bytes) -> None:
+    `part` None: all shards. After `build`, or `check_parts`, it stays locked by `held` until
+    `finish`, so that several splits are committed together.
+    """
+
+    def __init__(
+        self,
+        made: Plan,
+        directory: str,
+        root: bytes,
+        part: tuple[int, int] | None,
+        held: lock.Lock | None = None,
+    ) -> None:
         self.plan, self.directory, self.root = made, directory, root
         self.dataset_id = made.dataset_id
         self.token = local.token()
         header = made.header
+        self._part, self._held = part, held
+        self._start, self._stop = _share(made.shards, part)
+        first, last = int(made.bounds[self._start]), int(made.bounds[self._stop])
         self.result = Packed(
             out=directory,
             split=header["options"].get("split", ""),
             shards=made.shards,
-            records=len(made.keys),
+            records=last - first,
             classes=None if header["classes"] is None else len(header["classes"]),
-            source_bytes=int(made.sizes.sum()),
+            source_bytes=int(made.sizes[first:last].sum()),
             ignored=header["ignored"],
             notes=list(header["notes"]),
         )
+        self._seal = b""  # SHA-256 of the journal, if we made it
+        self._built: list[_Built] = []
+        self._problems: list[Problem] = []
         self._started = time.monotonic()
 
     def check(self, overwrite: bool) -> None:
         """Raises ExistsError when another dataset is here."""
         self.result.already = self._is_packed(overwrite)
 
-    def dry_run(self) -> Packed:
+    def dry_run(self, restart: bool) -> Packed:
+        """What `build` would find. Raises what it would raise for what lies in the directory."""
         self.result.rejected = self.plan.problems
+        if self.result.already:
+            return self.result
+        with contextlib.suppress(FileNotFoundError):
+            planned = self._planned(lock.read(self.directory), restart)
+            if planned is not None and not (restart and self._part is None):
+                self.plan = dataclasses.replace(self.plan, before=planned.before)
+                self.result.kept = len(
+                    self._finished().keys() & set(range(self._start, self._stop))
+                )
         return self.result
 
-    def run(
+    def build(
         self,
+        locks: contextlib.ExitStack,
         *,
         jobs: int,
-        part: tuple[int, int] | None,
         overwrite: bool,
         restart: bool,
         skip: bool,
         report: parallel.Report,
-    ) -> None:
+    ) -> list[Problem]:
+        """Lock the shards, as long as `locks` says, and build them; what cannot be packed."""
+        self._started = time.monotonic()
         if self._is_packed(overwrite):
-            self._leave(skip)
-            return
+            return self._leave(skip)
         local.make_directory(self.directory)
-        start, stop = _share(self.plan.shards, part)
-        held, planned = self._acquire((0, None) if part is None else (start, stop), restart)
-        try:
-            if planned is None and self._is_packed(overwrite):  # another packer was faster
-                held.release()
-                self._leave(skip)
-                return
-            self.result.unlocked = held.held is None
-            if part is None and planned is not None:
-                _remove_temporaries(self.directory)  # of packers that died
-            problems = list(self.plan.problems)
-            if part is not None:
-                first, last = (int(self.plan.bounds[shard]) for shard in (start, stop))
-                self.result.records = last - first
-                self.result.source_bytes = int(self.plan.sizes[first:last].sum())
-                if (skip or not problems) and (problems or (planned and planned.problems)):
-                    _write_rejected(self.directory, _SCAN, problems)
-            built = self._build(
-                range(start, stop), jobs, skip, planned is not None, report, build=True
-            )
-            for one in built:
-                problems += one.problems
-            if problems and not skip:
-                raise _ProblemsError(problems)
-            self.result.rejected = sorted(problems)
-            self.result.seconds = time.monotonic() - self._started
-            if part is None:
-                self._finish(built, problems, held)
-        finally:
+        whole = self._part is None
+        held, planned = self._acquire((0, None) if whole else (self._start, self._stop), restart)
+        locks.callback(held.release)
+        if planned is None and self._is_packed(overwrite):  # another packer was faster
             held.release()
+            return self._leave(skip)
+        self._held = held
+        self.result.already = False  # whatever `check` saw
+        self.result.unlocked = held.held is None
+        if whole and planned is not None:
+            journal.remove_temporaries(self.directory)  # of packers that died
+        problems = list(self.plan.problems)
+        if (
+            not whole
+            and (skip or not problems)
+            and (problems or (planned is not None and planned.problems))
+        ):
+            journal.write_rejected_part(self.directory, _SCAN, problems)
+        self._build(jobs, skip, planned is not None, report, build=True)
+        return self._sum_up(problems, skip)
 
-    def commit(self, *, jobs: int, overwrite: bool, report: parallel.Report) -> None:
-        with _locked(self.directory) as held:
-            journal = held.read()
-            self.result.unlocked = held.held is None
-            if is_committed(self.directory, journal):  # and killed before it had cleaned up
-                self.result.already = True
-                self._show_committed()
-                clean(self.directory, journal)
-                return
-            if self._is_packed(overwrite):
-                raise ExistsError(
-                    f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
-                    "sizes as the new one. Replace it with `shardio commit --overwrite`"
-                )
-            problems = _load_rejected(self.directory, _REJECTED_PART.format(_SCAN))
-            if problems is None and self.plan.problems:
-                raise SourceError(_explain(self.plan.problems, self.directory))
-            built = self._build(range(self.plan.shards), jobs, True, True, report, build=False)
-            missing = [number for number, one in enumerate(built) if one.info is None]
-            if missing:
-                shown = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
-                raise NotPackedError(
-                    f"{printable(self.directory)}: not packed: {len(missing)} of "
-                    f"{self.plan.shards} shards are not built: {shown}. Run the parts that build "
-                    "them, then `shardio commit` again"
-                )
-            problems = [*(problems or ()), *(entry for one in built for entry in one.problems)]
-            self.result.rejected = sorted(problems)
-            self.result.seconds = time.monotonic() - self._started
-            self._finish(built, problems, held)
+    def check_parts(self, jobs: int, overwrite: bool, report: parallel.Report) -> str | None:
+        """Check the shards that parts built; which are missing, in words, if any are.
+
+        Raises ExistsError, SourceError.
+        """
+        assert self._held is not None
+        data = self._held.read()
+        self.result.unlocked = self._held.held is None
+        if journal.is_committed(self.directory, data):  # and killed before it had cleaned up
+            self.result.already = True
+            self._show_committed()
+            return None
+        if self._is_packed(overwrite):
+            raise ExistsError(
+                f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
+                "sizes as the new one. Replace it with `shardio commit --overwrite`"
+            )
+        problems = journal.load_rejected_part(self.directory, _SCAN)
+        if problems is None and self.plan.problems:
+            raise SourceError(_explain(self.plan.problems, self.directory))
+        self._build(jobs, True, True, report, build=False)
+        missing = [number for number, one in enumerate(self._built) if one.info is None]
+        self._sum_up(problems or [], True)
+        if not missing:
+            return None
+        shown = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        return (
+            f"{printable(self.directory)}: not packed: {len(missing)} of {self.plan.shards} shards "
+            f"are not built: {shown}"
+        )
+
+    def finish(self) -> None:
+        """The commit: the manifest into place; before it nothing was packed, after it all was."""
+        if self._held is None:  # it was packed before
+            return
+        data = self._held.read()
+        if not self.result.already:
+            self._commit()
+        journal.clean(self.directory, data)
+        self._held.release()
 
     def _is_packed(self, overwrite: bool) -> bool:
         """Whether just this dataset is committed here. Raises ExistsError when another one is."""
@@ -378,56 +399,49 @@ class _Packing:
         if there.dataset_id == self.dataset_id:
             infos = (there.shard(number) for number in range(there.shards))
             return all(_size(self.directory, info.name) == info.size for info in infos)
-        raise ExistsError(
-            f"{printable(self.directory)}: another dataset is packed here ({there.records:,} "
-            f"records, id {there.dataset_id.hex()}). Choose another directory, or replace it with "
-            "--overwrite"
-        )
+        raise ExistsError(_another(self.directory, there))
 
-    def _leave(self, skip: bool) -> None:
+    def _leave(self, skip: bool) -> list[Problem]:
         """What is committed here is what was asked for: say so, and clean up what a kill left."""
         self.result.already = True
         problems = self.plan.problems
         if problems and not skip:
-            raise _ProblemsError(problems)
+            return problems
         self._show_committed()
         self.result.rejected = sorted({*self.result.rejected, *problems})
-        with contextlib.suppress(FileNotFoundError, StorageError), _locked(self.directory) as held:
-            journal = held.read()
-            if is_committed(self.directory, journal):
-                clean(self.directory, journal)
+        with (
+            contextlib.suppress(FileNotFoundError, BusyError, StorageError),
+            lock.whole(self.directory) as held,
+        ):
+            data = held.read()
+            ours = data[-32:] == self._seal  # made, while another packer committed
+            if ours or journal.is_committed(self.directory, data):
+                journal.clean(self.directory, data)
+        return []
 
     def _show_committed(self) -> None:
         made = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = made.records, made.size
-        self.result.rejected = _load_rejected(self.directory, REJECTED) or []
+        self.result.rejected = journal.load_rejected(self.directory)
 
     def _acquire(
         self, bounds: tuple[int, int | None], restart: bool
-    ) -> tuple[local.RangeLock, Plan | None]:
+    ) -> tuple[lock.Lock, Plan | None]:
         """Lock these shards of the journal; the plan found in it, or None when we made it."""
-        made, tries = False, 0
+        made = False
         while True:
             try:
-                held = lock(self.directory, *bounds)
+                held = lock.take(self.directory, *bounds)
             except FileNotFoundError:
                 restart = False
-                fresh = dataclasses.replace(self.plan, before=shards_in(self.directory))
-                try:
-                    local.write_file(self.directory, JOURNAL, fresh.dump(), replace=False)
-                    made = True
-                except ExistsError:  # another was first: compare with its plan
-                    pass
-                continue
-            except BusyError:
-                tries += 1
-                if tries == _TRIES:
-                    raise
-                time.sleep(_PAUSE_S)
+                before = journal.shards_in(self.directory)
+                fresh = dataclasses.replace(self.plan, before=before).dump()
+                # Where another was first, its plan is compared with ours.
+                if lock.begin(self.directory, fresh):
+                    made, self._seal = True, fresh[-32:]
                 continue
             try:
-                journal = held.read()
-                planned = self._planned(journal, restart)
+                planned = self._planned(held.read(), restart)
                 # A part goes on under an equal plan: another part has restarted it a moment ago.
                 if planned is None or (restart and bounds == (0, None)):
                     held.release()
@@ -439,15 +453,15 @@ class _Packing:
                 held.release()
                 raise
 
-    def _planned(self, journal: bytes, restart: bool) -> Plan | None:
+    def _planned(self, data: bytes, restart: bool) -> Plan | None:
         """The plan of an unfinished packing, if it is this one; None when it is to be dropped.
 
         Raises SourceChangedError when it is another, DamageError, unless `restart`.
         """
-        if journal.startswith(WRITER_MAGIC) or is_committed(self.directory, journal):
+        if data.startswith(WRITER_MAGIC) or journal.is_committed(self.directory, data):
             return None  # of a Writer that died: nobody can resume it; or finished, but for this
         try:
-            old = plan.parse(journal, os.path.join(self.directory, JOURNAL))
+            old = plan.parse(data, os.path.join(self.directory, JOURNAL))
         except DamageError:
             if restart:
                 return None
@@ -465,32 +479,33 @@ class _Packing:
 
     def _drop(self) -> None:
         """Remove an unfinished packing: the shards only it names, its temporary files, its plan."""
-        with contextlib.suppress(FileNotFoundError), _locked(self.directory) as held:
-            clean(self.directory, held.read())
+        with contextlib.suppress(FileNotFoundError), lock.whole(self.directory) as held:
+            journal.clean(self.directory, held.read())
 
     def _build(
-        self,
-        numbers: range,
-        jobs: int,
-        skip: bool,
-        resumed: bool,
-        report: parallel.Report,
-        *,
-        build: bool,
-    ) -> list[_Built]:
+        self, jobs: int, skip: bool, resumed: bool, report: parallel.Report, *, build: bool
+    ) -> None:
+        numbers = range(self._start, self._stop)
         finished = self._finished() if resumed else {}
         tasks = (self._task(number, skip, finished.get(number, []), build) for number in numbers)
-        built: list[_Built] = []
         try:
             for one in parallel.run(_do, tasks, jobs=min(jobs, len(numbers)), report=report):
-                built.append(one)
+                self._built.append(one)
                 self.result.kept += one.kept
                 self.result.built += one.info is not None and not one.kept
                 self.result.full_size += one.full_size
         except BaseException:
-            _remove_temporaries(self.directory, self.token)  # of workers that had to be killed
+            journal.remove_temporaries(self.directory, self.token)  # of workers that were killed
             raise
-        return built
+
+    def _sum_up(self, problems: list[Problem], skip: bool) -> list[Problem]:
+        """Note what is left out, or return it where nothing may be."""
+        problems = problems + [entry for one in self._built for entry in one.problems]
+        if problems and not skip:
+            return problems
+        self._problems = self.result.rejected = sorted(problems)
+        self.result.seconds = time.monotonic() - self._started
+        return []
 
     def _task(self, number: int, skip: bool, finished: list[str], build: bool) -> _Task:
         start, stop = (int(bound) for bound in self.plan.bounds[number : number + 2])
@@ -516,16 +531,13 @@ class _Packing:
     def _finished(self) -> dict[int, list[str]]:
         """Files that may be shards of this packing, by number."""
         found: dict[int, list[str]] = {}
-        for name, born in shards_in(self.directory).items():
+        for name, born in journal.shards_in(self.directory).items():
             if self.plan.before.get(name) != born:
-                found.setdefault(shard_number(name) or 0, []).append(name)
+                found.setdefault(journal.shard_number(name) or 0, []).append(name)
         return found
 
-    def _finish(
-        self, built: Sequence[_Built], problems: list[Problem], held: local.RangeLock
-    ) -> None:
-        """The commit: the manifest into place; before it nothing was packed, after it all was."""
-        infos = [one.info for one in built if one.info is not None]
+    def _commit(self) -> None:
+        infos = [one.info for one in self._built if one.info is not None]
         header = self.plan.header
         made = manifest.make(
             infos,
@@ -535,16 +547,15 @@ class _Packing:
             classes=None if header["classes"] is None else tuple(header["classes"]),
             options=header["options"],
             library=__version__,
-            blob_bytes=sum(one.blob_bytes for one in built),
+            blob_bytes=sum(one.blob_bytes for one in self._built),
         )
-        if problems:
-            local.write_file(self.directory, REJECTED, _dump_rejected(sorted(problems)))
+        if self._problems:
+            journal.write_rejected(self.directory, self._problems)
         else:
-            remove_rejected(self.directory)  # of the dataset that is replaced
+            journal.remove_rejected(self.directory)  # of the dataset that is replaced
         local.write_file(self.directory, manifest.MANIFEST, made.dump())
         self.result.records, self.result.bytes = made.records, made.size
         self.result.committed = True
-        clean(self.directory, held.read())
 
 
 # --- one shard ------------------------------------------------------------------------------------
@@ -560,13 +571,13 @@ def _do(task: _Task, add: Callable[[int], None]) -> _Built:
 
 
 def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
-    encoder = RecordEncoder(Schema(task.fields), task.dataset_id, task.number)
-    draft = local.Draft(task.directory, f"{task.number:05d}", task.token)
+    shard = ShardWriter(
+        task.directory, task.token, Schema(task.fields), task.dataset_id, task.number
+    )
     problems: list[Problem] = []
     try:
         folder = os.open(task.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            pieces, size = [encoder.header()], 0
             done = full_size = 0
             for i, key in enumerate(task.keys):
                 data, problem = sources.read(folder, key, task.sizes[i], task.mtimes[i])
@@ -579,12 +590,8 @@ def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
                     values = [key, len(data)]
                     if task.labels is not None:
                         values.append(task.labels[i])
-                    record = encoder.append(values, (data,))
-                    pieces += record
-                    size += len(record[1])
-                    if size >= _WRITE:
-                        draft.write(b"".join(pieces))
-                        pieces, size = [], 0
+                    shard.append(values, (data,))
+                    shard.flush()
                 done += task.sizes[i]
                 if done >= _CHECK_BYTES or i % _CHECK == _CHECK - 1:
                     add(done)
@@ -592,21 +599,18 @@ def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
         finally:
             os.close(folder)
         if problems and not task.skip:
-            draft.discard()
+            shard.discard()
             return _Built(None, problems=problems)
-        pieces.append(encoder.finish())
-        draft.write(b"".join(pieces))
-        digest = draft.digest()
-        name = manifest.shard_name(task.number, digest)
+        info = shard.finish()
         if problems:
-            _write_rejected(task.directory, name.removesuffix(".shard"), problems)
-        draft.commit(name)
+            part = info.name.removesuffix(".shard")
+            journal.write_rejected_part(task.directory, part, problems)
+        shard.commit(info.name)
         add(done)
     except BaseException:
-        draft.discard()
+        shard.discard()
         raise
-    info = ShardInfo(name, task.number, encoder.records, draft.size, digest, encoder.index_checksum)
-    return _Built(info, encoder.blob_bytes, full_size=full_size, problems=problems)
+    return _Built(info, shard.blob_bytes, full_size=full_size, problems=problems)
 
 
 def _resized(data: bytes, side: int, quality: int) -> tuple[bytes, str, bool]:
@@ -636,8 +640,8 @@ def _keep(task: _Task, name: str) -> _Built | None:
         # Left out are only files that a part was told to skip; building anew finds out again why.
         left_out: list[Problem] = []
         if not task.build:
-            part = _REJECTED_PART.format(name.removesuffix(".shard"))
-            left_out = _load_rejected(task.directory, part) or []
+            part = name.removesuffix(".shard")
+            left_out = journal.load_rejected_part(task.directory, part) or []
         if shard.number != task.number or len(task.keys) - shard.records != len(left_out):
             return None
         info = ShardInfo(name, task.number, shard.records, file.size, digest, shard.index_checksum)
@@ -648,293 +652,55 @@ def _keep(task: _Task, name: str) -> _Built | None:
         file.close()
 
 
-# --- files of ours --------------------------------------------------------------------------------
-
-WRITER_MAGIC = b"shardio-writer 0\n"  # a Writer's journal: this, and one line of JSON
-
-
-def local_path(path: Path_) -> str:
-    """A directory as it is given to the operating system. Raises OptionError for other URLs."""
-    text = os.fsdecode(os.fspath(path))
-    if not text:
-        raise OptionError("an empty path: a variable that is not set? Expected a directory")
-    storage = locate(text)
-    return storage.root if "://" in text and isinstance(storage, local.LocalStorage) else text
-
-
-def shard_number(name: str) -> int | None:
-    """The number in a shard's file name; None when it is no shard's name."""
-    number, dash, rest = name.partition("-")
-    digest, _, ending = rest.partition(".")
-    plain = number.isascii() and number.isdigit() and len(number) >= 5
-    if not (plain and dash and ending == "shard" and len(digest) == 8):
-        return None
-    return int(number) if all(c in "0123456789abcdef" for c in digest) else None
-
-
-def is_ours(directory: str, name: str) -> bool:
-    """Whether a file is provably a temporary one of shardio: by its name and its first bytes."""
-    if not local.is_temporary(name):
-        return False
-    # A packer that is killed between link and unlink leaves the journal under two names. Opening
-    # the second would end the lock on the first.
-    with contextlib.suppress(OSError):
-        if os.path.samefile(os.path.join(directory, name), os.path.join(directory, JOURNAL)):
-            return True
-    try:
-        file = locate(directory).open(name)
-        start = file.read(0, min(file.size, 64))
-        file.close()
-    except (OSError, StorageError, DamageError):
-        return False
-    ours = (plan.MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
-    return may_be_shard(start) or any(
-        start.startswith(magic) or magic.startswith(start) for magic in ours
-    )
-
-
-def clean(directory: str, journal: bytes) -> None:
-    """Remove what only an unfinished packing needs; the journal last: it explains the rest.
-
-    `journal` was read through its lock: opening the file again would end the lock.
-    """
-    drop_shards(directory, journal)
-    for name in os.listdir(directory):
-        if is_rejected_part(directory, name):
-            local.remove(os.path.join(directory, name))
-    _remove_temporaries(directory)
-    local.remove(os.path.join(directory, JOURNAL))
-    local.sync_directory(directory)
-
-
-def writer_journal(dataset_id: bytes, before: Before) -> bytes:
-    """A new journal of a Writer, unlike any other."""
-    value = {"id": dataset_id.hex(), "before": before, "token": local.token()}
-    return WRITER_MAGIC + json.dumps(value).encode()
-
-
-def owner(journal: bytes) -> tuple[bytes, Before]:
-    """Of a journal: the id of its dataset, and the shards not its own. Raises DamageError."""
-    if not journal.startswith(WRITER_MAGIC):
-        made = plan.parse(journal, JOURNAL)
-        return made.dataset_id, made.before
-    try:
-        value = json.loads(journal[len(WRITER_MAGIC) :])
-        return bytes.fromhex(value["id"]), dict(value["before"])
-    except (KeyError, TypeError, ValueError):
-        raise DamageError(f"{JOURNAL}: a Writer's journal cannot be read") from None
-
-
-def is_committed(directory: str, journal: bytes) -> bool:
-    """Whether the packing of a journal has its manifest, and was killed before it cleaned up."""
-    try:
-        dataset_id, before = owner(journal)
-        made = manifest.load(locate(directory))
-    except (NotPackedError, DamageError, VersionError):
-        return False
-    if made.dataset_id != dataset_id:
-        return False
-    born = shards_in(directory)
-    names = (made.shard(number).name for number in range(made.shards))
-    return all(name in born and born[name] != before.get(name) for name in names)
-
-
-def shards_in(directory: str) -> Before:
-    """All files with names of shards, and their times of change."""
-    with os.scandir(directory) as entries:
-        return {
-            entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
-            for entry in entries
-            if shard_number(entry.name) is not None
-        }
-
-
-def drop_shards(directory: str, journal: bytes) -> None:
-    """Remove the shards of the packing that a journal belongs to, but those a manifest names.
-
-    They carry its dataset's id and were not there before it. A damaged journal removes nothing.
-    """
-    with contextlib.suppress(DamageError, VersionError):
-        dataset_id, before = owner(journal)
-        named = named_shards(directory)
-        for name, born in sorted(shards_in(directory).items()):
-            if (
-                name not in named
-                and before.get(name) != born
-                and shard_id(directory, name) == dataset_id
-            ):
-                local.remove(os.path.join(directory, name))
-
-
-def named_shards(directory: str) -> set[str]:
-    """Names of the shards of the dataset that is committed here, if one is. Raises DamageError."""
-    try:
-        made = manifest.load(locate(directory))
-    except NotPackedError:
-        return set()
-    return {made.shard(number).name for number in range(made.shards)}
-
-
-def shard_id(directory: str, name: str) -> bytes | None:
-    """The dataset id in a shard's header; None when the file is not one of our shards."""
-    try:
-        file = locate(directory).open(name)
-        try:
-            return RecordShard(file).dataset_id
-        finally:
-            file.close()
-    except (OSError, StorageError, DamageError, VersionError):
-        return None
-
-
-def _write_rejected(directory: str, name: str, problems: Sequence[Problem]) -> None:
-    local.write_file(directory, _REJECTED_PART.format(name), _dump_rejected(problems))
-
-
-def _dump_rejected(problems: Sequence[Problem]) -> bytes:
-    lines = [json.dumps({"key": os.fsdecode(key), "reason": why}) for key, why in problems]
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _load_rejected(directory: str, name: str) -> list[Problem] | None:
-    """What a file of rejected keys lists; None when there is none. Raises DamageError."""
-    try:
-        lines = locate(directory).read(name, 1 << 30).splitlines()
-        return [(os.fsencode(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
-    except FileNotFoundError:
-        return None
-    except (KeyError, TypeError, ValueError):
-        raise DamageError(f"{printable(directory)}/{name}: not a list of rejected keys") from None
-
-
-def remove_rejected(directory: str) -> None:
-    """Remove the list of rejected keys, if it is one."""
-    with contextlib.suppress(DamageError):
-        if _load_rejected(directory, REJECTED) is not None:
-            local.remove(os.path.join(directory, REJECTED))
-
-
-def is_rejected_part(directory: str, name: str) -> bool:
-    """Whether a file is the list of what one part left out."""
-    start, end = _REJECTED_PART.split("{}")
-    if not (name.startswith(start) and name.endswith(end)):
-        return False
-    try:
-        return _load_rejected(directory, name) is not None
-    except (DamageError, StorageError):
-        return False
-
-
-def _remove_temporaries(directory: str, token: str | None = None) -> None:
-    """Temporary files of one process, or of all; the caller knows that they are at an end."""
-    for name in os.listdir(directory):
-        if is_ours(directory, name) and (token is None or f"-{token}-" in name):
-            local.remove(os.path.join(directory, name))
-
-
 # --- checks ---------------------------------------------------------------------------------------
 
 
-_mine: set[tuple[int, int, int]] = set()  # device and inode of journals this process has locked
-_guard = threading.Lock()
-
-
-class _Lock(local.RangeLock):
-    """A lock that this process takes once: record locks are blind to their own process.
-
-    A second one would succeed, and end both when it is closed.
-    """
-
-    __slots__ = ("_name", "_noted")
-
-    def __init__(self, path: str, start: int, stop: int | None) -> None:
-        self._noted, self._descriptor = False, -1
-        status = os.stat(path)
-        self._name = (status.st_dev, status.st_ino, os.getpid())
-        with _guard:
-            if self._name in _mine:
-                raise BlockingIOError(errno.EAGAIN, path)
-            _mine.add(self._name)
-            self._noted = True
-        try:
-            super().__init__(path, start, stop)
-            if os.fstat(self._descriptor).st_ino != status.st_ino:
-                raise FileNotFoundError(path)  # replaced between the two
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        super().release()
-        if self._noted:
-            self._noted = False
-            _mine.discard(self._name)
-
-
-def lock(directory: str, start: int = 0, stop: int | None = None) -> local.RangeLock:
-    """Lock shards of the packing in a directory.
-
-    Raises BusyError, FileNotFoundError (no packing is here), StorageError.
-    """
-    try:
-        return _Lock(os.path.join(directory, JOURNAL), start, stop)
-    except BlockingIOError:
-        raise BusyError(
-            f"{printable(directory)}: another shardio process is packing here; wait for it, or "
-            "choose another directory. Nothing was touched"
-        ) from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(directory) from None
-    except OSError as error:
-        raise StorageError(f"{printable(directory)}: cannot be locked: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _locked(directory: str) -> Iterator[local.RangeLock]:
-    """Lock a whole packing."""
-    held = lock(directory)
-    try:
-        yield held
-    finally:
-        held.release()
-
-
-def _refuse_if_busy(directory: str, part: tuple[int, int] | None) -> None:
-    """Say so at once, before the source is listed, which may take minutes."""
-    if part is None:
-        with contextlib.suppress(FileNotFoundError), _locked(directory):
-            pass
-
-
-def _check_options(
-    shard_size: int | None,
+def _options(
+    shard_size: int | str | None,
     max_records: int | None,
+    shuffle: bool,
     seed: int,
-    part: tuple[int, int] | None,
     resize: int | None,
     quality: int,
-    on_error: str,
-) -> None:
-    for name, value in (
-        ("shard_size", shard_size),
-        ("max_records", max_records),
-        ("resize", resize),
-    ):
-        if value is not None and not 1 <= value < 1 << 62:
-            raise OptionError(f"{name} is {value}; expected 1 or more")
-    if max_records is not None and max_records > MAX_RECORDS:
-        raise OptionError(f"max_records is {max_records}; a shard holds at most {MAX_RECORDS:,}")
-    if not 1 <= quality <= 100:
-        raise OptionError(f"quality is {quality}; expected 1 to 100")
-    if not 0 <= seed < 1 << 64:
-        raise OptionError(f"seed is {seed}; expected 0 to 2**64 - 1")
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
-    if part is not None and not 1 <= part[0] <= part[1]:
-        last = max(part[1], 1)
+) -> dict[str, Any]:
+    """The options as a dataset records them. Raises OptionError."""
+    if shard_size is not None:
+        shard_size = sizes.size("shard_size", shard_size)
+    if max_records is not None:
+        max_records = sizes.whole("max_records", max_records, 1, MAX_RECORDS)
+    if resize is not None:
+        resize = sizes.whole("resize", resize)
+    quality = sizes.whole("quality", quality, 1, 100)
+    return plan.options(
+        shard_size=shard_size,
+        max_records=max_records,
+        shuffle=bool(shuffle),
+        seed=sizes.whole("seed", seed, 0, (1 << 64) - 1),
+        extra={"resize": resize, "quality": quality if resize else None},
+    )
+
+
+def _of_split(name: str, names: Sequence[str]) -> dict[str, Any]:
+    """What the options of a dataset say of the splits it is one of."""
+    return {"split": name, "splits": list(names)} if name else {}
+
+
+def _part(part: tuple[int, int] | str | None) -> tuple[int, int] | None:
+    """Raises OptionError."""
+    if part is None:
+        return None
+    try:
+        first, last = map(int, part.split("/")) if isinstance(part, str) else part
+        i, n = sizes.whole("part", first, -(1 << 62)), sizes.whole("part", last, -(1 << 62))
+    except (TypeError, ValueError):
         raise OptionError(
-            f"part {part[0]}/{part[1]}: parts count from 1, so from 1/{last} to {last}/{last}"
+            f"part is {printable(repr(part))}; expected I/N, like 1/4, or (1, 4)"
+        ) from None
+    if not 1 <= i <= n:
+        raise OptionError(
+            f"part {i}/{n}: parts count from 1, so from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}"
         )
+    return i, n
 
 
 def _check_apart(source: bytes, out: str) -> None:
@@ -963,32 +729,43 @@ def _check_kind(out: str, names: Sequence[str]) -> None:
         )
 
 
+def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
+    """Raise ExistsError when the dataset in a directory is another by its options alone."""
+    try:
+        there = manifest.load(locate(directory))
+    except NotPackedError:
+        return
+    # The files decide on the rest: `absent`, and the size of shards where none is asked for.
+    known = {name: there.options.get(name) for name in wanted}
+    if wanted["shard_size"] is None:
+        known["shard_size"] = None
+    if known != wanted:
+        raise ExistsError(_another(directory, there, plan.changed(known, wanted)))
+
+
+def _another(directory: str, there: manifest.Manifest, changed: Sequence[str] = ()) -> str:
+    return (
+        f"{printable(directory)}: another dataset is packed here ({there.records:,} records, id "
+        f"{there.dataset_id.hex()}). Choose another directory, or replace it with --overwrite"
+        + "".join(f"\n  option {line}" for line in changed)
+    )
+
+
 def _classes_of(other: str) -> tuple[str, ...]:
-    storage = locate(other)
-    splits = manifest.load_splits(storage)
-    there = manifest.load(locate(os.path.join(other, splits[0])) if splits else storage)
+    there = manifest.load(locate(next(iter(manifest.datasets(other).values()))))
     if there.classes is None:
         raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
     return there.classes
 
 
-def _planned_splits(out: str) -> list[str]:
-    """The splits that parts were built of under OUT."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for name in sorted(os.listdir(out)):
-            folder = os.path.join(out, name)
-            if not os.path.isdir(folder):
-                continue
-            with contextlib.suppress(FileNotFoundError, NotPackedError):
-                if os.path.exists(os.path.join(folder, JOURNAL)):
-                    with _locked(folder) as held:
-                        journal = _journal_of_parts(held, folder)
-                    options = plan.parse(journal, folder).header["options"]
-                else:
-                    options = manifest.load(locate(folder)).options
-                if options.get("split") == name:
-                    return list(options["splits"])
-    return []
+def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:
+    data = held.read()
+    if data.startswith(WRITER_MAGIC):
+        raise NotPackedError(
+            f"{printable(folder)}: not packed: a Writer ended here before its stream did; write "
+            "it again"
+        )
+    return plan.parse(data, os.path.join(folder, JOURNAL))
 
 
 def _splits_file(out: str, names: Sequence[str]) -> bytes:
@@ -1000,7 +777,7 @@ def _splits_file(out: str, names: Sequence[str]) -> bytes:
 def _has_splits(out: str, names: Sequence[str]) -> bool:
     """Whether shardio.json is there, and right."""
     try:
-        return locate(out).read(manifest.SPLITS, 1 << 30) == _splits_file(out, names)
+        return locate(out).read(manifest.SPLITS, manifest.MAX_SPLITS) == _splits_file(out, names)
     except (FileNotFoundError, DamageError):
         return False
 
@@ -1008,19 +785,9 @@ def _has_splits(out: str, names: Sequence[str]) -> bool:
 def _commit_splits(out: str, names: Sequence[str]) -> None:
     if not _has_splits(out, names):
         for name in os.listdir(out):  # of a packer that was killed right here
-            if name.endswith(f"-{manifest.SPLITS}.tmp") and is_ours(out, name):
+            if name.endswith(f"-{manifest.SPLITS}.tmp") and journal.is_ours(out, name):
                 local.remove(os.path.join(out, name))
         local.write_file(out, manifest.SPLITS, _splits_file(out, names))
-
-
-def _journal_of_parts(held: local.RangeLock, folder: str) -> bytes:
-    journal = held.read()
-    if journal.startswith(WRITER_MAGIC):
-        raise NotPackedError(
-            f"{printable(folder)}: not packed: a Writer ended here before its stream did; write "
-            "it again"
-        )
-    return journal
 
 
 def _share(shards: int, part: tuple[int, int] | None) -> tuple[int, int]:

@@ -22,7 +22,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from .errors import OptionError, StorageError
+from .errors import StorageError
+from .sizes import whole
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -73,9 +74,7 @@ def cores() -> int:
 
 def processes(jobs: int | None) -> int:
     """How many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
-    if jobs is not None and jobs < 1:
-        raise OptionError(f"jobs is {jobs}; expected 1 or more")
-    return jobs or cores()
+    return cores() if jobs is None else whole("jobs", jobs)
 
 
 def run(
@@ -90,7 +89,8 @@ def run(
     Worker processes end with this one, however it ends. Raises what work raises, and StorageError
     when a worker is killed.
     """
-    if jobs <= 1:
+    # Processes that are daemons themselves (a Pool's workers are) may not have children.
+    if jobs <= 1 or multiprocessing.current_process().daemon:
 
         def add(count: int) -> None:
             report.add(count)

@@ -2,7 +2,7 @@
 
 A plan is a pure function of the listing and the options, so that every process, and every machine
 of a job array, makes the same one. While the packing is unfinished the plan lies beside the shards
-as the journal `.shardio-plan`; packers lock byte k of it for shard k.
+as the journal `.shardio-plan`; packers lock byte k of it for shard k (lock.py).
 
     journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
               | key lengths u32[n] | keys | SHA-256 of all before
@@ -21,15 +21,14 @@ import numpy as np
 from . import order
 from .errors import DamageError, printable
 from .formats.record import VERSION
+from .lock import PLAN_MAGIC
 from .sample import KEY
 from .sources import Listing
 
-JOURNAL = ".shardio-plan"
 SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
 MIN_SHARDS = 16  # that the default aims at,
 MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more than a MiB's reading
 
-MAGIC = b"shardio-plan 0\n"
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 # Shards that lay in OUT when a packing was begun: name to time of change. They are of another
 # packing, which may have had other content under the same id; all others are of this one. (Being
@@ -60,7 +59,7 @@ class Plan:
     def dataset_id(self) -> bytes:
         """16 bytes: never of time, host or path."""
         named = {name: self.header[name] for name in ("fields", "classes", "options")}
-        seal = hashlib.sha256(MAGIC + b"%d\n" % VERSION + _line(named))
+        seal = hashlib.sha256(PLAN_MAGIC + b"%d\n" % VERSION + _line(named))
         seal.update(self.sizes.astype("<i8").tobytes())
         seal.update(b"\0".join(self.keys))
         return seal.digest()[:16]
@@ -81,7 +80,7 @@ class Plan:
     def dump(self) -> bytes:
         body = b"".join(
             (
-                MAGIC,
+                PLAN_MAGIC,
                 _line(self.header | {"bounds": self.bounds.tolist(), "before": self.before}),
                 self.sizes.astype("<i8").tobytes(),
                 self.mtimes.astype("<i8").tobytes(),
@@ -100,16 +99,27 @@ class Plan:
         )
 
 
-def make(
-    listing: Listing,
+def options(
     *,
     shard_size: int | None,
     max_records: int | None,
     shuffle: bool,
     seed: int,
     extra: dict[str, Any],
-) -> Plan:
-    """Order the files and cut them into shards by their bytes. `extra` options are recorded too."""
+) -> dict[str, Any]:
+    """What is recorded of how a dataset was packed. shard_size None: the files will decide."""
+    return {
+        "source": "imagefolder",
+        "shuffle": shuffle,
+        "seed": seed if shuffle else None,
+        "shard_size": shard_size,
+        "max_records": max_records,
+    } | extra
+
+
+def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
+    """Order the files and cut them into shards by their bytes, as the options say."""
+    shuffle, seed, shard_size = (wanted[name] for name in ("shuffle", "seed", "shard_size"))
     count = len(listing.keys)
     packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
     sizes = listing.sizes[packed]
@@ -117,22 +127,16 @@ def make(
         fair = -(-int(sizes.sum()) // MIN_SHARDS)
         shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
     fields = [(KEY, "key"), ("image", "image")] + ([("label", "int")] if listing.classes else [])
-    options = {
-        "source": "imagefolder",
-        "shuffle": shuffle,
-        "seed": seed if shuffle else None,
-        "shard_size": shard_size,
-        "max_records": max_records,
-    }
+    wanted = wanted | {"shard_size": shard_size}
     if listing.absent:  # `unpack` makes no folders of these
         known = listing.classes or ()
         absent = set(listing.absent)
-        extra = extra | {"absent": [i for i, name in enumerate(known) if name in absent]}
+        wanted["absent"] = [i for i, name in enumerate(known) if name in absent]
     return Plan(
         header={
             "fields": [list(pair) for pair in fields],
             "classes": None if listing.classes is None else list(listing.classes),
-            "options": options | extra,
+            "options": wanted,
             "problems": [[os.fsdecode(key), reason] for key, reason in listing.problems],
             "ignored": listing.ignored,
             "notes": listing.notes,
@@ -140,7 +144,7 @@ def make(
         keys=[listing.keys[i] for i in packed.tolist()],
         sizes=sizes,
         mtimes=listing.mtimes[packed],
-        bounds=cut(sizes, shard_size, max_records),
+        bounds=cut(sizes, shard_size, wanted["max_records"]),
     )
 
 
@@ -162,10 +166,10 @@ def parse(data: bytes, where: str) -> Plan:
     try:
         if data[-32:] != hashlib.sha256(memoryview(data)[:-32]).digest():
             raise ValueError("its checksum is wrong")
-        if not data.startswith(MAGIC):
+        if not data.startswith(PLAN_MAGIC):
             raise ValueError("it is of another version")
-        at = data.index(b"\n", len(MAGIC)) + 1
-        header = json.loads(data[len(MAGIC) : at])
+        at = data.index(b"\n", len(PLAN_MAGIC)) + 1
+        header = json.loads(data[len(PLAN_MAGIC) : at])
         bounds = np.array(header.pop("bounds"), np.int64)
         before = header.pop("before")
         count = int(bounds[-1])
@@ -182,14 +186,19 @@ def parse(data: bytes, where: str) -> Plan:
         ) from None
 
 
-def difference(old: Plan, new: Plan) -> str:
-    """What changed between two plans, in words, for the user who must decide."""
-    before, after = old.header["options"], new.header["options"]
-    lines = [
-        f"  option {name}: was {before.get(name)!r}, now {after.get(name)!r}"
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Options that differ, a line each."""
+    return [
+        f"{name}: was {before.get(name)!r}, now {after.get(name)!r}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     ]
+
+
+def difference(old: Plan, new: Plan) -> str:
+    """What changed between two plans, in words, for the user who must decide."""
+    before, after = old.header["options"], new.header["options"]
+    lines = [f"  option {line}" for line in changed(before, after)]
     if old.header["classes"] != new.header["classes"]:
         lines.append("  the classes differ")
     was = dict(

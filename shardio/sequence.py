@@ -19,10 +19,9 @@ import numpy as np
 from . import manifest, order
 from .decoding import Decode, Decoder
 from .errors import OptionError, printable
-from .fetch import Reader
+from .fetch import Described, Reader
 from .formats.base import Column
 from .formats.record import key_hash
-from .manifest import Manifest
 from .sample import Sample
 from .storage import locate
 
@@ -47,7 +46,7 @@ def open(
     return ShardSequence(Reader(storage, found), decoder, range(found.records))
 
 
-class ShardSequence(Sequence[Any]):
+class ShardSequence(Described, Sequence[Any]):
     """Records of a dataset by position, in storage order: what `open` returns, and its slices.
 
     Each access reads and checks the record anew; items are the caller's own. Raises IndexError,
@@ -62,22 +61,6 @@ class ShardSequence(Sequence[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_hashes": None}
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._reader.manifest
-
-    @property
-    def classes(self) -> list[str] | None:
-        """Names of the labels, by label; None when there are none."""
-        classes = self.manifest.classes
-        return None if classes is None else list(classes)
-
-    @property
-    def class_to_idx(self) -> dict[str, int] | None:
-        """The label of each class; None when there are none."""
-        classes = self.manifest.classes
-        return None if classes is None else {name: label for label, name in enumerate(classes)}
 
     def __repr__(self) -> str:
         url = printable(self._reader.storage.url)
@@ -135,18 +118,29 @@ class ShardSequence(Sequence[Any]):
                 return self._rows.index(number)
         raise KeyError(f"no record has the key {printable(key)}")
 
+    def __contains__(self, item: object) -> bool:
+        """Whether a record has this key; of anything but a key, whether an item equals it."""
+        if not isinstance(item, (bytes, str)):  # an item never is one
+            return super().__contains__(item)
+        try:
+            self.find(item)
+        except KeyError:
+            return False
+        return True
+
     def columns(self, name: str) -> Column:
         """A field of kind int, float or bool of every record, as an array; masked where None.
 
         Read from the shards' indexes, without their records. Raises OptionError for other fields.
         """
-        scalars = [name for name, kind in self.manifest.schema.fields if kind in _SCALARS]
+        scalars = {name: kind for name, kind in self.manifest.schema.fields if kind in _EMPTY}
         if name not in scalars:
             raise OptionError(
                 f"no column is called {name!r}; "
                 + (f"there are {', '.join(scalars)}" if scalars else "this dataset has none")
             )
-        values = self._column(partial(self._values, name=name), "<i8")
+        kind = scalars[name]
+        values = self._column(partial(self._values, name=name, kind=kind), _EMPTY[kind])
         return (
             values[self._rows.start : self._rows.stop]
             if self._rows.step == 1
@@ -178,7 +172,7 @@ class ShardSequence(Sequence[Any]):
         joined: Column = (np.ma.concatenate if masked else np.concatenate)(columns)
         return joined
 
-    def _values(self, shard: int, name: str) -> Column:
+    def _values(self, shard: int, name: str, kind: str) -> Column:
         opened = self._reader.shard(shard)
         column = opened.columns.get(name)
         if column is None:  # integers below 0 and above 2**63: no column holds both
@@ -187,7 +181,10 @@ class ShardSequence(Sequence[Any]):
                 np.array([0 if value is None else value for value in values], object),
                 [value is None for value in values],
             )
+        elif kind != "int" and column.dtype.kind == "u":  # a shard of None alone: they are u1
+            column = column.astype(_EMPTY[kind])
         return column
 
 
-_SCALARS = ("int", "float", "bool")
+# The dtype of a column without a value; no wider than others, since joining it widens them.
+_EMPTY = {"int": "<i8", "float": "<f4", "bool": "|b1"}

@@ -1,10 +1,12 @@
-"""Sizes as users write and read them: "256MiB", "64MB", "1.5 GiB"."""
+"""Numbers and sizes as users write and read them: 3, "256MiB", "64MB", "1.5 GiB"."""
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, printable
 
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{ending}": base**power
@@ -12,6 +14,30 @@ _UNITS = {"": 1, "B": 1} | {
     for ending, base in (("", 1024), ("iB", 1024), ("B", 1000))
 }
 _BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
+    """An option that is a whole number; also one of numpy's. Raises OptionError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
+        upper = "or more" if most == (1 << 62) - 1 else f"to {most:,}"
+        raise OptionError(
+            f"{name} is {printable(repr(value))}: expected a whole number, {least:,} {upper}"
+        )
+    return number
+
+
+def size(name: str, value: Any, least: int = 1) -> int:
+    """An option that is a size: bytes, or as `parse_size` reads them. Raises OptionError."""
+    if isinstance(value, str):
+        try:
+            value = parse_size(value)
+        except OptionError as error:
+            raise OptionError(f"{name}: {error}") from None
+    return whole(name, value, least)
 
 
 def parse_size(text: str) -> int:

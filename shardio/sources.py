@@ -7,6 +7,7 @@ neither packed nor ignored for a stated reason is in `problems`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import stat
@@ -73,27 +74,31 @@ def image_folder(source: bytes, splits: bool | None = None) -> dict[str, Listing
     """
     root = os.path.abspath(source)
     shown = printable(source)
-    if not os.path.isdir(root):
-        what = "it is a file" if os.path.exists(root) else "there is no such directory"
-        raise SourceError(f"{shown}: expected a folder of images, but {what}")
-    folders, files = _top(root)
-    if splits is None:
-        splits = bool(folders) and all(name in SPLITS for name in folders)
-    if not splits:
+    folders, files, loops = _top(root)
+    if not _are_splits(folders, splits):
         listing = _listing(root, folders, files)
         _check_some(listing, shown)
         return {"": listing}
     if not folders:
         raise SourceError(f"{shown}: there are no folders in it that could be splits")
-    _check_loose(files, root)
+    _check_loose([*files, *loops], root)  # no split's walk would meet the links
     tops = {name: _top(os.path.join(root, name)) for name in sorted(folders)}
-    classes = sorted({folder for inner, _ in tops.values() for folder in inner})
+    classes = sorted({folder for inner, _, _ in tops.values() for folder in inner})
     found = {}
-    for name, (inner, loose) in tops.items():
+    for name, (inner, loose, _) in tops.items():
         listing = _listing(os.path.join(root, name), inner, loose, classes)
         _check_some(listing, f"{shown}/{printable(name)}")
         found[os.fsdecode(name)] = listing
     return found
+
+
+def split_names(source: bytes, splits: bool | None = None) -> list[str]:
+    """The keys that `image_folder` will have, without listing more than the top folder.
+
+    Raises SourceError.
+    """
+    folders, _, _ = _top(os.path.abspath(source))
+    return [os.fsdecode(n) for n in sorted(folders)] if _are_splits(folders, splits) else [""]
 
 
 def image_type(start: bytes) -> str | None:
@@ -176,24 +181,54 @@ def _changed(key: bytes, what: str) -> str:
     )
 
 
-def _top(root: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Names of the folders and of all other entries directly in a folder, without ignored ones."""
-    folders, files = [], []
+def _are_splits(folders: list[bytes], splits: bool | None) -> bool:
+    return bool(folders) and all(name in SPLITS for name in folders) if splits is None else splits
+
+
+def _top(root: bytes) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Names of what lies directly in a folder: folders, all else, and links to a folder above.
+
+    Hidden folders are left out. The links are no classes: one more would shift all labels behind
+    it. A folder that cannot be listed is one: its label must not depend on permissions.
+    """
+    folders, files, loops = [], [], []
+    if not os.path.isdir(root):
+        what = "it is a file" if os.path.exists(root) else "there is no such directory"
+        raise SourceError(f"{printable(root)}: expected a folder of images, but {what}")
     try:
+        above = _above(root)
         with os.scandir(root) as entries:
             for entry in entries:
                 try:
                     is_folder = entry.is_dir()
                 except OSError:  # a link into itself
                     is_folder = False
-                if is_folder:
-                    if not entry.name.startswith(b"."):
-                        folders.append(entry.name)
-                else:
+                if not is_folder:
                     files.append(entry.name)
+                elif entry.name.startswith(b"."):
+                    continue
+                elif entry.is_symlink() and _identity(entry.stat()) in above:
+                    loops.append(entry.name)
+                else:
+                    folders.append(entry.name)
     except OSError as error:
         raise SourceError(f"{printable(root)}: cannot be listed: {error.strerror}") from None
-    return folders, files
+    return folders, files, loops
+
+
+def _above(root: bytes) -> Above:
+    """A folder and all it lies in."""
+    found, here = [], os.path.realpath(root)
+    while True:
+        with contextlib.suppress(OSError):  # one that this user may not look at
+            found.append(_identity(os.stat(here)))
+        if here == os.path.dirname(here):
+            return tuple(found)
+        here = os.path.dirname(here)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _listing(
@@ -232,9 +267,8 @@ class _Walk:
         self.ignored = 0
 
     def run(self) -> None:
-        status = os.stat(self.root)
         # a folder to list: its prefix in keys, and the device and inode of all folders above it
-        stack: list[tuple[bytes, Above]] = [(b"", ((status.st_dev, status.st_ino),))]
+        stack: list[tuple[bytes, Above]] = [(b"", _above(self.root))]
         while stack:
             prefix, above = stack.pop()
             try:
@@ -270,7 +304,7 @@ class _Walk:
             self.sizes.append(size)
             self.mtimes.append(_mtime(status))
         elif stat.S_ISDIR(mode):
-            here = (status.st_dev, status.st_ino)
+            here = _identity(status)
             if here in above:
                 self.problems.append((key, "is a link to a folder that contains it"))
             else:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from . import manifest, sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
 from .manifest import Manifest
-from .packing import local_path
 from .parallel import Progress
 from .sample import KEY
-from .storage import local, locate
+from .sequence import ShardSequence
+from .storage import local, local_path
 
 _OPEN = 256  # folders at a time
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -46,16 +46,18 @@ def unpack(
 
     Classes without images become empty folders. Existing files raise ExistsError, unless
     `overwrite` replaces them. Raises also NotPackedError, DamageError (a record or a key),
-    OptionError (no field holds files), StorageError.
+    OptionError (no field holds files, or keys that are no names of files side by side; then nothing
+    was written), StorageError.
     """
     source, target = local_path(path), local_path(directory)
-    splits = manifest.load_splits(locate(source))
-    pairs = [(source, target)]
-    if splits:
-        pairs = [(os.path.join(source, name), os.path.join(target, name)) for name in splits]
-    datasets = [(sequence.open(one, decode=None), into) for one, into in pairs]
+    datasets = [
+        (sequence.open(folder, decode=None), os.path.join(target, name) if name else target)
+        for name, folder in manifest.datasets(source).items()
+    ]
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
     done = Unpacked()
+    for dataset, _ in datasets:  # all of them, before a file is written
+        _check_keys(dataset, _content_field(dataset.manifest))
     for dataset, into in datasets:
         content = _content_field(dataset.manifest)
         tree = _Tree(into, overwrite)
@@ -165,6 +167,31 @@ def _parts(key: bytes, where: str) -> list[bytes]:
     if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
         raise DamageError(f"{where}: the key {printable(key)} is no path within a directory")
     return parts
+
+
+def _check_keys(dataset: ShardSequence, content: str) -> None:
+    """Raise OptionError for two keys that cannot be files side by side: `a` twice, or with `a/b`.
+
+    Keys of an image folder were names of files side by side: only those of a stream are read.
+    """
+    made = dataset.manifest
+    if made.options.get("source") == "imagefolder":
+        return
+    keys = dataset.keys()
+    folders = {
+        b"/".join(parts[:at])
+        for parts in (_parts(key, made.where) for key in keys)
+        for at in range(1, len(parts))
+    }
+    seen: set[bytes] = set()
+    for number, key in enumerate(keys):
+        if (key in folders or key in seen) and dataset[number][content] is not None:
+            what = "is the folder of another" if key in folders else "is there twice"
+            raise OptionError(
+                f"{made.where}: the key {printable(key)} {what}, so the records cannot all be "
+                "files; nothing was written. `shardio cat` gives single records"
+            )
+        seen.add(key)
 
 
 def _folders(made: Manifest) -> list[str]:

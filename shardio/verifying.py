@@ -74,8 +74,7 @@ def verify(
     """
     jobs = parallel.processes(jobs)
     root = os.fspath(path)
-    splits = manifest.load_splits(locate(root))
-    folders = [os.path.join(root, name) for name in splits] if splits else [root]
+    folders = manifest.datasets(root).values()
     made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
     for _, one in made:
         check_format(one.format)

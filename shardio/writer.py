@@ -11,13 +11,14 @@ import contextlib
 import hashlib
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from . import __version__, manifest, packing
+from . import __version__, journal, lock, manifest, sizes
 from .errors import (
     ExistsError,
     NotPackedError,
@@ -26,25 +27,25 @@ from .errors import (
     StorageError,
     printable,
 )
-from .formats.base import ShardInfo
-from .formats.record import RecordEncoder
-from .plan import JOURNAL, SHARD_SIZE
+from .formats.base import MAX_RECORDS, ShardInfo
+from .lock import WRITER_MAGIC
+from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields
-from .storage import local, locate
+from .shard import ShardWriter
+from .storage import local, local_path, locate
 
-_WRITE = 1 << 20  # bytes gathered for one write call
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
 
 
 class Writer:
     """Samples, in the order they are written, to a dataset in the directory `out`.
 
-    fields       {name: kind}; kinds are image, bytes, array, int, float, bool, str, json. Default:
-                 those of the first sample. `__key__` (bytes or str, unique) is always the first
-                 field; where a sample has none it is its number, nine digits.
+    fields       {name: kind}, or pairs; kinds are image, bytes, array, int, float, bool, str,
+                 json. Default: those of the first sample. `__key__` (bytes or str, unique) is
+                 always the first field; where a sample has none it is its number, nine digits.
     classes      names of the labels, when there is an int field `label`
     id           names the dataset: equal streams under equal ids give equal bytes. Default: random
-    shard_size   bytes after which a shard is complete
+    shard_size   bytes after which a shard is complete, or like "64MB"
     max_records  records a shard, at most
     overwrite    commit over another dataset in `out`; its shards stay until `gc`
 
@@ -55,34 +56,55 @@ class Writer:
     Raises OptionError, ExistsError, BusyError, SampleError, StorageError.
     """
 
+    _lock: lock.Lock | None = None
+    _closed = False
+
     def __init__(
         self,
         out: str | os.PathLike[str],
         *,
-        fields: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         classes: Sequence[str] | None = None,
         id: str | None = None,
-        shard_size: int = SHARD_SIZE,
+        shard_size: int | str = SHARD_SIZE,
         max_records: int | None = None,
         overwrite: bool = False,
     ) -> None:
-        for name, value in (("shard_size", shard_size), ("max_records", max_records)):
-            if value is not None and value < 1:
-                raise OptionError(f"{name} is {value}; expected 1 or more")
-        self.out = packing.local_path(out)
+        if max_records is not None:
+            max_records = sizes.whole("max_records", max_records, 1, MAX_RECORDS)
+        if isinstance(classes, (str, bytes)):
+            raise OptionError(f"classes is {classes!r}; expected a list of names")
+        if not isinstance(id, (str, type(None))):
+            raise OptionError(f"id is {id!r}; expected a str")
+        self.out = local_path(out)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
         self._classes = None if classes is None else tuple(map(str, classes))
         named = None if id is None else hashlib.sha256(id.encode()).digest()[:16]
         self._id = named or secrets.token_bytes(16)
-        self._shard_size, self._max_records, self._overwrite = shard_size, max_records, overwrite
+        self._shard_size = sizes.size("shard_size", shard_size)
+        self._max_records, self._overwrite = max_records, overwrite
         self._token = local.token()
-        self._lock: local.RangeLock | None = None
-        self._closed = False
+        self._process = os.getpid()
         self._shards: list[ShardInfo] = []
         self._blob_bytes = 0
         self._seen = _Seen()
-        self._encoder: RecordEncoder | None = None
+        self._keys: list[bytes] = []  # of this shard
+        self._shard: ShardWriter | None = None
+
+    def __del__(self) -> None:
+        # A fork's copy is not ours to end: the files are its parent's.
+        if self._closed or self._lock is None or self._process != os.getpid():
+            return
+        warnings.warn(
+            f"{printable(self.out)}: a Writer was never closed, so nothing was packed: write in a "
+            "`with` block, or call close()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        with contextlib.suppress(Exception):  # the interpreter may be at its end
+            self.abort()
 
     def __enter__(self) -> Writer:
         self._begin()
@@ -103,21 +125,15 @@ class Writer:
             sample = {KEY: b"%09d" % self.records, **sample}
         self._check_label(sample)
         with self._ending_on_error(StorageError):
-            encoder = self._encoder or self._open_shard(self._schema)
-        pieces = encoder.record(sample)
-        self._pieces += pieces
-        self._size += len(pieces[1])
+            shard = self._shard or self._open_shard(self._schema)
+        shard.write(sample)
         key = sample[KEY]
         self._keys.append(key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key)
         self.records += 1
         with self._ending_on_error(BaseException):
-            if self._size >= _WRITE:
-                self._flush()
-            if (
-                self._draft.size + self._size >= self._shard_size
-                or encoder.records == self._max_records
-            ):
-                self._close_shard(encoder)
+            shard.flush()
+            if shard.size >= self._shard_size or shard.records == self._max_records:
+                self._close_shard(shard)
 
     def close(self) -> None:
         """Write what is pending, and the manifest: from now on the dataset is there."""
@@ -130,8 +146,8 @@ class Writer:
 
     def _commit(self) -> None:
         assert self._lock is not None
-        if self._encoder is not None:
-            self._close_shard(self._encoder)
+        if self._shard is not None:
+            self._close_shard(self._shard)
         if self._schema is None:
             raise SampleError(
                 f"{printable(self.out)}: no sample was written, and no fields were given"
@@ -150,9 +166,9 @@ class Writer:
             library=__version__,
             blob_bytes=self._blob_bytes,
         )
-        packing.remove_rejected(self.out)  # of the dataset that is replaced
+        journal.remove_rejected(self.out)  # of the dataset that is replaced
         local.write_file(self.out, manifest.MANIFEST, made.dump())
-        packing.clean(self.out, self._lock.read())
+        journal.clean(self.out, self._lock.read())
 
     def abort(self) -> None:
         """Give up: remove what was written, commit nothing."""
@@ -160,9 +176,9 @@ class Writer:
             self._closed = True
             return
         try:
-            if self._encoder is not None:
-                self._draft.discard()
-            packing.clean(self.out, self._lock.read())
+            if self._shard is not None:
+                self._shard.discard()
+            journal.clean(self.out, self._lock.read())
         finally:
             self._end()
 
@@ -191,30 +207,27 @@ class Writer:
         ours = b""
         while True:
             try:
-                lock = packing.lock(self.out)
+                held = lock.take(self.out)
             except FileNotFoundError:
-                ours = packing.writer_journal(self._id, packing.shards_in(self.out))
-                with contextlib.suppress(ExistsError):
-                    local.write_file(self.out, JOURNAL, ours, replace=False)
+                ours = journal.of_writer(self._id, journal.shards_in(self.out))
+                lock.begin(self.out, ours)
                 continue
             try:
-                journal = lock.read()
-                if journal == ours:
+                data = held.read()
+                if data == ours:
                     break
                 # Its lock is free, so its owner is dead. A Writer cannot be resumed; a packing can.
-                if not journal.startswith(packing.WRITER_MAGIC) and not packing.is_committed(
-                    self.out, journal
-                ):
+                if not data.startswith(WRITER_MAGIC) and not journal.is_committed(self.out, data):
                     raise ExistsError(
                         f"{printable(self.out)}: an unfinished packing is here; finish it, or "
                         "choose another directory"
                     )
-                packing.clean(self.out, journal)
+                journal.clean(self.out, data)
             except BaseException:
-                lock.release()
+                held.release()
                 raise
-            lock.release()
-        self._lock = lock
+            held.release()
+        self._lock = held
         with self._ending_on_error(ExistsError):
             self._check_free()  # again: another may have committed here a moment ago
 
@@ -233,43 +246,22 @@ class Writer:
                 "another directory, or replace it with overwrite=True"
             )
 
-    def _open_shard(self, schema: Schema) -> RecordEncoder:
-        number = len(self._shards)
-        encoder = RecordEncoder(schema, self._id, number)
-        self._draft = local.Draft(self.out, f"{number:05d}", self._token)
-        self._pieces: list[bytes] = [encoder.header()]
-        self._size = 0
-        self._keys: list[bytes] = []
-        self._encoder = encoder
-        return encoder
+    def _open_shard(self, schema: Schema) -> ShardWriter:
+        self._shard = ShardWriter(self.out, self._token, schema, self._id, len(self._shards))
+        self._keys = []
+        return self._shard
 
-    def _flush(self) -> None:
-        self._draft.write(b"".join(self._pieces))
-        self._pieces, self._size = [], 0
-
-    def _close_shard(self, encoder: RecordEncoder) -> None:
-        if not encoder.records:  # its only sample did not fit
-            self._draft.discard()
-            self._encoder = None
+    def _close_shard(self, shard: ShardWriter) -> None:
+        if not shard.records:  # its only sample did not fit
+            shard.discard()
+            self._shard = None
             return
         self._seen.add(self._keys)
-        self._pieces.append(encoder.finish())
-        self._flush()
-        digest = self._draft.digest()
-        name = manifest.shard_name(encoder.number, digest)
-        self._draft.commit(name)
-        self._encoder = None
-        self._blob_bytes += encoder.blob_bytes
-        self._shards.append(
-            ShardInfo(
-                name,
-                encoder.number,
-                encoder.records,
-                self._draft.size,
-                digest,
-                encoder.index_checksum,
-            )
-        )
+        info = shard.finish()
+        shard.commit(info.name)
+        self._shard = None
+        self._blob_bytes += shard.blob_bytes
+        self._shards.append(info)
 
     def _check_label(self, sample: Mapping[str, Any]) -> None:
         label = sample.get("label")
@@ -307,5 +299,15 @@ class _Seen:
             self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]), kind="stable")]
 
 
-def _with_key(fields: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(KEY, "key"), *((name, kind) for name, kind in fields.items() if name != KEY)]
+def _with_key(fields: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Fields as they were given, the key first. Raises OptionError."""
+    pairs = list(fields.items()) if isinstance(fields, Mapping) else fields
+    plain = isinstance(pairs, (list, tuple)) and all(
+        isinstance(pair, (list, tuple)) and [*map(type, pair)] == [str, str] for pair in pairs
+    )
+    if not plain:
+        raise OptionError(
+            f"fields is {printable(repr(fields))}; expected names and kinds, like "
+            '{"image": "image", "label": "int"}'
+        )
+    return [(KEY, "key"), *((name, kind) for name, kind in pairs if name != KEY)]

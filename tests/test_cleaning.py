@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from trees import JPEG, content, images, plant, shardio, shardio_json, shards
 
-from shardio import packing, plan
+from shardio import journal, lock
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import BusyError, DamageError, NotPackedError
 from shardio.packing import pack
+from shardio.storage import local
 
 DAY = 24 * 3600
 
@@ -104,7 +105,7 @@ def test_an_unfinished_packing_stays_and_can_go_on(source: Path, out: Path) -> N
     before = set(content(out))
     done = gc(out, keep_s=0)
     assert len(done.removed) == 3  # of seed 0 only
-    assert (out / plan.JOURNAL).exists()
+    assert (out / lock.JOURNAL).exists()
     [finished] = pack(source, out, jobs=1, max_records=8, overwrite=True, seed=2)
     assert finished.kept == 1
     assert before
@@ -119,10 +120,8 @@ def test_old_shards_of_the_same_id_go_though_its_packing_is_unfinished(
     changed = source / "class0" / "000.jpg"
     changed.write_bytes(changed.read_bytes()[:-1] + b"!")
     unfinished(source, out, overwrite=True, seed=0)  # beside old shards of seed 0
-    journal = (out / plan.JOURNAL).read_bytes()
-    new = {
-        n for n, t in packing.shards_in(str(out)).items() if packing.owner(journal)[1].get(n) != t
-    }
+    _, before = journal.owner((out / lock.JOURNAL).read_bytes())
+    new = {n for n, t in journal.shards_in(str(out)).items() if before.get(n) != t}
     gc(out, keep_s=0)
     assert new <= {path.name for path in shards(out)}
     assert len(shards(out)) == 3 + len(new)
@@ -132,17 +131,17 @@ def test_a_packing_that_was_committed_and_killed_is_cleaned_up(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "clean", lambda *_: 1 / 0)
+        patch.setattr(journal, "clean", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pack(source, tmp_path / "out", jobs=1)
     assert len(gc(tmp_path / "out", keep_s=0).removed) == 1
-    assert not (tmp_path / "out" / plan.JOURNAL).exists()
+    assert not (tmp_path / "out" / lock.JOURNAL).exists()
 
 
 def test_gc_refuses_while_a_packer_works(source: Path, out: Path) -> None:
     unfinished(source, out, overwrite=True, seed=2)
     before = content(out)
-    held = packing.lock(str(out), 1, 2)  # one part is enough
+    held = lock.take(str(out), 1, 2)  # one part is enough
     try:
         with pytest.raises(BusyError):
             gc(out, keep_s=0)
@@ -150,6 +149,71 @@ def test_gc_refuses_while_a_packer_works(source: Path, out: Path) -> None:
     finally:
         held.release()
     assert content(out) == before
+
+
+def test_links_and_files_that_vanish_are_no_crash(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (out / "00009-01234567.shard").symlink_to("nowhere")
+    (out / ".shardio-0123456789abcdef-x.tmp").symlink_to("nowhere")
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [*real(path), "00008-01234567.shard"])
+    assert len(gc(out, keep_s=0).removed) == 3
+    assert (out / "00009-01234567.shard").is_symlink()
+
+
+def test_a_packer_that_begins_while_files_are_removed_is_refused(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = local.remove
+    tried = []
+
+    def remove(path: str) -> None:
+        if path.endswith(".shard") and not tried:
+            tried.append(shardio("pack", source, out, "--seed", "0", "--overwrite", code=5))
+        real(path)
+
+    monkeypatch.setattr(local, "remove", remove)
+    assert len(gc(out, keep_s=0).removed) == 3
+    assert tried
+    assert not list(out.glob(".shardio*"))
+
+
+def test_a_packer_that_began_just_now_stops_gc(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = lock.begin
+
+    def begin(directory: str, data: bytes) -> bool:
+        monkeypatch.setattr(lock, "begin", real)
+        unfinished(source, out, overwrite=True, seed=2)
+        return real(directory, data)
+
+    monkeypatch.setattr(lock, "begin", begin)
+    with pytest.raises(BusyError, match="just now"):
+        gc(out, keep_s=0)
+    assert len(shards(out)) == 7
+
+
+def test_what_a_killed_gc_leaves_is_dropped_by_the_next_packer(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "remove", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gc(out, keep_s=0)
+    assert (out / lock.JOURNAL).exists()
+    assert len(sequences.open(out)) == 24
+    [done] = pack(source, out, jobs=1, max_records=8, seed=2, overwrite=True)
+    assert done.committed
+    assert not (out / lock.JOURNAL).exists()
+
+
+def test_gc_with_nothing_to_remove_touches_nothing(out: Path) -> None:
+    before = out.stat().st_mtime_ns
+    assert gc(out).removed == []
+    assert len(gc(out, keep_s=0, dry_run=True).removed) == 3
+    assert out.stat().st_mtime_ns == before
 
 
 def test_gc_needs_a_whole_manifest(source: Path, tmp_path: Path) -> None:

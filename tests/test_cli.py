@@ -163,6 +163,23 @@ def test_a_dry_run_says_the_plan(source: Path, tmp_path: Path) -> None:
     planned = shardio_json("pack", source, tmp_path / "out", "--dry-run")
     assert (planned["dry_run"], planned["datasets"][0]["shards"]) == (True, 1)
     assert not (tmp_path / "out").exists()
+    shardio("pack", source, tmp_path / "out", "--part", "1/2", "--max-records", "4")
+    said = shardio("pack", source, tmp_path / "out", "--dry-run", "--max-records", "4").stdout
+    assert "into 6 shards; 3 of these are there, to be checked" in said
+    shardio("pack", source, tmp_path / "out", "--max-records", "4")
+    said = shardio("pack", source, tmp_path / "out", "--dry-run", "--max-records", "4").stdout
+    assert "already packed" in said
+    assert "would pack" not in said
+    said = shardio("pack", source, tmp_path / "out", "--dry-run", code=1).stderr
+    assert "another dataset is packed here" in said
+
+
+def test_a_dry_run_says_what_cannot_be_packed(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"a/x.jpg": JPEG, "a/empty.jpg": b""})
+    said = shardio("pack", source, tmp_path / "out", "--dry-run", code=1).stdout
+    assert "1 files cannot be packed, so nothing would be" in said
+    said = shardio("pack", source, tmp_path / "out", "--dry-run", "--on-error", "skip", code=4)
+    assert "1 files would be left out" in said.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -189,6 +206,7 @@ def test_info_says_what_is_in_there(out: Path) -> None:
     assert facts["fields"] == {"__key__": "key", "image": "image", "label": "int"}
     assert facts["bytes"] == sum(path.stat().st_size for path in shards(out))
     assert facts["options"]["seed"] == 0
+    assert facts["format_version"] == json.loads((out / "manifest.json").read_bytes())["version"]
 
 
 def test_info_of_the_environment_names_versions_and_pil() -> None:
@@ -290,6 +308,23 @@ def test_cat_shows_fields_of_every_kind(tmp_path: Path) -> None:
         assert shardio_json("cat", tmp_path / "out", "0", "--field", name)["field"] == name
 
 
+def test_cat_shows_arrays_of_what_json_has_no_name_for(tmp_path: Path) -> None:
+    import numpy as np
+
+    arrays = {
+        "c": (np.array([1 + 2j]), '["(1+2j)"]'),
+        "d": (np.array(["2026-01-02"], "M8[D]"), '["2026-01-02"]'),
+        "t": (np.array([5], "m8[s]"), '["0:00:05"]'),
+        "s": (np.array([b"x"]), '[{"base64": "eA=="}]'),
+    }
+    with Writer(tmp_path / "out") as writer:
+        writer.write({name: array for name, (array, _) in arrays.items()})
+    for name, (_, shown) in arrays.items():
+        assert shardio("cat", tmp_path / "out", "0", "--field", name).stdout == f"{shown}\n"
+        said = shardio_json("cat", tmp_path / "out", "0", "--field", name)
+        assert said["value"] == json.loads(shown)
+
+
 def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     said = shardio("unpack", out, tmp_path / "back").stdout
     assert "24 files" in said
@@ -336,6 +371,49 @@ def test_cat_does_not_pour_images_over_a_terminal(out: Path) -> None:
 
 
 # --- how it ends ----------------------------------------------------------------------------------
+
+
+MODULE = "import runpy; runpy.run_module('shardio', run_name='__main__')"
+ENTRY = "from shardio.cli import main; sys.exit(main())"  # as pip writes it
+
+
+@pytest.mark.parametrize(
+    ("start", "module"),
+    [
+        (MODULE, "shardio.cli"),
+        (MODULE, "argparse"),
+        (MODULE, "shardio.packing"),
+        (ENTRY, "argparse"),
+        (ENTRY, "shardio.packing"),
+    ],
+)
+def test_ctrl_c_while_it_starts_is_no_traceback(
+    module: str, start: str, source: Path, tmp_path: Path
+) -> None:
+    code = f"""if True:
+        import sys
+        class Interrupt:
+            def find_spec(self, name, *_):
+                if name == {module!r}:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupt())
+        {start}
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, "pack", source, tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert (done.returncode, done.stderr) == (130, "shardio: interrupted\n")
+
+
+def test_the_entry_point_s_module_is_light() -> None:
+    code = "import sys, shardio.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
+    assert {*HEAVY, "argparse", "json", "numpy"}.isdisjoint(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,12 @@ def test_a_buffer_in_bytes_is_counted_in_records_of_the_mean_size(packed: Packed
     assert dataset.shuffle_buffer == -(-3000 * N // dataset.manifest.size)
 
 
+def test_buffer_bytes_are_a_number_or_a_size(packed: Packed) -> None:
+    folder = packed([5])
+    assert keyed(folder, buffer_bytes="1GiB").buffer_bytes == 1 << 30
+    assert keyed(folder, buffer_bytes=np.int64(7)).buffer_bytes == 7
+
+
 def test_no_buffer_reads_spans_in_storage_order(packed: Packed) -> None:
     dataset = keyed(packed([N]), batch_size=N, unit=1, shuffle_buffer=0, canonical_workers=1)
     assert flat(batches(dataset)) == KEYS
@@ -511,7 +517,7 @@ def test_ranks_are_given(packed: Packed) -> None:
     for rank, world_size in ((None, 3), (1, None)):
         with pytest.raises(OptionError, match="give both, or neither"):
             keyed(folder, rank=rank, world_size=world_size)
-    with pytest.raises(OptionError, match="rank is 3: expected 0 to 2"):
+    with pytest.raises(OptionError, match="rank is 3: expected a whole number, 0 to 2"):
         keyed(folder, rank=3, world_size=3)
 
 
@@ -637,6 +643,15 @@ def _odd_collate(samples: list[Any]) -> Any:
         ({"shuffle_buffer": 1.5}, "shuffle_buffer is 1.5"),
         ({"shuffle_buffer": True}, "shuffle_buffer is True"),
         ({"buffer_bytes": -1}, "buffer_bytes is -1"),
+        ({"buffer_bytes": "lots"}, "'lots' is no size"),
+        ({"buffer_bytes": 1.5}, "buffer_bytes is 1.5: expected a whole number"),
+        ({"seed": 0.5}, "seed is 0.5: expected a whole number"),
+        ({"seed": True}, "seed is True: expected a whole number"),
+        ({"batch_size": "4"}, "batch_size is '4': expected a whole number"),
+        ({"batch_size": 4.0, "unit": 2}, "batch_size is 4.0: expected a whole number"),
+        ({"batch_size": 4, "unit": 2.0}, "unit is 2.0: expected a whole number"),
+        ({"canonical_workers": "64"}, "canonical_workers is '64': expected a whole number"),
+        ({"rank": "0", "world_size": 1}, "rank is '0': expected a whole number"),
         ({"transform": 3}, "transform is 3"),
         ({"target_transform": 3}, "target_transform is 3"),
         ({"collate_fn": 3}, "collate_fn is 3"),
@@ -655,7 +670,7 @@ def test_what_is_no_dataset_is_told(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(NotPackedError, match="no such directory"):
         ShardDataset(tmp_path / "nothing")
     packed([2], "out/train")
-    splits = shardio.manifest.dump_splits(["train", "val"], None)
+    splits = shardio.manifest.dump_splits(["train", "val"], None, "1.2.3")
     (tmp_path / "out" / "shardio.json").write_bytes(splits)
     with pytest.raises(NotPackedError, match=r"out/train, .*out/val"):
         ShardDataset(tmp_path / "out")

@@ -15,7 +15,7 @@ from datasets import flip, make, payload, shard_files
 from shardio import fetch, manifest, order
 from shardio.errors import DamageError
 from shardio.fetch import Fetch, Reader
-from shardio.order import Epoch, Plan
+from shardio.order import Epoch, Share
 from shardio.sample import Sample
 from shardio.storage import locate
 
@@ -74,7 +74,7 @@ def reader(folder: Path, network: bool = False, **options: Any) -> Reader:
     return Reader(storage, manifest.load(storage), **options)
 
 
-def plan(
+def share(
     counts: list[int],
     batch_size: int | None,
     *,
@@ -82,7 +82,7 @@ def plan(
     unit: int | None = None,
     spans: int = 8,
     **options: Any,
-) -> Plan:
+) -> Share:
     unit = unit or (1 if batch_size is None else order.default_unit(batch_size))
     epoch = Epoch(
         counts,
@@ -92,21 +92,27 @@ def plan(
         unit=unit,
         shuffle_buffer=shuffle_buffer,
     )
-    return Plan(epoch, batch_size, **options)
+    return Share(epoch, batch_size, **options)
 
 
-def expected(of: Plan) -> list[int]:
-    """Record numbers in the order of a plan, by order.py alone."""
+def expected(of: Share) -> list[int]:
+    """Record numbers in the order of a share, by order.py alone."""
     spans: dict[int, Any] = {}
     numbers: list[int] = []
     for batch in of:
         for span, first, count in batch.pieces:
             walk = spans.setdefault(span, of.epoch.span_order(span))
             walk.seek(first)
-            at = of.epoch.position(span, walk.take(count))
-            numbers += of.epoch.record_numbers(at).tolist()
-        numbers += of.epoch.record_numbers(batch.repeats).tolist()
+            numbers += numbered(of.epoch, of.epoch.position(span, walk.take(count)))
+        numbers += numbered(of.epoch, batch.repeats)
     return numbers
+
+
+def numbered(epoch: Epoch, virtual: order.Int64s) -> list[int]:
+    """Virtual positions to numbers of records in the dataset."""
+    shards, records = epoch.locate(virtual)
+    starts = epoch.shard_records.cumsum() - epoch.shard_records
+    return (starts[shards] + records).tolist()
 
 
 def read(got: Fetch) -> list[tuple[int, Sample]]:
@@ -145,10 +151,10 @@ ways = pytest.mark.parametrize(
 @ways
 @pytest.mark.parametrize("batch_size", [None, 1, 8, 12, 64, 500])
 @pytest.mark.parametrize("shuffle_buffer", [0, 1, 20, 60, 160, N - 1, None])
-def test_every_way_gives_the_order_of_the_plan(
+def test_every_way_gives_the_order_of_the_share(
     packed: Packed, policy: str, batch_size: int | None, shuffle_buffer: int | None
 ) -> None:
-    of = plan(COUNTS, batch_size, shuffle_buffer=shuffle_buffer)
+    of = share(COUNTS, batch_size, shuffle_buffer=shuffle_buffer)
     got = Fetch(reader(packed(COUNTS), policy == "network"), of)
     if shuffle_buffer is not None and shuffle_buffer < 100:
         assert got.policy == policy
@@ -167,7 +173,7 @@ def test_consumers_that_share_spans_read_their_own_records(
     seen: list[int] = []
     for rank in range(world_size):
         for worker in range(num_workers):
-            of = plan(
+            of = share(
                 COUNTS,
                 batch_size,
                 rank=rank,
@@ -191,7 +197,7 @@ def test_consumers_that_share_spans_read_their_own_records(
 def test_a_start_in_the_middle_gives_the_rest_of_the_epoch(
     packed: Packed, policy: str, start: int
 ) -> None:
-    whole, rest = plan(COUNTS, 8), plan(COUNTS, 8, start=start)
+    whole, rest = share(COUNTS, 8), share(COUNTS, 8, start=start)
     assert expected(rest) == expected(whole)[start * 8 :]
     check(read(Fetch(reader(packed(COUNTS), policy == "network"), rest)), expected(rest))
 
@@ -200,20 +206,20 @@ def test_a_start_in_the_middle_gives_the_rest_of_the_epoch(
 @pytest.mark.parametrize("counts", [[], [0], [0, 0, 0], [1], [0, 1, 0], [3], [1] * 30])
 def test_tiny_datasets(packed: Packed, policy: str, counts: list[int]) -> None:
     for shuffle_buffer in (0, 2, None):
-        of = plan(counts, 4, shuffle_buffer=shuffle_buffer, tail="exact")
+        of = share(counts, 4, shuffle_buffer=shuffle_buffer, tail="exact")
         got = Fetch(reader(packed(counts), policy == "network"), of)
         check(read(got), expected(of))
 
 
 @pytest.mark.parametrize("policy", ["held", "network"], indirect=True)
 def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) -> None:
-    got = Fetch(reader(packed([300] * 4), policy == "network"), plan([300] * 4, 8))
+    got = Fetch(reader(packed([300] * 4), policy == "network"), share([300] * 4, 8))
     most = 0
     for rows in got:
         most = max(most, got.held_bytes)
         list(got.samples(rows.runs))
     assert got.held_bytes == 0
-    window = got.plan.epoch.window * 8 * got.reader.mean_bytes
+    window = got.share.epoch.window * 8 * got.reader.mean_bytes
     assert window / 2 < most < window + 8 * 2 * fetch.RUN + 8 * 100
 
 
@@ -222,7 +228,7 @@ def test_a_full_network_buffer_holds_no_more_and_reads_nothing_twice(
     packed: Packed, policy: str
 ) -> None:
     counts = [400] * 4
-    of = plan(counts, 8, shuffle_buffer=400)
+    of = share(counts, 8, shuffle_buffer=400)
     source = reader(packed(counts), True)
     opened(source)
     got = Fetch(source, of, buffer_bytes=20_000, local_consumers=2)
@@ -249,7 +255,7 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
     counts = [400] * 4
     of = reader(packed(counts), True)
     opened(of)
-    got = Fetch(of, plan(counts, 8, shuffle_buffer=800))
+    got = Fetch(of, share(counts, 8, shuffle_buffer=800))
     batches = iter(got)
     for _ in range(4):
         list(got.samples(next(batches).runs))
@@ -261,9 +267,10 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
 
 
 def opened(of: Reader) -> None:
-    """Open all shards, and forget what that read."""
+    """Open all shards, for reads of both kinds, and forget what that read."""
     for shard in range(of.manifest.shards):
         of.shard(shard)
+        of.shard(shard, scattered=True)
     assert isinstance(of.storage, Watched)
     of.storage.reads.clear()
 
@@ -273,7 +280,7 @@ def test_a_resume_reads_little_of_what_was_read_before(packed: Packed, policy: s
     counts = [400] * 4
     of = reader(packed(counts), policy == "network")
     opened(of)
-    got = Fetch(of, plan(counts, 8, shuffle_buffer=100, start=180))
+    got = Fetch(of, share(counts, 8, shuffle_buffer=100, start=180))
     read(got)
     storage = of.storage
     assert isinstance(storage, Watched)
@@ -285,9 +292,9 @@ def test_a_resume_reads_little_of_what_was_read_before(packed: Packed, policy: s
 @pytest.mark.parametrize("policy", ["held", "held in tiny chunks", "network"], indirect=True)
 def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy: str) -> None:
     counts = [500] * 4
-    of = plan(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
+    of = share(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
     got = Fetch(reader(packed(counts), policy == "network"), of)
-    assert got.policy == policy and fetch._shares(of) == (1, 2)
+    assert got.policy == policy and fetch._spans(of) == (1, 2)
     window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
     last = 0
     for rows in got:
@@ -300,7 +307,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
 @pytest.mark.parametrize("policy", ["held"], indirect=True)
 def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -> None:
     counts = [4000]
-    got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=8, spans=1))
+    got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=8, spans=1))
     for rows in got:
         list(got.samples(rows.runs))
         assert all(len(span._held) < 200 for span in got._spans.values())
@@ -311,7 +318,7 @@ def test_after_the_start_runs_alone_announce_everything(
     packed: Packed, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [400] * 4
-    got = Fetch(reader(packed(counts)), plan(counts, 16, unit=8, shuffle_buffer=100))
+    got = Fetch(reader(packed(counts)), share(counts, 16, unit=8, shuffle_buffer=100))
     alone: list[int] = []
     monkeypatch.setattr(got, "_announce", lambda runs: alone.extend(r.numbers for r in runs))
     for step, rows in enumerate(got):
@@ -327,7 +334,7 @@ def test_everything_is_announced_before_it_is_read(
     packed: Packed, policy: str, shuffle_buffer: int | None
 ) -> None:
     folder = packed(COUNTS * 4)
-    of = plan(COUNTS * 4, 8, shuffle_buffer=shuffle_buffer)
+    of = share(COUNTS * 4, 8, shuffle_buffer=shuffle_buffer)
     got = Fetch(reader(folder), of)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
@@ -352,7 +359,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
 ) -> None:
     counts = [500] * 4
     monkeypatch.setattr(fetch, "memory_available", lambda: 100_000)
-    of = plan(counts, 8, shuffle_buffer=1000)
+    of = share(counts, 8, shuffle_buffer=1000)
     got = Fetch(reader(packed(counts)), of)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
@@ -369,7 +376,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 def test_the_window_is_not_announced_before_the_first_batch(packed: Packed, policy: str) -> None:
     counts = [500] * 8
-    got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=2000))
+    got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=2000))
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     batches = iter(got)
@@ -389,17 +396,30 @@ def test_the_window_is_not_announced_before_the_first_batch(packed: Packed, poli
 def test_the_system_reads_ahead_by_itself_only_where_blocks_are_held(
     packed: Packed, policy: str
 ) -> None:
-    got = Fetch(reader(packed(COUNTS), policy == "network"), plan(COUNTS, 8))
+    got = Fetch(reader(packed(COUNTS), policy == "network"), share(COUNTS, 8))
     read(got)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     assert len(storage.scattered) == (sum(map(bool, COUNTS)) if policy == "hinted" else 0)
 
 
+def test_iterators_of_one_reader_keep_the_advice_of_their_own_reads(packed: Packed) -> None:
+    of = reader(packed([5, 5]))
+    storage = of.storage
+    assert isinstance(storage, Watched)
+    of.shard(0)
+    assert not storage.scattered
+    scattered = of.shard(0, scattered=True)
+    assert len(storage.scattered) == 1
+    assert of.shard(0) is of.shard(0) is not scattered
+    assert of.shard(0, scattered=True) is scattered
+    assert of.shard(0).read(3) == scattered.read(3)
+
+
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str) -> None:
     counts = [500] * 8
-    got = Fetch(reader(packed(counts)), plan(counts, 8, shuffle_buffer=100))
+    got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=100))
     read(got)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
@@ -432,14 +452,14 @@ def test_damage_is_found_when_the_record_is_handed_out(packed: Packed, policy: s
     path = shard_files(folder)[1]
     at = path.read_bytes().index(payload(70)) + 3
     flip(path, at)
-    got = Fetch(reader(folder, policy == "network"), plan([50, 50], 4))
+    got = Fetch(reader(folder, policy == "network"), share([50, 50], 4))
     seen = []
     with pytest.raises(DamageError, match=rf"{path.name}: record 20 at byte .*k/000070.jpg"):
         for rows in got:
             for number, _ in got.samples(rows.runs):
                 seen.append(number)
     assert 70 not in seen
-    assert seen == expected(got.plan)[: len(seen)]
+    assert seen == expected(got.share)[: len(seen)]
 
 
 def test_few_shards_are_open_at_once(packed: Packed) -> None:
@@ -465,6 +485,41 @@ def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
     twin = pickle.loads(pickle.dumps(of))
     assert not twin._opened and twin.limit == 7
     assert twin.shard(1).read(0)["image"] == payload(5)
+
+
+FEW_DESCRIPTORS = """
+import os, resource, sys
+from shardio import fetch, manifest
+from shardio.storage import locate
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+storage = locate(sys.argv[1])
+found = manifest.load(storage)
+assert found.shards == 80
+default = fetch.Reader(storage, found)
+assert default.limit == 16
+greedy = [fetch.Reader(storage, found, limit=80) for _ in range(2)]
+for reader in (default, *greedy):
+    for _ in range(2):
+        for shard in range(80):
+            assert reader.shard(shard).records == 1
+assert len(default._opened) + sum(len(reader._opened) for reader in greedy) < 64
+kept = []
+try:
+    while True:
+        kept.append(os.dup(0))
+except OSError:
+    pass
+fetch.Reader(storage, found).shard(5)  # the other readers give theirs back
+"""
+
+
+def test_few_descriptors_are_enough_for_many_shards(packed: Packed) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FEW_DESCRIPTORS, packed([1] * 80)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -521,7 +576,7 @@ reader = fetch.Reader(storage, manifest.load(storage))
 def run(buffer):
     epoch = order.Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
                         unit=8, shuffle_buffer=buffer)
-    got = fetch.Fetch(reader, order.Plan(epoch, 64))
+    got = fetch.Fetch(reader, order.Share(epoch, 64))
     most = 0
     for rows in got:
         for _ in got.samples(rows.runs):

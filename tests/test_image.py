@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, features
 
 from shardio import image as shardio_image
-from shardio.errors import DecodeError, OptionError, ShardioError
+from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
 from shardio.image import (
     CenterCrop,
     RandomResizedCrop,
@@ -33,7 +33,6 @@ from shardio.image import (
     decode,
     engine,
     resize_short,
-    to_array,
 )
 
 IMAGENET = Path("/tmp/data/imagenet")
@@ -59,6 +58,10 @@ def turned(orientation: int, image: Image.Image, kind: str = "PNG", **options) -
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encoded(image, kind, exif=exif.tobytes(), **options)
+
+
+def to_array(image: Image.Image) -> np.ndarray:
+    return np.array(shardio_image._rgb(image))
 
 
 def pixels(data: bytes, **options) -> np.ndarray:
@@ -224,7 +227,7 @@ def test_format_is_decoded(kind):
 
 def test_array_is_new_writable_contiguous_and_owned():
     image = scene()
-    for array in (to_array(image), CenterCrop(16)(image), RandomResizedCrop(16, flip=True)(image)):
+    for array in (CenterCrop(16)(image), RandomResizedCrop(16, flip=True)(image)):
         assert array.dtype == np.uint8
         assert array.flags.c_contiguous and array.flags.writeable and array.flags.owndata
         array[:] = 0
@@ -434,7 +437,7 @@ def test_errors_are_one_string_and_survive_pickle():
         lambda: decode(b"junk"),
         lambda: decode(png(60_000, 60_000, 8, 2, b"")),
         lambda: decode(encoded(scene(), "JPEG")[:900]),
-        lambda: to_array(Image.new("F", (2, 2))),
+        lambda: CenterCrop(2)(Image.new("F", (2, 2))),
         lambda: CenterCrop(8)("a path"),  # type: ignore[arg-type]
         lambda: CenterCrop(0),
         lambda: resize_short(b"", 0, 90),
@@ -451,13 +454,8 @@ def test_errors_are_one_string_and_survive_pickle():
 # Boxes ----------------------------------------------------------------------------------------
 
 
-def test_splitmix64_gives_its_published_words():
-    # Seed 1234567, as in Vigna's splitmix64.c.
-    assert [shardio_image._word(1234567, k) for k in range(3)] == [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-    ]
+def test_boxes_never_change():
+    assert crop_box(640, 480, 1234567, SCALE, RATIO) == (34, 31, 274, 269, False)
 
 
 def test_boxes_follow_the_inception_distribution():
@@ -887,13 +885,13 @@ def test_engine_names_the_active_pil():
     assert all(isinstance(v, str) for v in info.values())
 
 
-@pytest.mark.parametrize(("active", "name"), [("9.9.post1", "pillow-simd"), ("9.9", "pillow")])
+@pytest.mark.parametrize(("active", "name"), [("19.9.post1", "pillow-simd"), ("19.9", "pillow")])
 def test_engine_names_both_when_both_are_installed(monkeypatch, active, name):
-    versions = {"pillow": "9.9", "pillow-simd": "9.9.post1"}
+    versions = {"pillow": "19.9", "pillow-simd": "19.9.post1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     monkeypatch.setattr("PIL.__version__", active)
     assert engine()["name"] == name
-    assert engine()["installed"] == "pillow-simd 9.9.post1, pillow 9.9"
+    assert engine()["installed"] == "pillow-simd 19.9.post1, pillow 19.9"
 
 
 def test_engine_is_named_without_metadata(monkeypatch):
@@ -901,7 +899,7 @@ def test_engine_is_named_without_metadata(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.version", unknown)
-    monkeypatch.setattr("PIL.__version__", "9.9.post1")
+    monkeypatch.setattr("PIL.__version__", "19.9.post1")
     assert (engine()["name"], engine()["installed"]) == ("pillow-simd", "unknown")
 
 
@@ -919,14 +917,36 @@ def test_without_pil_the_error_names_both_extras():
         "import sys; sys.modules['PIL'] = None\n"
         "from shardio.image import *; import shardio.image as i; import shardio.errors as e\n"
         "crop = i.CenterCrop(8)\n"
-        "for f in (lambda: i.decode(b'x'), lambda: crop(b'x'), i.engine, lambda: i.to_array(1),\n"
+        "for f in (lambda: i.decode(b'x'), lambda: crop(b'x'), i.engine,\n"
         "          lambda: i.resize_short(b'x', 8, 90)):\n"
         "    try: f()\n"
         "    except e.DependencyError as error: print(error)\n"
     )
     lines = out.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 4
     assert all("shardio[simd]" in line and "shardio[pillow]" in line for line in lines)
+
+
+@pytest.mark.parametrize("version", ["9.5.0", "9.5.0.post2", "11.2.1"])
+def test_an_old_pil_is_refused_by_name(monkeypatch, version):
+    monkeypatch.setattr("PIL.__version__", version)
+    shardio_image._pil.cache_clear()
+    with pytest.raises(DependencyError, match=rf"PIL is {version}, expected 11\.3 .*\[pillow\]"):
+        decode(encoded(Image.new("RGB", (2, 2))))
+
+
+def test_the_extras_and_the_readme_name_the_same_least_pil():
+    root = Path(__file__).resolve().parent.parent
+    least = ".".join(map(str, shardio_image.LEAST_PIL))
+    extras = (root / "pyproject.toml").read_text()
+    assert f'["pillow>={least}"]' in extras and f'["pillow-simd>={least}"]' in extras
+    assert f"{least} or newer" in (root / "README.md").read_text()
+
+
+@pytest.mark.parametrize("version", ["11.3.0", "12.1.1.post0", "13.0.0.dev0", "unknown"])
+def test_a_new_pil_is_taken(monkeypatch, version):
+    monkeypatch.setattr("PIL.__version__", version)
+    assert shardio_image._pil.__wrapped__() is Image
 
 
 def test_importing_the_module_imports_neither_pil_nor_torch():

@@ -312,13 +312,16 @@ def test_a_directory_without_one_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotPackedError, match="there is no such directory"):
         manifest.load(locate(tmp_path / "none"))
     (tmp_path / ".shardio-plan").touch()
-    with pytest.raises(NotPackedError, match="not finished"):
+    with pytest.raises(NotPackedError, match="not finished; run the same `shardio pack` again"):
+        manifest.load(locate(tmp_path))
+    (tmp_path / ".shardio-plan").write_bytes(b"shardio-writer 0\n{}")
+    with pytest.raises(NotPackedError, match=r"not packed: a Writer did not finish .* write it"):
         manifest.load(locate(tmp_path))
 
 
 def test_a_directory_of_splits_names_them(tmp_path: Path) -> None:
     (tmp_path / manifest.SPLITS).write_bytes(
-        manifest.dump_splits(["train", "val"], ["a", "\udcff"])
+        manifest.dump_splits(["train", "val"], ["a", "\udcff"], "1.2.3")
     )
     assert manifest.load_splits(locate(tmp_path)) == ["train", "val"]
     with pytest.raises(NotPackedError, match=r"open one of them: .*/train, .*/val"):
@@ -326,13 +329,36 @@ def test_a_directory_of_splits_names_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"splits": "ab"}', b'{"splits": [1]}', b'{"splits": ["../x"]}',
-             b'{"splits": {"a": 1}}', b"[" * 100_000, b"\xff\xfe", b'{"splits": [".."]}']
+    "body", [b"", b"{\n", b'{\n"splits": "ab",\n', b'{\n"splits": [1],\n',
+             b'{\n"splits": ["../x"],\n', b'{\n"splits": {"a": 1},\n', b"[" * 100_000,
+             b"\xff\xfe", b'{\n"splits": [".."],\n', b'{\n"splits": [""],\n']
 )  # fmt: skip
-def test_a_damaged_list_of_splits_is_an_error(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / manifest.SPLITS).write_bytes(data)
-    with pytest.raises(DamageError, match="not a list of splits"):
+def test_a_forged_list_of_splits_under_a_right_hash_is_refused(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / manifest.SPLITS).write_bytes(sealed(body))
+    with pytest.raises(DamageError, match=r"shardio\.json: not a list of splits"):
         manifest.load_splits(locate(tmp_path))
+
+
+def test_every_flipped_bit_and_every_truncation_of_the_splits_is_found(tmp_path: Path) -> None:
+    data = manifest.dump_splits(["train", "val"], ["a", "b"], "1.2.3")
+    assert body_of(data).isascii()
+    path = tmp_path / manifest.SPLITS
+    for at in range(len(data)):
+        for damaged in data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], data[:at]:
+            path.write_bytes(damaged)
+            with pytest.raises(DamageError, match=r"shardio\.json"):
+                manifest.load_splits(locate(tmp_path))
+    path.write_bytes(sealed(body_of(data).replace(b'"version": 0', b'"version": 3')))
+    with pytest.raises(VersionError, match=r"needs shardio >= 1\.2\.3"):
+        manifest.load_splits(locate(tmp_path))
+
+
+def test_a_manifest_of_an_older_version_says_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make().dump()
+    monkeypatch.setattr(manifest, "VERSION", 1)
+    parsed = manifest.parse(data, "here")
+    assert parsed.version == 0
+    assert parsed.dump() == data
 
 
 def test_something_else_in_its_place_is_a_clear_error(tmp_path: Path) -> None:

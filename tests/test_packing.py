@@ -1,6 +1,7 @@
 """Sources to shards: the same bytes however they are made, resumed, refused, and never half."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from trees import (
     JPEG,
@@ -25,7 +27,7 @@ from trees import (
     shards,
 )
 
-from shardio import manifest, packing, parallel, plan, sources
+from shardio import journal, lock, manifest, packing, parallel, plan, sources
 from shardio import sequence as sequences
 from shardio.errors import (
     BusyError,
@@ -38,9 +40,10 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.packing import Packed, commit, pack
-from shardio.storage import locate
+from shardio.storage import local, locate
 from shardio.unpacking import unpack
 from shardio.verifying import verify
+from shardio.writer import Writer
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
@@ -261,6 +264,67 @@ def test_problems_of_all_splits_come_in_one_error(tmp_path: Path) -> None:
     assert "val/b/empty.jpg" in str(caught.value)
     assert not (tmp_path / "out" / "shardio.json").exists()
     assert not (tmp_path / "out" / "train" / "manifest.json").exists()
+
+
+def committed(out: Path) -> set[str]:
+    return {path.parent.name for path in out.rglob("*.json")}
+
+
+def test_one_bad_split_leaves_all_of_them_uncommitted(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", SPLIT | {"val/b/bad.jpg": b"?"})
+    out = tmp_path / "out"
+    with pytest.raises(SourceError, match="nothing was committed"):
+        pack(source, out, jobs=1)
+    assert committed(out) == set()
+    with pytest.raises(NotPackedError, match=r"splits \(test, train, val\) .* again to resume"):
+        sequences.open(out)
+    assert "is not finished" in shardio("info", out, code=1).stderr
+    done = pack(source, out, jobs=1, on_error="skip")
+    assert [(one.split, one.kept, one.committed) for one in done] == [
+        ("test", 1, True), ("train", 1, True), ("val", 0, True)
+    ]  # fmt: skip
+    assert len(commit_free(out)) == 3
+
+
+def commit_free(out: Path) -> list[Path]:
+    """The manifests of splits, where nothing unfinished is left."""
+    assert not list(out.rglob(".shardio*"))
+    return sorted(out.glob("*/manifest.json"))
+
+
+def test_one_split_that_misses_parts_leaves_all_of_them_uncommitted(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", SPLIT)
+    out = tmp_path / "out"
+    pack(source, out, jobs=1, max_records=1, part=(2, 2))  # all but the first shard of train
+    with pytest.raises(NotPackedError, match=r"train: not packed: 1 of 2 .* not built: 0\n"):
+        commit(out, jobs=1)
+    assert committed(out) == set()
+    pack(source, out, jobs=1, max_records=1, part=(1, 2))
+    assert all(one.committed for one in commit(out, jobs=1))
+    assert len(commit_free(out)) == 3
+
+
+def test_splits_that_were_killed_between_two_commits_are_finished_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = plant(tmp_path / "src", SPLIT)
+    pack(source, tmp_path / "one", jobs=1)
+    real = packing._Packing.finish
+
+    def finish(one: Any) -> None:
+        if one.result.split == "train":
+            raise KeyboardInterrupt
+        real(one)
+
+    monkeypatch.setattr(packing._Packing, "finish", finish)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "out", jobs=1)
+    monkeypatch.undo()
+    with pytest.raises(NotPackedError, match="a packing of splits"):
+        sequences.open(tmp_path / "out")
+    done = pack(source, tmp_path / "out", jobs=1)
+    assert [(one.already, one.kept) for one in done] == [(True, 0), (False, 1), (False, 1)]
+    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 def test_another_dataset_in_one_split_stops_all_before_any_is_touched(tmp_path: Path) -> None:
@@ -542,6 +606,73 @@ def test_another_dataset_is_refused_and_stays(source: Path, tmp_path: Path) -> N
     assert content(tmp_path / "out") == before
 
 
+def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source may not be listed: that takes minutes where it is large."""
+
+    def image_folder(*_: Any) -> Any:
+        raise AssertionError("it was listed")
+
+    monkeypatch.setattr(sources, "image_folder", image_folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 1}, "seed: was 0, now 1"),
+        ({"shuffle": False}, "shuffle: was True, now False"),
+        ({"max_records": 5}, "max_records: was 4, now 5"),
+        ({"shard_size": "64MB"}, "shard_size: was 1048576, now 64000000"),
+        ({"resize": 9}, "resize: was None, now 9"),
+    ],
+)
+def test_another_dataset_is_refused_before_the_source_is_listed(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    pack_one(source, tmp_path / "out")
+    unlisted(monkeypatch)
+    for more in ({}, {"part": (1, 2)}, {"dry_run": True}):
+        with pytest.raises(ExistsError, match="--overwrite") as caught:
+            pack_one(source, tmp_path / "out", **options, **more)
+        assert said in str(caught.value)
+    with pytest.raises(AssertionError, match="listed"):
+        pack_one(source, tmp_path / "out", **options, overwrite=True)
+
+
+def test_the_dataset_of_a_writer_is_refused_before_the_source_is_listed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Writer(tmp_path / "out") as writer:
+        writer.write({"n": 1})
+    unlisted(monkeypatch)
+    with pytest.raises(ExistsError, match="source: was 'writer', now 'imagefolder'"):
+        pack_one(source, tmp_path / "out")
+
+
+def test_a_dry_run_says_what_would_be_done(
+    source: Path, tmp_path: Path, dead_on_shard: Callable[[int], None]
+) -> None:
+    out = tmp_path / "out"
+    dead_on_shard(3)
+    with pytest.raises(KeyboardInterrupt):
+        pack_one(source, out)
+    before = content(out)
+    assert pack_one(source, out, dry_run=True).kept == 3
+    half = pack_one(source, out, dry_run=True, part=(2, 2))
+    assert (half.kept, half.records) == (0, 12)
+    assert pack_one(source, out, dry_run=True, restart=True).kept == 0
+    with pytest.raises(SourceChangedError, match="seed"):
+        pack_one(source, out, dry_run=True, seed=1)
+    assert not pack_one(source, out, dry_run=True, seed=1, restart=True).already
+    assert content(out) == before
+    pack_one(source, out)
+    assert pack_one(source, out, dry_run=True).already
+    assert not pack_one(source, out, dry_run=True, overwrite=True).already
+
+
 def test_overwriting_keeps_the_old_shards_for_those_who_read_them(
     source: Path, tmp_path: Path
 ) -> None:
@@ -610,10 +741,10 @@ def test_a_kill_between_the_manifest_and_cleaning_up_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "clean", die)
+        patch.setattr(journal, "clean", die)
         with pytest.raises(KeyboardInterrupt):
             pack_one(source, tmp_path / "out")
-    assert (tmp_path / "out" / plan.JOURNAL).exists()
+    assert (tmp_path / "out" / lock.JOURNAL).exists()
     assert len(keys(tmp_path / "out")) == 24
     if again == "pack":
         assert pack_one(source, tmp_path / "out").already
@@ -640,6 +771,23 @@ def test_a_packed_dataset_that_misses_a_shard_is_mended_by_packing_again(
     assert content(tmp_path / "out") == before
 
 
+def test_a_shard_that_is_lost_after_the_first_look_is_built_and_committed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_one(source, tmp_path / "out")
+    before = content(tmp_path / "out")
+    real = packing._Packing.check
+
+    def check(one: Any, overwrite: bool) -> None:
+        real(one, overwrite)
+        shards(tmp_path / "out")[2].unlink()
+
+    monkeypatch.setattr(packing._Packing, "check", check)
+    done = pack_one(source, tmp_path / "out")
+    assert (done.committed, done.already) == (True, False)
+    assert content(tmp_path / "out") == before
+
+
 def test_a_damaged_manifest_or_journal_is_an_error_until_told_to_go_on(
     source: Path, tmp_path: Path
 ) -> None:
@@ -650,7 +798,7 @@ def test_a_damaged_manifest_or_journal_is_an_error_until_told_to_go_on(
         pack_one(source, out)
     pack_one(source, out, overwrite=True)
     (out / "manifest.json").unlink()
-    (out / plan.JOURNAL).write_bytes(plan.MAGIC + b"?")
+    (out / lock.JOURNAL).write_bytes(lock.PLAN_MAGIC + b"?")
     with pytest.raises(DamageError, match="--restart"):
         pack_one(source, out)
     pack_one(source, out, restart=True)
@@ -668,15 +816,11 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
     out.mkdir()
     made = plan.make(
         sources.image_folder(os.fsencode(source))[""],
-        shard_size=None,
-        max_records=4,
-        shuffle=True,
-        seed=0,
-        extra={},
+        plan.options(shard_size=None, max_records=4, shuffle=True, seed=0, extra={}),
     )
-    (out / plan.JOURNAL).write_bytes(made.dump())
+    (out / lock.JOURNAL).write_bytes(made.dump())
     before = content(out)
-    held = packing.lock(str(out))  # from here on, reading the journal would end the lock
+    held = lock.take(str(out))  # from here on, reading the journal would end the lock
     try:
         name, *more = arguments
         done = shardio(name, source, out, *more, code=5)
@@ -687,27 +831,106 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
     assert content(out) == before
 
 
+@pytest.mark.parametrize(("start", "stop", "refuses"), [(0, None, True), (4, 6, False)])
+def test_a_part_is_told_at_once_of_who_holds_all_but_not_of_other_parts(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    stop: int | None,
+    refuses: bool,
+) -> None:
+    out = tmp_path / "out"
+    pack_one(source, out, part=(1, 3))
+    ours, theirs = multiprocessing.Pipe()
+
+    def hold() -> None:
+        held = lock.take(str(out), start, stop)
+        theirs.send(None)
+        theirs.recv()
+        held.release()
+
+    holder = multiprocessing.get_context("fork").Process(target=hold)
+    holder.start()
+    ours.recv()
+    try:
+        with monkeypatch.context() as patch:
+            unlisted(patch)
+            with pytest.raises(BusyError if refuses else AssertionError):
+                pack_one(source, out, part=(2, 3))
+            with pytest.raises(BusyError):
+                pack_one(source, out)
+        if not refuses:
+            assert pack_one(source, out, part=(2, 3)).built == 2
+    finally:
+        ours.send(None)
+        holder.join()
+
+
+def test_a_draft_that_another_packer_cleans_up_is_written_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, gone = local._link, []
+
+    def link(path: str, target: str) -> None:
+        if not gone:
+            gone.append(path)
+            os.unlink(path)
+        real(path, target)
+
+    monkeypatch.setattr(local, "_link", link)
+    assert pack_one(source, tmp_path / "out").committed
+    assert gone
+
+
+def test_reading_does_not_end_the_lock_of_this_process(source: Path, tmp_path: Path) -> None:
+    pack_one(source, tmp_path / "out", part=(1, 2))
+    held = lock.take(str(tmp_path / "out"))
+    with pytest.raises(NotPackedError, match="not packed: this process is packing here"):
+        sequences.open(tmp_path / "out")
+    with pytest.raises(NotPackedError):
+        sequences.open(tmp_path)  # looks for splits below
+    shardio("commit", tmp_path / "out", code=5)
+    held.release()
+
+
 def test_locks_hold_within_one_process_too(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / plan.JOURNAL).write_bytes(b"")
-    held = packing.lock(str(tmp_path / "out"))
+    (tmp_path / "out" / lock.JOURNAL).write_bytes(b"")
+    held = lock.take(str(tmp_path / "out"))
     with pytest.raises(BusyError):
-        packing.lock(str(tmp_path / "out"))
+        lock.take(str(tmp_path / "out"))
     assert shardio("commit", tmp_path / "out", code=5).stderr  # the first lock survived that
     held.release()
-    packing.lock(str(tmp_path / "out")).release()
+    lock.take(str(tmp_path / "out")).release()
 
 
 def test_a_second_name_of_the_journal_does_not_end_the_lock(source: Path, tmp_path: Path) -> None:
     pack_one(source, tmp_path, part=(1, 2))
     left = ".shardio-0123456789abcdef-.shardio-plan.tmp"  # killed between link and unlink
-    os.link(tmp_path / plan.JOURNAL, tmp_path / left)
-    held = packing.lock(str(tmp_path))
-    assert packing.is_ours(str(tmp_path), left)
+    os.link(tmp_path / lock.JOURNAL, tmp_path / left)
+    held = lock.take(str(tmp_path))
+    assert journal.is_ours(str(tmp_path), left)
     shardio("commit", tmp_path, code=5)
     held.release()
     pack_one(source, tmp_path)
     assert not (tmp_path / left).exists()
+
+
+def test_a_packer_that_another_overtakes_leaves_no_journal(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_one(source, tmp_path / "one")
+    real = lock.begin
+
+    def begin(directory: str, data: bytes) -> bool:
+        monkeypatch.setattr(lock, "begin", real)
+        shutil.copytree(tmp_path / "one", directory, dirs_exist_ok=True)
+        return real(directory, data)
+
+    monkeypatch.setattr(lock, "begin", begin)
+    assert pack_one(source, tmp_path / "out").already
+    assert content(tmp_path / "one") == content(tmp_path / "out")
 
 
 def test_two_packers_at_once_end_in_one_whole_dataset(source: Path, tmp_path: Path) -> None:
@@ -803,6 +1026,18 @@ def test_workers_that_do_not_stop_are_ended() -> None:
         run(endless)
 
 
+def test_a_daemon_works_in_its_own_process(source: Path, tmp_path: Path) -> None:
+    def work() -> None:
+        pack_one(source, tmp_path / "out", jobs=3)
+        assert verify(tmp_path / "out", jobs=3).damages == []
+
+    daemon = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    daemon.start()
+    daemon.join(60)
+    assert daemon.exitcode == 0
+    assert len(keys(tmp_path / "out")) == 24
+
+
 def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_path: Path) -> None:
     real = packing._do
 
@@ -842,14 +1077,41 @@ def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_pa
         {"part": (1, 0)},
         {"format": "lmdb"},
         {"format": "zip"},
+        {"shard_size": "big"},
+        {"shard_size": 1.5},
+        {"max_records": "3"},
+        {"max_records": True},
+        {"jobs": 1.5},
+        {"jobs": "2"},
+        {"seed": 0.5},
+        {"seed": None},
+        {"resize": "256"},
+        {"quality": 90.5},
+        {"part": "1"},
+        {"part": "a/b"},
+        {"part": "3/2"},
+        {"part": (1, 2, 3)},
+        {"part": (1.0, 2)},
+        {"part": 1},
+        {"splits": ["train"]},
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_touched(
     source: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(OptionError):
+    [name] = options
+    with pytest.raises(OptionError, match=name):
         pack_one(source, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_parts_and_numbers_may_be_as_users_have_them(source: Path, tmp_path: Path) -> None:
+    pack_one(source, tmp_path / "one", shard_size=2000, max_records=None, seed=3)
+    options: dict[str, Any] = {"shard_size": "2KB", "max_records": None, "seed": np.int64(3)}
+    for part in ("1/2", (np.int32(2), 2)):
+        pack_one(source, tmp_path / "out", part=part, **options)
+    commit(tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 def test_out_may_not_lie_in_the_source(source: Path) -> None:
@@ -938,11 +1200,7 @@ def test_images_that_cannot_be_resized_are_problems(tmp_path: Path) -> None:
 def test_a_journal_reads_back_and_every_flipped_byte_is_damage(source: Path) -> None:
     made = plan.make(
         sources.image_folder(os.fsencode(source))[""],
-        shard_size=1000,
-        max_records=3,
-        shuffle=True,
-        seed=0,
-        extra={},
+        plan.options(shard_size=1000, max_records=3, shuffle=True, seed=0, extra={}),
     )
     data = made.dump()
     read = plan.parse(data, "x")

@@ -185,7 +185,8 @@ def test_other_keys_are_refused(key: Any) -> None:
         ("array", np.zeros(2, np.longdouble)),
         ("array", np.zeros(2, [("a", "S0"), ("b", "i4")])["a"]),
         ("array", np.ma.masked_array([1, 2], [True, False])),
-        ("array", np.zeros((1,) * 33)),
+        # numpy 1 has no such array
+        *([("array", np.zeros((1,) * 33))] if np.__version__ >= "2" else []),
         ("int", 1.0),
         ("int", True),
         ("int", 2**64),

@@ -108,6 +108,14 @@ def test_keys_are_found(raw: Any) -> None:
         raw.find("k/nowhere")
 
 
+def test_in_looks_for_a_key_and_reads_no_images(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = raw.keys()[5]
+    monkeypatch.setattr(type(raw), "__iter__", None)
+    monkeypatch.setattr(type(raw), "__getitem__", None)
+    assert key in raw and key.decode() in raw
+    assert b"no/such.jpg" not in raw
+
+
 def test_keys_whose_hashes_collide_are_told_apart(
     packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +157,28 @@ def test_columns_of_every_width(packed: Packed) -> None:
     assert raw[:2].columns("n").tolist() == values[:2]
     with pytest.raises(OptionError, match="no column is called 'text'; there are n, x"):
         raw.columns("text")
+
+
+@pytest.mark.parametrize("kind, value", [("bool", True), ("float", 0.5), ("int", 3)])
+def test_a_shard_of_none_does_not_change_the_dtype_of_a_column(
+    packed: Packed, kind: str, value: Any
+) -> None:
+    def column(name: str, counts: list[int], values: list[Any]) -> Any:
+        folder = packed(
+            counts,
+            name,
+            fields=(("__key__", "key"), ("x", kind)),
+            sample=lambda i: {"__key__": b"%d" % i, "x": values[i]},
+        )
+        return shardio.open(folder).columns("x")
+
+    whole = column("whole", [2], [value, value])
+    partly = column("partly", [2, 2], [value, value, None, None])
+    assert partly.dtype == whole.dtype
+    assert partly.tolist() == [value, value, None, None]
+    nothing, empty = column("nothing", [2], [None, None]), column("empty", [0], [])
+    assert nothing.tolist() == [None, None] and empty.tolist() == []
+    assert kind == "int" or nothing.dtype == empty.dtype == whole.dtype
 
 
 def test_a_shard_whose_integers_fit_no_column(packed: Packed) -> None:
@@ -253,7 +283,8 @@ def test_nothing_packed_and_splits_are_told(packed: Packed, tmp_path: Path) -> N
     with pytest.raises(NotPackedError, match="no such directory"):
         shardio.open(tmp_path / "nothing")
     packed([2], "out/train")
-    (tmp_path / "out" / "shardio.json").write_bytes(manifest.dump_splits(["train", "val"], None))
+    splits = manifest.dump_splits(["train", "val"], None, "1.2.3")
+    (tmp_path / "out" / "shardio.json").write_bytes(splits)
     with pytest.raises(NotPackedError, match=r"out/train, .*out/val"):
         shardio.open(tmp_path / "out")
 
@@ -325,6 +356,15 @@ def test_importing_and_opening_need_neither_torch_nor_pil(packed: Packed) -> Non
     assert done.returncode == 0, done.stderr.decode()
 
 
+def test_windows_is_told_what_to_do() -> None:
+    code = "import sys; sys.platform = 'win32'; import shardio"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError: shardio runs on Linux and macOS; on Windows it runs within WSL" in (
+        done.stderr
+    )
+
+
 def test_every_public_name_is_there_and_no_module_hides_one() -> None:
     code = (
         "import importlib, pkgutil, shardio\n"
@@ -332,9 +372,11 @@ def test_every_public_name_is_there_and_no_module_hides_one() -> None:
         "    assert module.name not in shardio.__all__, module.name\n"
         "    if module.name != '__main__': importlib.import_module('shardio.' + module.name)\n"
         "names = shardio.__all__\n"
-        "assert names == sorted(names) and set(names) <= set(dir(shardio))\n"
+        "assert names == sorted(names) and {*names, 'open'} <= set(dir(shardio))\n"
         "assert all(callable(getattr(shardio, name)) for name in names)\n"
-        "assert shardio.__version__\n"
+        "assert shardio.__version__ and callable(shardio.open)\n"
+        "from shardio import *\n"
+        "assert pack is shardio.pack and open is __builtins__.open\n"
         "try: shardio.nothing\n"
         "except AttributeError: pass\n"
         "else: raise AssertionError\n"

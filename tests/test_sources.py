@@ -138,6 +138,29 @@ def test_a_link_to_a_folder_above_is_a_problem_not_a_loop(tmp_path: Path, target
     assert reasons(found) == {b"a/b/loop": "is a link to a folder that contains it"}
 
 
+@pytest.mark.parametrize("target", [".", "..", "../.."])
+def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
+    tmp_path: Path, target: str
+) -> None:
+    root = plant(tmp_path / "root", {"b/x.jpg": JPEG, "c/y.jpg": JPEG})
+    (root / "a").symlink_to(target)
+    found = listing(root)
+    assert found.classes == ("b", "c")
+    assert reasons(found) == {b"a": "is a link to a folder that contains it"}
+    assert sources.split_names(os.fsencode(root)) == [""]
+
+
+def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:
+    root = plant(tmp_path / "root", {"train/a/x.jpg": JPEG, "val/a/y.jpg": JPEG})
+    (root / "train" / "0").symlink_to("..")
+    found = sources.image_folder(os.fsencode(root))
+    assert found["train"].classes == found["val"].classes == ("a",)
+    assert reasons(found["train"]) == {b"0": "is a link to a folder that contains it"}
+    (root / "loop").symlink_to(".")
+    with pytest.raises(SourceError, match="loop"):
+        sources.image_folder(os.fsencode(root))
+
+
 def test_two_links_into_each_other_end(tmp_path: Path) -> None:
     root = plant(tmp_path / "root", {"a/x.jpg": JPEG, "b/y.jpg": JPEG})
     (root / "a" / "to_b").symlink_to("../b")
@@ -250,6 +273,10 @@ def test_a_folder_that_cannot_be_listed_is_a_problem(
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert reasons(listing(root)) == {b"a/locked/": "cannot be listed: Permission denied"}
+    (root / "b.locked").mkdir()  # a class all the same: labels do not depend on permissions
+    found = listing(root)
+    assert found.classes == ("a", "b.locked")
+    assert b"b.locked/" in reasons(found)
 
 
 def test_images_are_told_by_their_first_bytes() -> None:

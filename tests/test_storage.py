@@ -1,5 +1,6 @@
 """Bytes at rest: exact reads, whole writes, locks between processes, and what is mounted where."""
 
+import errno
 import io
 import os
 import pickle
@@ -69,6 +70,24 @@ def test_a_read_that_comes_in_pieces_is_put_together(
     with pytest.raises(DamageError, match="ends at byte 100"):
         file.read(50, 60)
     file.close()
+
+
+def test_no_single_call_asks_for_more_than_every_system_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    monkeypatch.setattr(local, "_MOST", 7)
+    asked: list[int] = []
+    pread = os.pread
+    monkeypatch.setattr(local.os, "pread", lambda fd, n, at: asked.append(n) or pread(fd, n, at))
+    file = locate(tmp_path).open("x")
+    assert file.read(3, 90) == bytes(range(3, 93))
+    assert file.read(5, 7) == bytes(range(5, 12))
+    file.close()
+    lock = RangeLock(str(tmp_path / "x"))
+    assert lock.read() == bytes(range(100))
+    lock.release()
+    assert max(asked) == 7
 
 
 def test_an_error_of_the_device_is_a_storage_error(
@@ -275,6 +294,25 @@ def test_a_limit_on_file_size_leaves_nothing_behind(tmp_path: Path) -> None:
     found = child(code, str(tmp_path)).communicate()[0]
     assert "cannot write: File too large" in found
     assert os.listdir(tmp_path) == ["small"]
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_files_are_flushed_to_the_device_where_fsync_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    calls: list[str] = []
+
+    def fcntl(descriptor: int, command: int) -> None:  # as on macOS
+        assert command == 51
+        calls.append("full")
+        if not supported:
+            raise OSError(errno.ENOTSUP, "not here")
+
+    monkeypatch.setattr(local.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(local.fcntl, "fcntl", fcntl)
+    monkeypatch.setattr(local.os, "fsync", lambda descriptor: calls.append("fsync"))
+    write_file(str(tmp_path), "x", b"1")
+    assert calls == (["full"] * 2 if supported else ["full", "fsync"] * 2)
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

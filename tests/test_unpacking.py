@@ -129,10 +129,23 @@ def test_links_in_the_directory_are_never_followed(
     assert content(outside) == {b"x.jpg": b"precious"}
 
 
-def test_a_key_below_another_key_is_an_error(tmp_path: Path) -> None:
-    out = written(tmp_path / "out", b"a", b"a/b")
-    with pytest.raises(StorageError, match="expected a folder"):
+@pytest.mark.parametrize("keys", [(b"x", b"a", b"a/b"), (b"x", b"a/b/c", b"a/b")])
+def test_a_key_below_another_key_is_an_error_before_a_file_is_written(
+    tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
+    out = written(tmp_path / "out", *keys, max_records=1)
+    with pytest.raises(OptionError, match=r"is the folder of another.* nothing was written"):
         unpack(out, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_record_without_a_file_may_have_the_key_of_a_folder(tmp_path: Path) -> None:
+    with Writer(tmp_path / "out", fields={"image": "image"}) as writer:
+        writer.write({"__key__": "a", "image": None})
+        writer.write({"__key__": "a/b", "image": JPEG})
+    done = unpack(tmp_path / "out", tmp_path / "back")
+    assert (done.files, done.without) == (1, 1)
+    assert content(tmp_path / "back") == {b"a": None, b"a/b": JPEG}
 
 
 def test_the_directory_may_not_be_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from trees import JPEG, content, environment, images, plant, shardio, shards
 
-from shardio import manifest, packing, plan
+from shardio import lock, manifest, packing
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -177,11 +177,59 @@ def test_no_samples_need_fields(tmp_path: Path) -> None:
     assert verify(tmp_path / "b").damages == []
 
 
-@pytest.mark.parametrize("options", [{"shard_size": 0}, {"max_records": 0}, {"fields": {"x": "?"}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard_size": 0},
+        {"shard_size": "many"},
+        {"shard_size": 2.5},
+        {"max_records": 0},
+        {"max_records": "3"},
+        {"fields": {"x": "?"}},
+        {"fields": ["image", "label"]},
+        {"fields": "image"},
+        {"fields": [("image", "image", "image")]},
+        {"fields": 5},
+        {"classes": "abc"},
+        {"id": 5},
+    ],
+)
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
+    [name] = options
+    with pytest.raises(OptionError, match=name.rstrip("s")):
         Writer(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_and_fields_may_be_as_users_have_them(tmp_path: Path) -> None:
+    pairs = [("label", "int"), ("caption", "str"), ("x", "array")]
+    write(tmp_path / "a", id="x", shard_size=1000, fields=dict(pairs))
+    write(tmp_path / "b", id="x", shard_size="1KB", fields=pairs, max_records=np.int64(4))
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_writer_that_is_never_closed_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for sample in samples():
+        writer.write(sample)
+    del sample
+    with pytest.warns(ResourceWarning, match=r"never closed, so nothing was packed: write in a"):
+        del writer
+    assert content(tmp_path) == {}
+    write(tmp_path)  # and its lock is gone
+    Writer(tmp_path / "never begun")
+
+
+def test_a_fork_s_copy_of_a_writer_ends_nothing(tmp_path: Path) -> None:
+    with Writer(tmp_path, max_records=2) as writer:
+        for sample in samples():
+            writer.write(sample)
+        child = os.fork()
+        if not child:
+            writer.__del__()
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert len(sequences.open(tmp_path)) == 10
 
 
 def test_a_dataset_is_replaced_only_when_told_so(tmp_path: Path) -> None:
@@ -237,7 +285,7 @@ with Writer(sys.argv[1], max_records=2, overwrite=True, id=sys.argv[2] or None) 
 def kill_a_writer(out: Path, id: str = "") -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(out), id], env=environment())
     assert done.returncode == -signal.SIGKILL
-    assert (out / plan.JOURNAL).exists()
+    assert (out / lock.JOURNAL).exists()
     assert len(list(out.glob(".shardio-*.tmp"))) == 1
 
 

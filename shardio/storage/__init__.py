@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
 from .base import File, Storage
 from .local import LocalStorage
 
-__all__ = ["File", "Storage", "locate"]
+__all__ = ["File", "Storage", "local_path", "locate"]
 
 
 def locate(url: str | os.PathLike[str]) -> Storage:
@@ -29,3 +30,12 @@ def locate(url: str | os.PathLike[str]) -> Storage:
         f"{printable(text)}: {printable(scheme)}:// cannot be read yet; expected a directory or a "
         "file:// URL. Copy the dataset to a local or mounted directory first"
     )
+
+
+def local_path(path: str | bytes | os.PathLike[Any]) -> str:
+    """A directory as it is given to the operating system. Raises OptionError for other URLs."""
+    text = os.fsdecode(os.fspath(path))
+    if not text:
+        raise OptionError("an empty path: a variable that is not set? Expected a directory")
+    storage = locate(text)
+    return storage.root if "://" in text and isinstance(storage, LocalStorage) else text

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -21,12 +22,8 @@ from collections.abc import Iterator
 
 from ..errors import DamageError, ExistsError, StorageError, printable
 
-try:
-    import fcntl
-except ImportError:  # Windows; the command line says so before it gets here
-    fcntl = None  # type: ignore[assignment]
-
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
+_MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
 _NETWORK = (  # types of file systems, without "fuse."
     *(
         "nfs",
@@ -102,7 +99,7 @@ class LocalFile:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StorageError(f"{self.name}: cannot be opened: {error.strerror}") from None
+            raise StorageError(f"{self.name}: cannot be opened: {error.strerror}") from error
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise StorageError(f"{self.name}: expected a file, found something else")
@@ -111,13 +108,13 @@ class LocalFile:
 
     def read(self, start: int, length: int) -> bytes:
         try:
-            data = os.pread(self._descriptor, length, start)
+            data = os.pread(self._descriptor, length if length < _MOST else _MOST, start)
             if len(data) == length:
                 return data
-            parts = [data]  # one call returns at most 2 GiB - 4 KiB, and less where a signal came
+            parts = [data]  # one call returns fewer bytes where a signal came, too
             missing = length - len(data)
             while data and missing:
-                data = os.pread(self._descriptor, missing, start + length - missing)
+                data = os.pread(self._descriptor, min(missing, _MOST), start + length - missing)
                 parts.append(data)
                 missing -= len(data)
         except OSError as error:
@@ -203,7 +200,7 @@ class Draft:
         target = os.path.join(self.directory, name)
         try:
             with _explained(self._path, "flush"):
-                os.fsync(self._descriptor)
+                _flush(self._descriptor)
                 self._close()
             with _explained(target, "create"):
                 if replace:
@@ -265,7 +262,7 @@ def sync_directory(path: str) -> None:
     with _explained(path, "flush"):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            _flush(descriptor)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
                 raise  # some network file systems cannot flush a directory
@@ -330,7 +327,7 @@ class RangeLock:
         with _explained("the locked file", "read"):
             size, data = os.fstat(self._descriptor).st_size, bytearray()
             while len(data) < size and (
-                part := os.pread(self._descriptor, size - len(data), len(data))
+                part := os.pread(self._descriptor, min(size - len(data), _MOST), len(data))
             ):
                 data += part
             return bytes(data)
@@ -350,6 +347,16 @@ def memory_available() -> int:
         with contextlib.suppress(OSError, ValueError), open(f"/sys/fs/cgroup/{limit}") as file:
             found.append(int(file.read()))
     return min(found)
+
+
+def _flush(descriptor: int) -> None:
+    """Wait until what was written is on the device, and not in its cache."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
+    if full is not None:
+        with contextlib.suppress(OSError):  # not every file system there has it
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
 
 
 def _link(path: str, target: str) -> None:

@@ -1,0 +1,86 @@
+"""One shard on its way to disk: records are gathered, hashed as they are written, named when whole.
+
+Packing and Writer build shards with this; formats/record.py knows the bytes, storage/local.py the
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import manifest
+from .formats.base import ShardInfo
+from .formats.record import RecordEncoder
+from .sample import Buffer, Schema
+from .storage import local
+
+_WRITE = 1 << 20  # bytes gathered for one write call
+
+
+class ShardWriter:
+    """Records, one after the other, to a draft in a directory; `commit` gives it its name."""
+
+    def __init__(
+        self, directory: str, token: str, schema: Schema, dataset_id: bytes, number: int
+    ) -> None:
+        self._encoder = RecordEncoder(schema, dataset_id, number)
+        self._draft = local.Draft(directory, f"{number:05d}", token)
+        self._pieces: list[bytes] = [self._encoder.header()]
+        self._gathered = 0  # bytes of records among the pieces
+
+    @property
+    def records(self) -> int:
+        return self._encoder.records
+
+    @property
+    def blob_bytes(self) -> int:
+        return self._encoder.blob_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of records so far, and some of the header."""
+        return self._draft.size + self._gathered
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample. Raises SampleError when it does not fit; it is not added then."""
+        self._add(self._encoder.record(sample))
+
+    def append(self, values: list[Any], blobs: Sequence[Buffer]) -> None:
+        """As `write`, for a head's values and blobs that are known to fit the fields."""
+        self._add(self._encoder.append(values, blobs))
+
+    def flush(self) -> None:
+        """Hand over what is gathered, once that is enough. Raises StorageError."""
+        if self._gathered >= _WRITE:
+            self._hand_over()
+
+    def finish(self) -> ShardInfo:
+        """Write the index; what the manifest will say. The file still has its temporary name."""
+        self._pieces.append(self._encoder.finish())
+        self._hand_over()
+        encoder, digest = self._encoder, self._draft.digest()
+        return ShardInfo(
+            manifest.shard_name(encoder.number, digest),
+            encoder.number,
+            encoder.records,
+            self._draft.size,
+            digest,
+            encoder.index_checksum,
+        )
+
+    def commit(self, name: str) -> None:
+        """Flush to the device and take the final name."""
+        self._draft.commit(name)
+
+    def discard(self) -> None:
+        """Remove the temporary file, if it is still there."""
+        self._draft.discard()
+
+    def _add(self, record: tuple[bytes, bytes]) -> None:
+        self._pieces += record
+        self._gathered += len(record[1])
+
+    def _hand_over(self) -> None:
+        self._draft.write(b"".join(self._pieces))
+        self._pieces, self._gathered = [], 0

@@ -1,0 +1,112 @@
+"""The import law: modules import downwards only, and each dependency has one door."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A module imports only from lines above its own, wherever in the file the import stands.
+# A new module is a name on a line below all that it imports.
+LAYERS = """
+errors
+sizes sample storage.base
+storage.local formats.base
+storage
+formats.record lock
+formats
+manifest
+order shard
+parallel sources fetch image
+plan decoding
+journal sequence
+packing collating
+writer cleaning dataset unpacking verifying
+cli
+__main__
+"""
+LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+
+# The two sides of the house do not know each other; `unpacking` and `cli` stand between them.
+PACKING = {"shard", "sources", "plan", "journal", "packing", "writer", "cleaning"}
+READING = {"fetch", "decoding", "sequence", "collating", "dataset"}
+
+DOORS = {  # what only these modules import
+    "msgpack": {"sample"},
+    "xxhash": {"formats.record", "writer"},
+    "tqdm": {"cli"},
+    "PIL": {"image"},
+    "torch": {"dataset", "collating"},
+    "lmdb": set(),
+}
+EVERYWHERE = {"numpy"}
+
+
+def modules() -> dict[str, ast.Module]:
+    """All modules but shardio/__init__.py, whose imports are lazy; packages by their own name."""
+    found = {}
+    for path in sorted((ROOT / "shardio").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT / "shardio").with_suffix("").parts)
+        if name != "__init__":
+            found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
+    return found
+
+
+def imports(name: str, tree: ast.Module) -> Iterator[str]:
+    """What a module imports: "shardio.errors", "torch.utils.data", ..."""
+    package = ["shardio", *name.split(".")]
+    if not (ROOT.joinpath(*package) / "__init__.py").exists():
+        package.pop()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if inner.removeprefix("shardio.") in LEVEL else base
+
+
+def test_every_module_has_its_place_in_the_law() -> None:
+    assert set(modules()) - set(LEVEL) == set()
+
+
+def test_modules_import_downwards_only() -> None:
+    for name, tree in modules().items():
+        for imported in imports(name, tree):
+            inner = imported.removeprefix("shardio.")
+            if inner == imported:
+                continue  # not ours, or the root: `from . import __version__`
+            assert LEVEL[inner] < LEVEL[name], f"{name} imports {inner}"
+            assert not (name in PACKING and inner in READING), f"{name} imports {inner}"
+            assert not (name in READING and inner in PACKING), f"{name} imports {inner}"
+
+
+def test_every_dependency_has_its_doors() -> None:
+    for name, tree in modules().items():
+        for imported in imports(name, tree):
+            package = imported.partition(".")[0]
+            if package not in sys.stdlib_module_names | EVERYWHERE | {"shardio"}:
+                assert name in DOORS.get(package, set()), f"{name} imports {package}"
+
+
+def test_the_design_draws_the_same_law() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    block = text.partition("Imports go one way only:\n\n")[2].partition("\n\n")[0]
+    for chain in re.sub(r"\n\s*<", " <", block).split("\n"):
+        groups = [group.replace("/", ".").split(",") for group in chain.split("<")]
+        levels = [[LEVEL[name] for given in g for name in named(given.strip())] for g in groups]
+        for lower, upper in pairwise(levels):
+            assert max(lower) < min(upper), chain
+
+
+def named(given: str) -> list[str]:
+    """The modules that a name of the chain stands for; "storage.*" is all but its base."""
+    if not given.endswith(".*"):
+        return [given]
+    package = given.removesuffix(".*")
+    return [n for n in LEVEL if f"{n}.".startswith(f"{package}.") and n != f"{package}.base"]
