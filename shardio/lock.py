@@ -107,6 +107,9 @@ def begin(directory: str, journal: bytes) -> bool:
             local.write_file(directory, JOURNAL, journal, replace=False)
             return True
         except ExistsError:
+            path = os.path.join(directory, JOURNAL)
+            if os.path.islink(path) and not os.path.exists(path):
+                raise StorageError(f"{printable(path)}: is a link to nothing; remove it") from None
             break
         except StorageError as error:
             # Somebody who cleaned up behind a dead packer took our draft for one of its.

@@ -1222,3 +1222,16 @@ def test_json_of_the_command_line_says_what_was_packed(source: Path, tmp_path: P
     [one] = said["datasets"]
     assert one["records"] == 24
     assert [entry["key"] for entry in one["rejected"]] == ["class0/no.jpg"]
+
+
+def test_a_dangling_link_in_the_place_of_the_journal_is_an_error_and_no_loop(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "images"
+    (source / "a").mkdir(parents=True)
+    (source / "a" / "1.jpg").write_bytes(b"\xff\xd8\xff\xe0 not decoded")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".shardio-plan").symlink_to("nowhere")
+    with pytest.raises(StorageError, match="link to nothing"):
+        pack(source, out)
