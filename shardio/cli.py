@@ -235,6 +235,8 @@ def _cat(options: argparse.Namespace) -> int:
     if name not in fields:
         raise OptionError(f"--field {printable(name)}: the fields are {', '.join(fields)}")
     value = sample[name]
+    if value is None and not options.json:
+        raise OptionError(f"record {index} has no {printable(name)}: it is null")
     if options.json:
         content = {"base64": _base64(value)} if isinstance(value, bytes) else {"value": value}
         _print_json(
@@ -279,7 +281,7 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         for one in found.damages:
             if one.record is None:
-                print(f"{one.shard}: {one.what}")
+                print(f"{one.shard}: {one.what.removeprefix(f'{one.shard}: ')}")
             else:
                 key = "unknown" if one.key is None else printable(one.key)
                 place = f"record {one.record} at byte {one.offset}, key {key}"

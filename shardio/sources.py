@@ -78,6 +78,13 @@ def image_folder(source: bytes, splits: bool | None = None) -> dict[str, Listing
     if not _are_splits(folders, splits):
         listing = _listing(root, folders, files)
         _check_some(listing, shown)
+        alike = sorted(name for name in folders if name in SPLITS)
+        if splits is None and len(alike) > 1:
+            other = min(name for name in folders if name not in SPLITS)
+            listing.notes.append(
+                f"{', '.join(map(printable, alike))} are called like splits, but "
+                f"{printable(other)} is not, so all are classes; --splits or --no-splits decides"
+            )
         return {"": listing}
     if not folders:
         raise SourceError(f"{shown}: there are no folders in it that could be splits")

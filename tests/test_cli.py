@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -306,6 +307,22 @@ def test_cat_shows_fields_of_every_kind(tmp_path: Path) -> None:
     }
     for name in said:
         assert shardio_json("cat", tmp_path / "out", "0", "--field", name)["field"] == name
+
+
+def test_cat_of_a_null_is_an_error_and_no_text(tmp_path: Path) -> None:
+    with Writer(tmp_path / "out", fields={"image": "image"}) as writer:
+        writer.write({"image": None})
+    said = shardio("cat", tmp_path / "out", "0", code=2)
+    assert said.stdout == "" and "record 0 has no image: it is null" in said.stderr
+
+
+def test_verify_names_a_damaged_shard_once_and_as_it_was_given(out: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy)
+    shard = shards(copy)[1]
+    shard.write_bytes(shard.read_bytes()[:-5])
+    said = shardio("verify", "copy", code=3, cwd=tmp_path).stdout.splitlines()
+    assert said[0].startswith(f"copy/{shard.name}: ") and said[0].count(shard.name) == 1
 
 
 def test_cat_shows_arrays_of_what_json_has_no_name_for(tmp_path: Path) -> None:

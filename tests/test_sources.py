@@ -62,6 +62,16 @@ def test_one_other_folder_makes_them_all_classes(tmp_path: Path) -> None:
     assert found.classes == ("dog", "train", "val")
 
 
+def test_folders_of_which_some_are_called_like_splits_are_classes_with_a_note(
+    tmp_path: Path,
+) -> None:
+    plant(tmp_path, {"train/a/x.jpg": JPEG, "val/a/y.jpg": JPEG, "test2": None})
+    found = listing(tmp_path)
+    assert found.classes == ("test2", "train", "val")
+    assert any("train, val are called like splits, but test2 is not" in n for n in found.notes)
+    assert not listing(tmp_path, splits=False).notes
+
+
 def test_splits_can_be_asked_for_and_refused(tmp_path: Path) -> None:
     plant(tmp_path, {"train/cat/x.jpg": JPEG, "val/cat/y.jpg": JPEG})
     assert listing(tmp_path, splits=False).classes == ("train", "val")

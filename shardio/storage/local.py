@@ -54,9 +54,6 @@ class LocalStorage:
         self.root = os.path.abspath(root)
         self._network: bool | None = None
 
-    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
-        return LocalStorage, (self.root,)
-
     def path(self, name: str) -> str:
         return os.path.join(self.root, name)
 
