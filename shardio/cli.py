@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
     from .packing import Packed
     from .sequence import ShardSequence
+    from .verifying import Damage
 
 DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -280,12 +281,11 @@ def _verify(options: argparse.Namespace) -> int:
         _print_json(vars(found) | {"damages": damages})
     else:
         for one in found.damages:
-            if one.record is None:
-                print(f"{one.shard}: {one.what.removeprefix(f'{one.shard}: ')}")
-            else:
+            place = ""
+            if one.record is not None:
                 key = "unknown" if one.key is None else printable(one.key)
-                place = f"record {one.record} at byte {one.offset}, key {key}"
-                print(f"{one.shard}: {place}: {_first(one)}")
+                place = f"record {one.record} at byte {one.offset}, key {key}: "
+            print(f"{one.shard}: {place}{_what(one)}")
         if not options.quiet:
             what = f"{found.records:,} records in {found.shards:,} shards, {show_size(found.bytes)}"
             verdict = f"{len(found.damages):,} damaged" if found.damages else "all as packed"
@@ -293,9 +293,11 @@ def _verify(options: argparse.Namespace) -> int:
     return DAMAGED if found.damages else DONE
 
 
-def _first(damage: Any) -> str:
+def _what(damage: Damage) -> str:
     """What is damaged, without the place, which the line says already."""
-    line: str = damage.what.splitlines()[0]
+    if damage.record is None:
+        return damage.what.removeprefix(f"{damage.shard}: ")
+    line = damage.what.splitlines()[0]
     return line.split("): ", 1)[-1] if line.startswith(damage.shard) else line
 
 
@@ -425,13 +427,13 @@ def _show_environment(options: argparse.Namespace) -> int:
     import platform
     from importlib import metadata
 
+    from . import parallel
+
     facts: dict[str, Any] = {
         "shardio": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": parallel.cores(),
     }
     for package in ("torch", "numpy", "lmdb", "msgpack", "xxhash"):
         with contextlib.suppress(metadata.PackageNotFoundError):
