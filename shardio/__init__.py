@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ShardioError,
         SourceChangedError,
         SourceError,
+        StateError,
         StorageError,
         VersionError,
     )
@@ -59,6 +60,7 @@ _HOMES = {
     "ShardioError": "errors",
     "SourceChangedError": "errors",
     "SourceError": "errors",
+    "StateError": "errors",
     "StorageError": "errors",
     "VersionError": "errors",
     "Writer": "writer",
@@ -88,6 +90,7 @@ __all__ = [
     "ShardioError",
     "SourceChangedError",
     "SourceError",
+    "StateError",
     "StorageError",
     "VersionError",
     "Writer",

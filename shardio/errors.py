@@ -14,6 +14,7 @@
     |- DamageError                 bytes differ from what was packed
     |- DecodeError                 the bytes are intact, but are no image that can be decoded
     |- CollateError                samples do not stack to a batch
+    |- StateError (ValueError)     a saved state does not fit this dataset, or these options
     `- EpochError                  the epoch changed, or was read, in a way that breaks its order
 
 Every class takes ONE message string: a DataLoader worker sends an exception to its parent as type
@@ -75,6 +76,10 @@ class DecodeError(ShardioError):
 
 class CollateError(ShardioError):
     """Samples do not stack to a batch."""
+
+
+class StateError(ShardioError, ValueError):
+    """A saved state does not fit."""
 
 
 class EpochError(ShardioError):

@@ -44,8 +44,9 @@ from .errors import DamageError, StorageError
 from .formats import FORMATS, check_format
 from .formats.base import Shard
 from .manifest import Manifest
-from .order import Epoch, Int64s, Share, sharers
+from .order import Epoch, Int64s, Share, Slices
 from .sample import Sample
+from .selection import Selection
 from .storage import File, Storage
 from .storage.local import memory_available
 
@@ -57,6 +58,9 @@ OPEN_SHARDS = 256
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
 SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB
 RUN = 1 << 20  # bytes of storage that are read or announced at a time
+GAP = (
+    64 << 10
+)  # unwanted bytes between records of a selection that are read rather than sought over
 LEAST_BLOCK = 64 << 10  # with less room than this per span, held blocks are not worth it
 BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
 # Share of the available memory that announced windows may take; with more, the kernel drops pages
@@ -101,7 +105,7 @@ class Reader:
     def __init__(self, storage: Storage, manifest: Manifest, *, limit: int | None = None) -> None:
         self.storage = storage
         self.manifest = manifest
-        self.limit = _spare_descriptors() if limit is None else limit
+        self.limit = spare_descriptors() if limit is None else limit
         # (shards + 1,) the number of the first record of each shard; last, of all records
         self.starts = np.zeros(manifest.shards + 1, np.int64)
         np.cumsum(manifest.shard_records, out=self.starts[1:])
@@ -199,12 +203,65 @@ class Described:
         return None if classes is None else {name: label for label, name in enumerate(classes)}
 
 
+class Keeping(NamedTuple):
+    """Where the bytes of a consumer's windows wait. Sizes are by the mean record."""
+
+    policy: str  # "hinted", "held" or "network"; see above
+    exact: bool  # only the records of the next batches are announced, not the windows
+    budget: int  # bytes that may be held in the process; 0: none are
+    run: int  # bytes that are read or announced at a time
+    held_bytes: int  # that the windows would hold in the process, were there no budget; 0: hinted
+    cached_bytes: int  # announced, and not yet read, in the page cache of this machine
+
+
+def keep(
+    share: Share | Slices,
+    mean_bytes: float,
+    *,
+    network: bool,
+    buffer_bytes: int = BUFFER_BYTES,
+    local_consumers: int = 1,
+    machines: int = 1,
+    available_bytes: int | None = None,
+) -> Keeping:
+    """Decide it, by arithmetic: nothing is read. Options as Fetch has them.
+
+    available_bytes: memory of this machine for processes and page cache; default: what it has.
+    """
+    epoch, touched, sharing = share.epoch, share.touched, share.sharers
+    window = epoch.window * mean_bytes
+    if not epoch.shuffles_all and sharing <= 2:
+        room = (HELD_BYTES - touched * window) / touched
+        budget, run = 0, RUN
+        if network:
+            budget = max(1, buffer_bytes // local_consumers)
+            run = max(1, min(RUN, budget // (2 * touched)))
+        elif mean_bytes < SMALL and room >= LEAST_BLOCK:
+            budget, run = HELD_BYTES, int(min(RUN, room))
+        if budget:
+            # Ahead of the window lies a block; on a network the next one is read in time as well.
+            held = math.ceil(touched * (window + (2 if network else 1) * run))
+            return Keeping("network" if network else "held", False, budget, run, held, 0)
+    # Storage order does not help: announce the records of the next batches one by one.
+    spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
+    pages = math.ceil(spans * (window + RUN))
+    exact = epoch.shuffles_all or (sharing > 1 and (network or machines > 1))
+    if not exact:
+        available = memory_available() if available_bytes is None else available_bytes
+        exact = pages > KEPT * available
+    if exact:
+        batch = share.batch_size or 1
+        pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
+    return Keeping("hinted", exact, 0, RUN, 0, pages)
+
+
 class Fetch:
     """One consumer's share of an epoch: iterates over its batches as `Rows`, in order.
 
     `samples(rows.runs)` reads them.
 
     buffer_bytes     memory for held records on network file systems, of all consumers of a machine
+    selection        the records that the epoch is of; None: all
     local_consumers  consumers on this machine, this one included
     machines         machines that read this epoch
     """
@@ -212,49 +269,43 @@ class Fetch:
     def __init__(
         self,
         reader: Reader,
-        share: Share,
+        share: Share | Slices,
         *,
+        selection: Selection | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         local_consumers: int = 1,
         machines: int = 1,
     ) -> None:
         self.reader = reader
         self.share = share
+        self._selection = selection
+        # Of each shard, the number of its first record; with a selection, its place in that. All
+        # below counts so, until records are read or announced.
+        self._starts = reader.starts if selection is None else selection.starts
         self.held_bytes = 0  # of records read and not yet handed out
         self._early: set[int] = set()  # handed out before their block is read: not to be held
         self._spans: dict[int, _Span] = {}
         epoch = share.epoch
         self._mean = mean = reader.mean_bytes
-        touched, sharing = _spans(share)
-        window = touched * epoch.window * mean
-        room = (HELD_BYTES - window) / max(1, touched)
-        network = reader.storage.is_network()
-        self._budget = 0  # bytes that may be held
-        self._run = RUN
-        if epoch.shuffles_all or sharing > 2:
-            pass
-        elif network:
-            self._budget = max(1, buffer_bytes // local_consumers)
-            self._run = max(1, min(RUN, self._budget // (2 * touched)))
-        elif mean < SMALL and room >= LEAST_BLOCK:
-            self._budget = HELD_BYTES
-            self._run = int(min(RUN, room))
-        self.policy = ("network" if network else "held") if self._budget else "hinted"
-        self._scattered = not self._budget
-        # Storage order does not help: announce the records of the next batches one by one.
-        spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
-        pages = spans * (epoch.window * mean + RUN)
-        self._exact = epoch.shuffles_all or (
-            not self._budget
-            and ((sharing > 1 and (network or machines > 1)) or pages > KEPT * memory_available())
+        sharing = share.sharers
+        keeping = keep(
+            share,
+            mean,
+            network=reader.storage.is_network(),
+            buffer_bytes=buffer_bytes,
+            local_consumers=local_consumers,
+            machines=machines,
         )
+        self.policy, self._exact = keeping.policy, keeping.exact
+        self._budget, self._run = keeping.budget, keeping.run
+        self._scattered = not self._budget
         # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
         self._at_once = self.policy == "held"
         self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(self._run / mean))
         self._ahead = 0 if self._at_once else max(AHEAD, share.batch_size or 1)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         chunk = _CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
-        self._new_span = partial(_Span, epoch, reader.starts, chunk)
+        self._new_span = partial(_Span, epoch, self._starts, chunk)
 
     def __iter__(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
@@ -274,7 +325,8 @@ class Fetch:
 
         Rows may be read in any order, in parts, and by several threads at once.
         """
-        for at, start, numbers, held in runs:
+        for run in runs:
+            at, start, numbers, held = run if self._selection is None else self._chosen(run)
             shard = self.reader.shard(at, self._scattered)
             read, decode = shard.read, shard.decode
             if held is None:
@@ -327,7 +379,7 @@ class Fetch:
         again: list[Run] = []
         if len(repeats):
             shards, records = self.share.epoch.locate(repeats)
-            again = _runs(shards, self.reader.starts[shards] + records, self.reader.starts)
+            again = _runs(shards, self._starts[shards] + records, self._starts)
         if early:
             self._announce(early)
             if self._budget:
@@ -358,7 +410,8 @@ class Fetch:
     def _announce(self, runs: Iterable[Run]) -> None:
         """Announce just these records, adjacent ones together."""
         by_shard: dict[tuple[int, int], list[int]] = {}
-        for at, start, numbers, _ in runs:
+        for run in runs:
+            at, start, numbers, _ = run if self._selection is None else self._chosen(run)
             by_shard.setdefault((at, start), []).extend(numbers)
         for (at, start), numbers in sorted(by_shard.items()):
             shard = self.reader.shard(at, self._scattered)
@@ -378,12 +431,17 @@ class Fetch:
         while span.ahead < target:
             number, at, record = span.locate(span.ahead)
             shard = self.reader.shard(at, self._scattered)
-            count = min(shard.records - record, span.records - span.ahead)
-            sizes = shard.sizes[record : record + min(count, 1 + int(2 * self._run / self._mean))]
-            ends = sizes.cumsum()
+            most = min(int(self._starts[at + 1]) - number, span.records - span.ahead)
+            most = min(most, 1 + int(2 * self._run / self._mean))
+            chosen: slice | Int64s = slice(record, record + most)
+            if self._selection is not None:
+                first = self.reader.starts[at]
+                chosen = self._selection.numbers[number : number + most] - first
+            ends = shard.sizes[chosen].cumsum()
             count = max(1, int(ends.searchsorted(self._run, side="right")))
             if not self._budget:
-                shard.will_need(record, record + count)
+                for begin, end in _stretches(chosen, count, 0):
+                    shard.will_need(begin, end)
                 span.ahead += count
             elif number in self._early:
                 self._early.remove(number)
@@ -394,9 +452,37 @@ class Fetch:
                 if self._early:
                     run = range(number, number + count)
                     count = next((i for i, n in enumerate(run) if n in self._early), count)
-                data = shard.hold(record, record + count)
+                data = self._hold(shard, chosen, count)
                 self.held_bytes += sum(map(len, data))
                 span.hold(data)
+
+    def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> list[bytes]:
+        """The bytes of the first `count` of these records of a shard."""
+        if isinstance(chosen, slice):
+            return shard.hold(chosen.start, chosen.start + count)
+        data: list[bytes] = []
+        records = chosen[:count].tolist()
+        for begin, end in _stretches(chosen, count, int(GAP / self._mean)):
+            read = shard.hold(begin, end)
+            while len(data) < count and records[len(data)] < end:
+                data.append(read[records[len(data)] - begin])
+        return data
+
+    def _chosen(self, run: Run) -> Run:
+        """A run by places in the selection -> by numbers in the dataset."""
+        assert self._selection is not None
+        numbers: list[int] = self._selection.numbers[run.numbers].tolist()
+        return Run(run.shard, int(self.reader.starts[run.shard]), numbers, run.held)
+
+
+def _stretches(records: slice | Int64s, count: int, gap: int) -> Iterator[tuple[int, int]]:
+    """The first `count` of these ascending records as (begin, end), over gaps of some records."""
+    if isinstance(records, slice):
+        yield records.start, records.start + count
+        return
+    cuts = np.flatnonzero(np.diff(records[:count]) > gap + 1) + 1
+    for first, last in pairwise([0, *cuts.tolist(), count]):
+        yield int(records[first]), int(records[last - 1]) + 1
 
 
 _Pieces = Sequence[tuple[int, int, int]]  # (span, first draw, count), as order.Batch has them
@@ -411,20 +497,7 @@ class _Drawn(NamedTuple):
     size: int
 
 
-def _spans(share: Share) -> tuple[int, int]:
-    """Spans that the consumer of a share touches, and consumers that touch each of them."""
-    epoch, consumers = share.epoch, share.world_size * share.num_workers
-    each = sharers(
-        epoch.canonical_workers,
-        share.num_workers,
-        world_size=share.world_size,
-        batch_units=share.batch_units,
-    )
-    spans = min(epoch.canonical_workers, max(1, epoch.units))
-    return max(1, spans * each // consumers), each
-
-
-def _spare_descriptors() -> int:
+def spare_descriptors() -> int:
     """OPEN_SHARDS, or a quarter of the descriptors that this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return OPEN_SHARDS if soft == resource.RLIM_INFINITY else max(1, min(OPEN_SHARDS, soft // 4))

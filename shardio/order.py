@@ -43,7 +43,7 @@ versions, and it does not seek.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
@@ -67,6 +67,7 @@ SPAN: Final = 2  # (seed, epoch, span): the draws of one span
 RECORDS: Final = 3  # (seed, epoch): the permutation of records when the buffer holds them all
 PACK: Final = 4  # (seed): the permutation of samples when packing
 TRANSFORM: Final = 5  # (seed, epoch): one word per record for random transforms
+MIX: Final = 6  # (seed, dataset): the seed of one dataset of a mixture
 
 GAMMA: Final = 0x9E3779B97F4A7C15  # splitmix64's odd step, 2^64 / golden ratio
 _MIX1: Final = 0xBF58476D1CE4E5B9  # Stafford's variant 13, as splitmix64 uses it
@@ -413,6 +414,23 @@ class Epoch:
         """Positions relative to a span's start -> virtual positions. (n,) int64."""
         return relative + self.span_start(span)
 
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Places start .. stop - 1 of the flat order, in [0, N], as (span, first draw, count)."""
+        unit, spans = self.unit, self.canonical_workers
+        if start >= stop:
+            return []
+        if spans == 1:  # the next draws of the one span, in one piece
+            return [(0, start, stop - start)]
+        first, last = start // unit, -(-stop // unit)
+        pieces = [(g % spans, g // spans * unit, unit) for g in range(first, last)]
+        if begun := start - first * unit:
+            span, draw, count = pieces[0]
+            pieces[0] = (span, draw + begun, count - begun)
+        if over := last * unit - stop:
+            span, draw, count = pieces[-1]
+            pieces[-1] = (span, draw, count - over)
+        return pieces
+
     def locate(self, virtual: Int64s) -> tuple[Int64s, Int64s]:
         """Virtual positions in [0, N) -> shard numbers, and record numbers within those shards.
 
@@ -482,6 +500,7 @@ class Share:
                 "exact"  as "pad", but with one rank too: every batch is full, and the rows of
                          Batch.repeats are the ones to be marked as not valid
     start       units already consumed by all ranks together
+    done        batches that this worker has made since `start`, and does not make again
 
     At its step i the rank takes the units start + (i * world_size + rank) * m ... + m - 1, where
     m = batch_size / unit; worker i mod num_workers makes that batch. Raises OptionError.
@@ -496,6 +515,7 @@ class Share:
     num_workers: int = 1
     tail: Tail = "pad"
     start: int = 0
+    done: int = 0
 
     def __post_init__(self) -> None:
         unit = self.epoch.unit
@@ -511,7 +531,7 @@ class Share:
                     f"unit is {unit}, which does not divide batch_size {self.batch_size}; "
                     f"a divisor is {default_unit(self.batch_size)}."
                 )
-        _check_all(self, world_size=(1,), num_workers=(1,), start=(0,))
+        _check_all(self, world_size=(1,), num_workers=(1,), start=(0,), done=(0,))
         _check_all(self, rank=(0, self.world_size - 1), worker=(0, self.num_workers - 1))
         _check_tail(self.tail)
 
@@ -533,8 +553,24 @@ class Share:
 
     @property
     def worker_steps(self) -> range:
-        """The steps whose batches this worker makes, in order; slice it to go on after some."""
-        return range(self.worker, self.steps, self.num_workers)
+        """The steps whose batches this worker makes, in order."""
+        return range(self.worker, self.steps, self.num_workers)[self.done :]
+
+    @property
+    def sharers(self) -> int:
+        """Consumers that touch each of this consumer's spans, this one included."""
+        return sharers(
+            self.epoch.canonical_workers,
+            self.num_workers,
+            world_size=self.world_size,
+            batch_units=self.batch_units,
+        )
+
+    @property
+    def touched(self) -> int:
+        """The spans that this consumer touches, at least 1."""
+        spans = min(self.epoch.canonical_workers, max(1, self.epoch.units))
+        return max(1, spans * self.sharers // (self.world_size * self.num_workers))
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this worker, in order."""
@@ -542,23 +578,49 @@ class Share:
 
     def batch(self, step: int) -> Batch:
         """The batch of any step of this rank, in [0, steps)."""
-        records, unit, spans = self.epoch.records, self.epoch.unit, self.epoch.canonical_workers
+        records, unit = self.epoch.records, self.epoch.unit
         first = self.start + (step * self.world_size + self.rank) * self.batch_units
-        units = range(first, min(first + self.batch_units, self.epoch.units))
-        if spans > 1:
-            pieces = [(g % spans, g // spans * unit, min(unit, records - g * unit)) for g in units]
-        else:  # the next draws of the one span, in one piece
-            count = min(len(units) * unit, records - first * unit)
-            pieces = [(0, first * unit, count)] if units else []
+        end = (first + self.batch_units) * unit
+        pieces = self.epoch.pieces(first * unit, min(end, records))
         if self.tail == "drop" or (self.tail == "pad" and self.world_size == 1):
             return Batch(step, tuple(pieces), _NO_ROWS)
         # Flat position N + i, which no record has, is virtual record i mod N.
-        end = (first + self.batch_units) * unit
         missing = range(max(records, first * unit), end)
         if not missing:
             return Batch(step, tuple(pieces), _NO_ROWS)
         flat = np.arange(missing.start, missing.stop, dtype=np.int64)
         return Batch(step, tuple(pieces), (flat - records) % records)
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """Ranges of an epoch's flat order, for a reader that takes rows and not units.
+
+    ranges      (start, stop) in [0, N], ascending; each is a batch
+    batch_size  records of a range, about
+    consumers   how many such readers there are; each touches all spans
+    """
+
+    epoch: Epoch
+    ranges: Iterable[tuple[int, int]]
+    _: KW_ONLY
+    batch_size: int
+    consumers: int = 1
+
+    @property
+    def sharers(self) -> int:
+        """Consumers that touch each of this consumer's spans, this one included."""
+        return self.consumers
+
+    @property
+    def touched(self) -> int:
+        """The spans that this consumer touches, at least 1."""
+        return min(self.epoch.canonical_workers, max(1, self.epoch.units))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The ranges as batches."""
+        for step, (start, stop) in enumerate(self.ranges):
+            yield Batch(step, tuple(self.epoch.pieces(start, stop)), _NO_ROWS)
 
 
 def default_unit(batch_size: int) -> int:

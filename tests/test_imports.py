@@ -20,10 +20,12 @@ formats.record lock
 formats
 manifest
 order shard
-parallel sources fetch image
-plan decoding
+parallel sources image options selection
+plan decoding fetch
 journal sequence
 packing collating
+stream
+mixing
 writer cleaning dataset unpacking verifying
 cli
 __main__
@@ -32,14 +34,17 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name i
 
 # The two sides of the house do not know each other; `unpacking` and `cli` stand between them.
 PACKING = {"shard", "sources", "plan", "journal", "packing", "writer", "cleaning"}
-READING = {"fetch", "decoding", "sequence", "collating", "dataset"}
+READING = {
+    *("selection", "fetch", "decoding", "sequence", "collating"),
+    *("stream", "mixing", "dataset"),
+}
 
 DOORS = {  # what only these modules import
     "msgpack": {"sample"},
     "xxhash": {"formats.record", "writer"},
     "tqdm": {"cli"},
     "PIL": {"image"},
-    "torch": {"dataset", "collating"},
+    "torch": {"stream", "collating"},
     "lmdb": set(),
 }
 EVERYWHERE = {"numpy"}

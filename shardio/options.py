@@ -1,0 +1,118 @@
+"""The options that decide an epoch's order: as given, else from a saved state, else the default.
+
+    Given(batch_size=256).resolve(mean_bytes)          the options of a new run
+    Given(batch_size=128).resolve(mean_bytes, saved)   those of a run that goes on
+
+A saved state holds all of them but the batch size. What the user did not give is taken from it, so
+that a run goes on in its own order without being told; what the user gave otherwise is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import order, sizes
+from .errors import OptionError, StateError, printable
+from .order import Epoch, Int64s, Share, Tail
+
+SHUFFLE_BUFFER = (
+    10_000  # records: 2 MB of pages hinted per worker and 1.1 GB of page cache at 110 KB
+)
+CANONICAL_WORKERS = 64  # divisible by most counts of consumers that share nothing
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides the order of every epoch, with the records of the shards."""
+
+    batch_size: int | None
+    shuffle_buffer: int | None  # records; None: "all"
+    seed: int
+    tail: Tail
+    canonical_workers: int
+    unit: int
+
+    def epoch(self, shard_records: Int64s, epoch: int) -> Epoch:
+        """One epoch over these shards. Raises OptionError."""
+        return Epoch(
+            shard_records,
+            seed=self.seed,
+            epoch=epoch,
+            canonical_workers=self.canonical_workers,
+            unit=self.unit,
+            shuffle_buffer=self.shuffle_buffer,
+        )
+
+    def share(self, epoch: Epoch, **consumer: int) -> Share:
+        """A consumer's share: rank, world_size, worker, num_workers, start, done of order.Share."""
+        return Share(epoch, self.batch_size, tail=self.tail, **consumer)
+
+    def state(self) -> dict[str, Any]:
+        """The options as a saved state holds them: plain JSON."""
+        return {
+            "shuffle_buffer": "all" if self.shuffle_buffer is None else self.shuffle_buffer,
+            "seed": self.seed,
+            "tail": self.tail,
+            "canonical_workers": self.canonical_workers,
+            "unit": self.unit,
+        }
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options as the user gave them; None: not given. See ShardDataset for their meaning."""
+
+    batch_size: int | None = None
+    shuffle_buffer: int | str | None = None
+    seed: int | None = None
+    tail: Tail | None = None
+    canonical_workers: int | None = None
+    unit: int | None = None
+
+    def resolve(self, mean_bytes: float, saved: Mapping[str, Any] | None = None) -> Options:
+        """All options. mean_bytes: of a record, for a shuffle_buffer in bytes.
+
+        Raises OptionError, StateError when the user gave something else than was saved.
+        """
+        default_unit = 1 if self.batch_size is None else order.default_unit(self.batch_size)
+        values: dict[str, Any] = {
+            "shuffle_buffer": SHUFFLE_BUFFER,
+            "seed": 0,
+            "tail": "pad",
+            "canonical_workers": CANONICAL_WORKERS,
+            "unit": default_unit,
+        }
+        for name in values:
+            given = getattr(self, name)
+            if given is not None:
+                values[name] = given
+            elif saved is not None:
+                values[name] = saved[name]
+        values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
+        options = Options(self.batch_size, **values)
+        if saved is not None:
+            for name, value in options.state().items():
+                if value != saved[name]:
+                    raise StateError(
+                        f"{name} is {printable(repr(value))}, but the state was saved with "
+                        f"{printable(repr(saved[name]))}: leave {name} out to go on in the order "
+                        "of the saved run, or start a new one"
+                    )
+        return options
+
+
+def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
+    """A shuffle_buffer option in records; None for "all". Raises OptionError."""
+    if shuffle_buffer == "all":
+        return None
+    if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
+        return math.ceil(sizes.parse_size(shuffle_buffer) / mean_bytes)
+    if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):
+        raise OptionError(
+            f"shuffle_buffer is {shuffle_buffer!r}: expected a number of records, bytes such as "
+            "'512MiB', or 'all'"
+        )
+    return shuffle_buffer

@@ -1,0 +1,135 @@
+"""Some of a dataset's records: which, by the columns of the index or by number. No image is read.
+
+A selection is a sorted array of record numbers. The order knows only how many records each shard
+has in it; `fetch` asks here which ones they are. So subsets obey the same order law.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .errors import OptionError, printable
+from .manifest import class_index
+from .order import Int64s
+
+
+class Selection:
+    """Records of a dataset, by their numbers in it.
+
+    numbers       (n,) int64, ascending, no two alike
+    shard_starts  (shards + 1,) int64: the number of each shard's first record; last, of all
+    starts        (shards + 1,) int64: the same in places of `numbers`
+    """
+
+    def __init__(self, numbers: Int64s, shard_starts: Int64s) -> None:
+        self.shard_starts = shard_starts
+        numbers.flags.writeable = False  # shared by iterators; forked workers share its pages
+        self.numbers = numbers
+        self.starts: Int64s = np.searchsorted(numbers, shard_starts).astype(np.int64, copy=False)
+
+    @property
+    def counts(self) -> Int64s:
+        """(shards,) int64: the records of each shard in the selection."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits that tell this selection from others, for saved states."""
+        return hashlib.sha256(self.numbers.astype("<i8", copy=False).data).hexdigest()[:16]
+
+
+def where(
+    conditions: Mapping[str, Any],
+    column: Callable[[str], Any],
+    shard_starts: Int64s,
+    classes: Sequence[str] | None,
+) -> Selection:
+    """The records that meet all conditions on columns of the index.
+
+    conditions: by field of kind int, float or bool: a value, several of them (None among them:
+    also records without a value), or a function of the whole column, (N,), masked where None, to
+    (N,) bool. Labels may be given by the names of their classes.
+    column: gives a column of the index by the field's name. Raises OptionError.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        raise OptionError(
+            f"where is {printable(repr(conditions))}: expected conditions by field, such as "
+            "{'label': ['cat', 'dog']}"
+        )
+    chosen = np.ones(int(shard_starts[-1]), np.bool_)
+    for name, wanted in conditions.items():
+        values = column(name)
+        if callable(wanted):
+            met = np.ma.filled(wanted(values), False)
+            if met.shape != chosen.shape or met.dtype != np.bool_:
+                raise OptionError(
+                    f"where: the function for {name!r} gave shape {met.shape} of {met.dtype}; "
+                    f"expected shape {chosen.shape} of bool, one for each record"
+                )
+        else:
+            met = _among(values, [_value(classes, name, one) for one in _several(wanted)])
+        chosen &= met
+    what = f"where={printable(repr(dict(conditions)))}"
+    return _select(np.flatnonzero(chosen), shard_starts, what)
+
+
+def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None) -> Selection:
+    """The records at these places of a dataset, or of a selection; or of a mask, (n,) bool.
+
+    Their order does not matter, since every epoch has its own. Raises OptionError.
+    """
+    array = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+    count = int(shard_starts[-1]) if within is None else len(within.numbers)
+    if array.dtype == np.bool_:
+        if array.shape != (count,):
+            raise OptionError(f"select: a mask of shape {array.shape}; expected ({count},)")
+        array = np.flatnonzero(array)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise OptionError(
+            f"select: shape {array.shape} of {array.dtype}; expected one index for each record"
+        )
+    array = np.sort(array.astype(np.int64))
+    if array.size and not 0 <= array[0] <= array[-1] < count:
+        odd = int(array[0] if array[0] < 0 else array[-1])
+        raise OptionError(f"select: index {odd}; there are records 0 to {count - 1:,}")
+    twice = array[1:][array[1:] == array[:-1]]
+    if twice.size:
+        raise OptionError(
+            f"select: index {int(twice[0])} is there more than once; a record comes once an epoch. "
+            "To have some more often, mix datasets by ShardDataset.mix"
+        )
+    return _select(array if within is None else within.numbers[array], shard_starts, "select")
+
+
+def _select(numbers: Int64s, shard_starts: Int64s, what: str) -> Selection:
+    if not len(numbers):
+        raise OptionError(f"{what}: no record is left of {int(shard_starts[-1]):,}")
+    return Selection(numbers, shard_starts)
+
+
+def _several(wanted: Any) -> list[Any]:
+    if isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable):
+        return [wanted]
+    return list(wanted)
+
+
+def _value(classes: Sequence[str] | None, name: str, value: Any) -> Any:
+    if isinstance(value, str) and name == "label":
+        return class_index(classes, value)
+    if value is None or isinstance(value, (int, float, np.number, np.bool_)):
+        return value
+    raise OptionError(
+        f"where: {name} cannot be {printable(repr(value))}: expected numbers, or names of classes"
+    )
+
+
+def _among(column: Any, values: list[Any]) -> Any:
+    """(N,) bool: whether each value of a column is one of these; masked ones where None is."""
+    numbers = [value for value in values if value is not None]
+    met = np.isin(np.ma.getdata(column), numbers) & ~np.ma.getmaskarray(column)
+    return met | np.ma.getmaskarray(column) if None in values else met

@@ -1,0 +1,530 @@
+"""What every dataset of this package is to torch: an order that depends on nobody, and can go on.
+
+    loader = DataLoader(dataset, batch_size=None, num_workers=8)
+    ...
+    state = dataset.state_dict(steps=t)     # after t batches of this loop; JSON, under 1 KB
+    dataset.load_state_dict(state)          # in another run, with any number of workers or ranks
+
+How it works. A stream knows its options and the records of its shards, which is all that decides
+the order. Each worker of each rank asks order.Share which batches are its own. Epoch, and place
+within it, live in one tensor in shared memory, so that `set_epoch` in the trainer reaches workers
+that are running already, forked or spawned. An iterator keeps the epoch it was made for.
+
+A place is one number: the units that all ranks together have consumed. It belongs to its epoch;
+`set_epoch` of another one starts that one from its beginning. In the trainer only the loop knows
+how many batches it took, since workers have run ahead; StatefulDataLoader instead asks each
+worker's iterator, which answers with its start, and how many batches it has made since.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from . import sizes
+from .collating import collate
+from .errors import EpochError, OptionError, StateError, printable
+from .options import Options
+from .order import ORDER_VERSION, Int64s, Share, Tail, key
+
+VALID = "valid"  # the field that tail="exact" adds
+
+_END = object()
+
+# Places in the shared tensor.
+_EPOCH, _START, _PASSES, _WARNED, _CHOSEN, _PRINT = range(6)
+
+# Members of a saved state, and what they are; those of an iterator's state follow.
+_STATE = ("epoch", "units")
+_ITERATOR = ("rows", "worker", "workers", "done")
+_STATEFUL = "_steps_since_snapshot"  # members that mark states of StatefulDataLoader: of workers,
+_ALONE = "_num_yielded"  # and of none
+
+
+class Consumers(NamedTuple):
+    """Who reads an epoch together."""
+
+    here: int  # consumers on this machine, this one included
+    machines: int
+
+
+class Items(NamedTuple):
+    """The items of one batch. Without a batch_size: of some samples in a row."""
+
+    items: Iterable[Any]
+    valid: int  # items before this one are the epoch's own; those from it on repeat some
+    size: int
+
+
+class Stream(IterableDataset[Any]):
+    """Base of ShardDataset and of mixtures: epoch, ranks, resuming, iteration."""
+
+    def __init__(
+        self,
+        options: Options,
+        counts: Int64s,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        ranks: tuple[int, int] | None,
+    ) -> None:
+        if collate_fn is not None and not callable(collate_fn):
+            raise OptionError(f"collate_fn is {collate_fn!r}: expected a function")
+        self._options = options
+        self._counts = counts  # (shards,) int64: the records of each that this stream reads
+        self._collate = collate if collate_fn is None else collate_fn
+        self._given_ranks = ranks
+        self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
+        self._iterating: Callable[[], _Items | None] = _nothing  # the last one of this process
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """A place of its own, at the beginning. Raises now what iterating would raise later."""
+        self._shared = torch.zeros(6, dtype=torch.int64)
+        self._shared[_PRINT] = self._print()
+        self._share_memory()
+        self._steps(self._share(0))
+
+    # --- what subclasses say ---
+
+    @abstractmethod
+    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+        """The items of a consumer's share, in order; each `items` is used up before the next."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """What a saved state must have been saved of, and the options that decide the order."""
+
+    @abstractmethod
+    def _adopted(self, state: Mapping[str, Any]) -> Options:
+        """The options to go on with after this state. Raises StateError."""
+
+    # --- what users call ---
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._options.batch_size
+
+    @property
+    def tail(self) -> Tail:
+        return self._options.tail
+
+    @property
+    def seed(self) -> int:
+        return self._options.seed
+
+    @property
+    def records(self) -> int:
+        """Records of an epoch."""
+        return int(self._counts.sum())
+
+    @property
+    def epoch(self) -> int:
+        return int(self._shared[_EPOCH])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` reads; reaches workers that are running.
+
+        From its beginning; only the epoch of a loaded state goes on where that was saved.
+        """
+        epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
+        shared = self._shared
+        start = int(shared[_START]) if epoch == int(shared[_EPOCH]) else 0
+        shared[: _CHOSEN + 1] = torch.tensor([epoch, start, 0, int(shared[_WARNED]), 1])
+
+    def __len__(self) -> int:
+        """This rank's batches in a full epoch; without `batch_size`, its samples."""
+        return self._steps(self._share(0))
+
+    @property
+    def remaining(self) -> int:
+        """As len, but from where the next `iter()` of this epoch starts: less after a resume."""
+        return self._share(self.epoch, start=int(self._shared[_START])).steps
+
+    def state_dict(self, steps: int | None = None) -> dict[str, Any]:
+        """Where this epoch stands after `steps` batches of the loop that reads it, on every rank.
+
+        steps: batches since that loop's `iter()`, as enumerate(loader, 1) counts them; after a
+        resume the count is anew. May be left out where the dataset is iterated in this process
+        (num_workers=0), and by StatefulDataLoader.
+
+        The state is plain JSON and under 1 KB, and the same on every rank. Raises OptionError.
+        """
+        if get_worker_info() is not None:
+            return {}  # StatefulDataLoader asks; the iterator holds all there is to know
+        if int(self._shared[_PRINT]) != self._print():
+            raise StateError(
+                "another copy of this dataset, with other options, is being read; ask that one"
+            )
+        if steps is None:
+            items = self._iterating()
+            if items is None:
+                raise OptionError(
+                    "state_dict: give the batches that your loop has taken, "
+                    "state_dict(steps=t): workers have run ahead of it"
+                )
+            return self._state(items.epoch, items.start + items.done * items.stride)
+        if self.batch_size is None:
+            raise OptionError(
+                "state_dict(steps=...) needs batches that do not depend on the workers: give "
+                "batch_size to the dataset, and batch_size=None to the DataLoader"
+            )
+        steps = sizes.whole("steps (since iter() began)", steps, 0, self.remaining)
+        share = self._share(self.epoch)
+        start = int(self._shared[_START])
+        return self._state(self.epoch, start + steps * share.batch_units * share.world_size)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict` or `state_from`, also with other workers and ranks.
+
+        Call it before the loader's `iter()`, on every rank. Options that were not given are taken
+        from the state. The global batches go on unchanged when batch_size x ranks is as before;
+        otherwise every record still comes once. Raises StateError.
+        """
+        if not state and get_worker_info() is not None:
+            return  # what `state_dict` says there
+        _check(state, _STATE)
+        if "done" in state:
+            raise StateError(
+                "this is the state of one worker's iterator; make one of the whole by "
+                "dataset.state_from(state of the StatefulDataLoader)"
+            )
+        before = self._options
+        try:
+            self._options = self._adopted(state)
+            share = self._share(state["epoch"], start=state["units"])
+        except OptionError as error:
+            self._options = before
+            raise StateError(f"the state does not fit: {error}") from None
+        chosen = [state["epoch"], share.start, 0, int(self._shared[_WARNED]), 0, self._print()]
+        self._shared[:] = torch.tensor(chosen)
+
+    def state_from(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
+        """A state for `load_state_dict`, of the state of a StatefulDataLoader over this dataset.
+
+        That loader goes on only with the same number of workers; this state with any number, of
+        ranks too. Raises StateError.
+        """
+        if isinstance(stateful, Mapping) and _ALONE in stateful:
+            states, taken = [_iterator_state(stateful)], None
+        elif isinstance(stateful, Mapping) and _STATEFUL in stateful:
+            snapshot = stateful["_snapshot"]
+            workers = snapshot["_worker_snapshots"].values()
+            states = sorted(map(_iterator_state, workers), key=lambda one: one["worker"])
+            taken = snapshot["_snapshot_step"] + stateful[_STATEFUL]
+        else:
+            raise StateError("state_from: expected what StatefulDataLoader.state_dict() gave")
+        first = states[0]
+        done = [one["done"] for one in states]
+        if len(states) != first["workers"] or any(
+            {**one, "worker": 0, "done": 0} != {**first, "worker": 0, "done": 0} for one in states
+        ):
+            raise StateError("state_from: the states of its workers do not belong together")
+        if "batch_size" in first:
+            taken = sum(done) if taken is None else taken
+        else:
+            taken = sum(done)  # samples: the loader's batches say nothing of the places
+            whole, more = divmod(taken, len(done))
+            if done != [whole + (worker < more) for worker in range(len(done))]:
+                raise StateError(
+                    "state_from: without batch_size the samples taken so far are no part of the "
+                    "epoch that another number of workers could go on from: give batch_size to "
+                    "the dataset"
+                )
+        state = {name: value for name, value in first.items() if name not in _ITERATOR}
+        state.pop("batch_size", None)
+        state["units"] = first["units"] + taken * first["rows"] // first.get("unit", 1)
+        return state
+
+    # --- torch and pickle ---
+
+    def __iter__(self) -> Iterator[Any]:
+        items = _Items(self)
+        if get_worker_info() is None:
+            self._iterating = weakref.ref(items)
+        return items
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has neither the launcher's process group nor a say in the ranks.
+        return self.__dict__ | {"_captured": self._ranks(), "_iterating": _nothing}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_memory()
+
+    def _share_memory(self) -> None:
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        shared = ("_shared", "_reader", "_iterating")
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+        return twin
+
+    # --- inside ---
+
+    def _ranks(self) -> tuple[int, int]:
+        """Rank and world size. Raises OptionError when what was given contradicts what is."""
+        if self._captured is not None and get_worker_info() is not None:
+            return self._captured
+        given = self._given_ranks
+        found, where = _found_ranks()
+        if given is not None and found is not None and given != found:
+            raise OptionError(
+                f"rank {given[0]} of {given[1]} was given, but {where} says rank "
+                f"{found[0]} of {found[1]}; leave both out to follow it"
+            )
+        return given or found or (0, 1)
+
+    def _share(
+        self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
+    ) -> Share:
+        rank, world_size = self._ranks()
+        return self._options.share(
+            self._options.epoch(self._counts, epoch),
+            rank=rank,
+            world_size=world_size,
+            worker=worker,
+            num_workers=num_workers,
+            start=start,
+            done=done,
+        )
+
+    def _steps(self, share: Share) -> int:
+        if share.steps == 0 and share.tail == "drop" and share.epoch.records and not share.start:
+            size = share.batch_size or 1
+            raise OptionError(
+                f"tail='drop' leaves nothing: {share.epoch.records:,} records are fewer than "
+                f"{size} x {share.world_size} (batch_size x world_size). Choose tail='pad', or a "
+                "smaller batch_size"
+            )
+        return share.steps
+
+    def _state(self, epoch: int, units: int) -> dict[str, Any]:
+        return {"order": ORDER_VERSION, **self._identity(), "epoch": epoch, "units": units}
+
+    def _print(self) -> int:
+        """A number that tells one order from another: workers compare it with the trainer's."""
+        return key(*repr(self._identity()).encode()) >> 1
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether an epoch may well be read twice in one order."""
+        return self.tail == "exact"
+
+
+class _Items:
+    """One epoch's items of one worker. An object, since a generator would read the epoch late."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._clock = stream._shared.numpy()  # a view, which set_epoch writes to
+        info = get_worker_info()
+        self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
+        self._counts = self._worker == 0  # the worker that no other outlives
+        self._error: Exception | None = None
+        try:
+            if self._clock[_PRINT] != stream._print():
+                raise StateError(
+                    "load_state_dict changed the options of this dataset after the workers of the "
+                    "DataLoader had started; make a new DataLoader after it"
+                )
+            self._begin(int(self._clock[_EPOCH]), int(self._clock[_START]), 0)
+        except Exception as error:
+            if info is None:
+                raise
+            self._error = error  # a persistent worker of torch dies of an error here, and says none
+            return
+        if self._counts:
+            self._warn()
+
+    def _begin(self, epoch: int, start: int, done: int) -> None:
+        stream = self._stream
+        self.epoch = epoch
+        self.start = start  # units consumed before
+        self.done = done  # batches of this worker since then
+        share = stream._share(epoch, self._worker, self._workers, start, done)
+        stream._steps(share)
+        self.stride = share.batch_units * share.world_size  # units of a global batch
+        machines, here = _machines(share.world_size)
+        consumers = Consumers(here * self._workers, machines)
+        self._items = _make(stream, stream._read(share, consumers))
+        self._ended = False
+
+    def __iter__(self) -> _Items:
+        return self
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error  # and not StopIteration: the epoch did not end here
+        try:
+            item = next(self._items, _END)
+        except Exception as error:
+            self._error = error
+            raise
+        if item is _END:
+            self._end()
+            raise StopIteration
+        if self._clock[_EPOCH] != self.epoch:
+            raise EpochError(
+                f"the epoch was set to {self._clock[_EPOCH]} while epoch {self.epoch} was being "
+                "read; call set_epoch before iter(), and make a new iterator after it"
+            )
+        self.done += 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        """For StatefulDataLoader: where this worker's iterator stands. Absolute, so that it says
+        the same however often the run was resumed."""
+        stream = self._stream
+        world_size = stream._ranks()[1]
+        size = {} if stream.batch_size is None else {"batch_size": stream.batch_size}
+        return (
+            stream._state(self.epoch, self.start)
+            | size
+            | {
+                "rows": (stream.batch_size or 1) * world_size,
+                "worker": self._worker,
+                "workers": self._workers,
+                "done": self.done,
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` said of the same worker. Raises StateError."""
+        _check(state, _STATE + _ITERATOR)
+        clock = self._clock
+        here = self.state_dict()
+        advice = "load dataset.state_from(state) into the dataset, and make a new loader"
+        if (state["worker"], state["workers"]) != (self._worker, self._workers):
+            raise StateError(
+                f"the state is that of worker {state['worker']} of {state['workers']}, but this is "
+                f"worker {self._worker} of {self._workers}; {advice}"
+            )
+        for name in here:
+            if name not in ("epoch", "units", "done", "batch_size") and here[name] != state.get(
+                name
+            ):
+                raise StateError(
+                    f"{name} is {printable(repr(here[name]))}, but the state was saved with "
+                    f"{printable(repr(state.get(name)))}; {advice}"
+                )
+        if clock[_CHOSEN] and clock[_EPOCH] != state["epoch"]:
+            raise StateError(
+                f"the state is of epoch {state['epoch']}, but set_epoch({clock[_EPOCH]}) was "
+                "called; call set_epoch with the epoch that is to go on"
+            )
+        clock[_EPOCH] = state["epoch"]
+        self._begin(state["epoch"], state["units"], state["done"])
+
+    def _end(self) -> None:
+        if self._counts and not self._ended and self._clock[_EPOCH] == self.epoch:
+            self._clock[_PASSES] += 1
+        self._ended = True
+
+    def _warn(self) -> None:
+        """Say once that an epoch comes in the same order again. Evaluation wants just that."""
+        clock = self._clock
+        if clock[_PASSES] and not clock[_WARNED] and not self._stream._evaluates:
+            clock[_WARNED] = 1
+            warnings.warn(
+                f"epoch {self.epoch} is being read again, in the same order: call "
+                "dataset.set_epoch(epoch) before each iter() for a new one",
+                stacklevel=4,
+            )
+
+
+def _nothing() -> None:
+    return None
+
+
+def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
+    """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
+    collate_fn, whole, exact = (
+        stream._collate,
+        stream.batch_size is not None,
+        stream.tail == "exact",
+    )
+    for items, valid, size in batches:
+        if exact:
+            items = map(_marked, items, (i < valid for i in range(size)))
+        if whole:
+            yield collate_fn(list(items))
+        else:
+            yield from items
+
+
+def _marked(item: Any, valid: bool) -> Any:
+    if isinstance(item, tuple):
+        return (*item, valid)
+    item[VALID] = valid
+    return item
+
+
+def _check(state: Mapping[str, Any], counts: Sequence[str]) -> None:
+    """Raises StateError when this is no state, or these members of it are no counts."""
+    if isinstance(state, Mapping) and (_STATEFUL in state or _ALONE in state):
+        raise StateError(
+            "this is the state of a StatefulDataLoader: load it into that loader, or "
+            "dataset.state_from(state) into the dataset"
+        )
+    if not isinstance(state, Mapping) or "order" not in state:
+        raise StateError(f"a {type(state).__name__} that dataset.state_dict() did not make")
+    if state["order"] != ORDER_VERSION:
+        raise StateError(
+            f"the state was saved with order version {printable(repr(state['order']))}; this "
+            f"shardio makes version {ORDER_VERSION}, and would go on in another order: resume with "
+            "the shardio that saved it, or start the epoch anew"
+        )
+    for name in counts:
+        value = state.get(name)
+        if type(value) is not int or not 0 <= value < 1 << 63:
+            raise StateError(
+                f"the state's {name} is {printable(repr(value))}: it was edited or cut"
+            )
+
+
+def _iterator_state(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our iterator's state within a worker's, as StatefulDataLoader keeps it."""
+    try:
+        state = worker["fetcher_state"]["dataset_iter_state"]
+    except (KeyError, TypeError):
+        state = None
+    if not isinstance(state, Mapping):
+        raise StateError("state_from: this StatefulDataLoader does not read a dataset of shardio")
+    _check(state, _STATE + _ITERATOR)
+    return state
+
+
+def _found_ranks() -> tuple[tuple[int, int] | None, str]:
+    """What runs this process says of its rank and world size, and who that is."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return (distributed.get_rank(), distributed.get_world_size()), "torch.distributed"
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:
+        return None, ""
+    where = "the launcher (RANK, WORLD_SIZE)"
+    try:
+        return (int(rank), int(world_size)), where
+    except ValueError:
+        raise OptionError(f"{where} says rank {rank!r} of {world_size!r}: not numbers") from None
+
+
+def _machines(world_size: int) -> tuple[int, int]:
+    """Machines of the job, and ranks on this one; one machine where the launcher does not say."""
+    try:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    except ValueError:
+        here = world_size
+    here = min(max(1, here), world_size)
+    return -(-world_size // here), here
