@@ -14,7 +14,16 @@ from . import report
 from .data import DEFAULT, Data
 from .harness import RESULTS, RIVALS, BenchmarkError, Result, show
 
-NAMES = ("cold", "raw", "train", "pack", "startup", "manifest", "order")  # the most important first
+NAMES = (
+    "cold",
+    "raw",
+    "train",
+    "pack",
+    "startup",
+    "manifest",
+    "order",
+    "workers",
+)  # the most important first
 
 
 def main() -> int:
