@@ -301,6 +301,66 @@ def _what(damage: Damage) -> str:
     return line.split("): ", 1)[-1] if line.startswith(damage.shard) else line
 
 
+def _explain(options: argparse.Namespace) -> int:
+    from . import manifest
+    from .explaining import advice_text, explain
+    from .fetch import Reader
+    from .options import Given
+    from .storage import locate
+
+    storage = locate(options.out)
+    reader = Reader(storage, manifest.load(storage))
+    chosen = Given(
+        batch_size=options.batch_size,
+        shuffle_buffer=options.shuffle_buffer,
+        tail=options.tail,
+        canonical_workers=options.canonical_workers,
+        unit=options.unit,
+    )
+    found = explain(
+        reader.manifest,
+        chosen.resolve(reader.mean_bytes),
+        num_workers=options.workers,
+        world_size=options.world_size,
+        local_world_size=options.local_world_size,
+        is_network=storage.is_network(),
+        files_limit=reader.limit,
+        labels=lambda number: reader.shard(number).columns.get("label"),
+    )
+    if options.json:
+        _print_json(found.as_dict())
+    elif not options.quiet:
+        print(found)
+    elif found.warnings:
+        print(advice_text(found.warnings))
+    return DONE
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from .tuning import tune_path
+
+    if options.plot is not None:
+        from . import plotting
+
+        plotting.check(options.plot)
+    with _progress("simulating", options, unit=" orders", scale=1, delay_s=2) as progress:
+        found = tune_path(
+            options.out,
+            batch_size=options.batch_size,
+            num_workers=options.workers,
+            world_size=options.world_size,
+            memory=options.memory,
+            progress=progress,
+        )
+    if options.plot is not None:
+        plotting.save(found, options.plot)
+    if options.json:
+        _print_json(found.as_dict())
+    else:
+        print(found.call if options.quiet else found.text())
+    return DONE
+
+
 def _gc(options: argparse.Namespace) -> int:
     from .cleaning import gc
     from .sizes import show_size
@@ -502,16 +562,28 @@ def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> i
 
 @contextlib.contextmanager
 def _progress(
-    what: str, options: argparse.Namespace
+    what: str,
+    options: argparse.Namespace,
+    *,
+    unit: str = "B",
+    scale: int = 1024,
+    delay_s: float = 0,
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr, when a person looks at it."""
+    """A bar on stderr, when a person looks at it, and when it takes longer than `delay_s`."""
     if options.quiet or options.json or not sys.stderr.isatty():
         yield None
         return
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # else it starts a thread, and we fork
-    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, leave=False) as bar:
+    with tqdm(
+        desc=what,
+        unit=unit,
+        unit_scale=scale > 1,
+        unit_divisor=scale,
+        leave=False,
+        delay=delay_s,
+    ) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
@@ -636,6 +708,40 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--sha256", action="store_true", help="also compare whole files")
     verify.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
 
+    explain = command("explain", _explain, "say what training with these options will be like")
+    explain.add_argument("out", metavar="OUT")
+    explain.add_argument("--batch-size", type=int, metavar="N", help="of each rank")
+    explain.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
+    explain.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")
+    explain.add_argument(
+        "--local-world-size", type=int, metavar="N", help="ranks on a machine (default: all)"
+    )
+    explain.add_argument(
+        "--shuffle-buffer",
+        type=_buffer,
+        metavar="BUFFER",
+        help="records, or bytes such as 512MiB, or all (default 10000)",
+    )
+    explain.add_argument("--unit", type=int, metavar="N", help="(default: about 32)")
+    explain.add_argument("--tail", metavar="TAIL", help="pad (default), drop or exact")
+    explain.add_argument(
+        "--canonical-workers", type=int, metavar="N", help="spans of the order (default 64)"
+    )
+
+    tune = command("tune", _tune, "recommend a shuffle buffer, by simulating the order")
+    tune.add_argument("out", metavar="OUT")
+    tune.add_argument(
+        "--batch-size", type=int, required=True, metavar="N", help="of each rank (required)"
+    )
+    tune.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
+    tune.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")
+    tune.add_argument(
+        "--memory", metavar="SIZE", help="leave out buffers that need more, like 2GiB"
+    )
+    tune.add_argument(
+        "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
+    )
+
     gc = command("gc", _gc, "remove files that no manifest names")
     gc.add_argument("out", metavar="OUT")
     gc.add_argument(
@@ -647,6 +753,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     gc.add_argument("--dry-run", action="store_true", help="show what would be removed")
     return parser
+
+
+def _buffer(text: str) -> int | str:
+    """A shuffle_buffer, as ShardDataset takes it."""
+    return int(text) if text.strip().isdigit() else text
 
 
 def _seconds(text: str) -> float:

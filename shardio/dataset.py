@@ -19,6 +19,7 @@ from typing import Any
 from . import manifest, order, sizes
 from .decoding import Decode, Decoder
 from .errors import OptionError, StateError, printable
+from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader
 from .mixing import Length, Mixture
 from .options import Given, Options
@@ -29,6 +30,7 @@ from .selection import where as select_where
 from .sequence import ShardSequence
 from .storage import locate
 from .stream import VALID, Consumers, Items, Stream
+from .tuning import Tuning, labels_of, tune
 
 _second = itemgetter(1)
 
@@ -150,9 +152,71 @@ class ShardDataset(Described, Stream):
         return twin
 
     def _where(self, conditions: Mapping[str, Any]) -> Selection:
-        everything = ShardSequence(self._reader, self._decoder, range(self._reader.records))
+        columns, starts = self._everything().columns, self._reader.starts
+        return select_where(conditions, columns, starts, self.manifest.classes)
+
+    def _everything(self) -> ShardSequence:
+        return ShardSequence(self._reader, self._decoder, range(self._reader.records))
+
+    def explain(
+        self,
+        *,
+        num_workers: int = 0,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
+    ) -> Explanation:
+        """What training from this dataset will be like: `print(ds.explain(num_workers=8))`.
+
+        Steps, records repeated or left out, bytes and memory of each worker, and warnings with the
+        change that mends each. No record is read. world_size: default: that of this job;
+        local_world_size: ranks on a machine. Raises OptionError.
+        """
         reader = self._reader
-        return select_where(conditions, everything.columns, reader.starts, self.manifest.classes)
+        return explain(
+            self.manifest,
+            self._options,
+            num_workers=num_workers,
+            world_size=self._ranks()[1] if world_size is None else world_size,
+            local_world_size=local_world_size,
+            shard_records=self._counts,
+            buffer_bytes=self.buffer_bytes,
+            is_network=reader.storage.is_network(),
+            files_limit=reader.limit,
+            labels=lambda shard: reader.shard(shard).columns.get("label"),
+        )
+
+    def tune(
+        self,
+        *,
+        num_workers: int = 1,
+        world_size: int | None = None,
+        memory: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tuning:
+        """The smallest shuffle buffer, and its unit, that mix batches of this size well enough.
+
+        `print(ds.tune().text())`; `.call` is the dataset to make. By simulating the order; labels
+        come from the index, and no record is read. memory: leaves out buffers that need more, on
+        one machine, such as "2GiB"; progress: called with (done, total). Raises OptionError.
+        """
+        if self.batch_size is None:
+            raise OptionError("tune: give batch_size to the dataset; the answer is for batches")
+        labels = labels_of(self._everything())
+        if labels is not None and self._selection is not None:
+            labels = labels[self._selection.numbers]
+        return tune(
+            self._counts,
+            labels,
+            batch_size=self.batch_size,
+            num_workers=num_workers,
+            world_size=self._ranks()[1] if world_size is None else world_size,
+            mean_bytes=self._reader.mean_bytes,
+            memory=memory,
+            seed=self.seed,
+            canonical_workers=self.canonical_workers,
+            progress=progress,
+            path=self._reader.storage.url,
+        )
 
     @property
     def shuffle_buffer(self) -> int | None:
@@ -218,11 +282,6 @@ class ShardDataset(Described, Stream):
     def _which(self) -> dict[str, Any]:
         chosen = None if self._selection is None else self._selection.digest
         return {"dataset": self.manifest.dataset_id.hex(), "selection": chosen}
-
-    def _mixed_identity(self) -> list[Any]:
-        options = self._options
-        numbers = [options.shuffle_buffer, options.canonical_workers, options.unit]
-        return [*self._which().values(), *numbers]
 
     def _adopted(self, state: Mapping[str, Any]) -> Options:
         for name, value in self._which().items():

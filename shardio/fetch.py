@@ -239,8 +239,10 @@ def keep(
         elif mean_bytes < SMALL and room >= LEAST_BLOCK:
             budget, run = HELD_BYTES, int(min(RUN, room))
         if budget:
-            # Ahead of the window lies a block; on a network the next one is read in time as well.
-            held = math.ceil(touched * (window + (2 if network else 1) * run))
+            ahead = max(run, mean_bytes)  # the block that reaches beyond the window
+            if network:  # and what is read early, so that no batch waits; see Fetch
+                ahead += max(run, epoch.unit * mean_bytes)
+            held = math.ceil(touched * (window + ahead))
             return Keeping("network" if network else "held", False, budget, run, held, 0)
     # Storage order does not help: announce the records of the next batches one by one.
     spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
@@ -462,7 +464,8 @@ class Fetch:
             return shard.hold(chosen.start, chosen.start + count)
         data: list[bytes] = []
         records = chosen[:count].tolist()
-        for begin, end in _stretches(chosen, count, int(GAP / self._mean)):
+        gap, most = int(GAP / self._mean), max(1, int(self._run / self._mean))
+        for begin, end in _stretches(chosen, count, gap, most):
             read = shard.hold(begin, end)
             while len(data) < count and records[len(data)] < end:
                 data.append(read[records[len(data)] - begin])
@@ -475,12 +478,18 @@ class Fetch:
         return Run(run.shard, int(self.reader.starts[run.shard]), numbers, run.held)
 
 
-def _stretches(records: slice | Int64s, count: int, gap: int) -> Iterator[tuple[int, int]]:
-    """The first `count` of these ascending records as (begin, end), over gaps of some records."""
+def _stretches(
+    records: slice | Int64s, count: int, gap: int, most: int = 1 << 62
+) -> Iterator[tuple[int, int]]:
+    """The first `count` of these ascending records as (begin, end), over gaps of some records.
+
+    most: records that such a stretch spans, about; gaps would make it many times the run.
+    """
     if isinstance(records, slice):
         yield records.start, records.start + count
         return
-    cuts = np.flatnonzero(np.diff(records[:count]) > gap + 1) + 1
+    some = records[:count]
+    cuts = np.flatnonzero((np.diff(some) > gap + 1) | np.diff(some // most).astype(bool)) + 1
     for first, last in pairwise([0, *cuts.tolist(), count]):
         yield int(records[first]), int(records[last - 1]) + 1
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import groupby, pairwise
+from heapq import heappop, heappush
+from itertools import chain, groupby, islice, pairwise
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
@@ -24,13 +25,16 @@ import numpy as np
 
 from .errors import OptionError, StateError, printable
 from .options import Options
-from .order import MIX, Epoch, Int64s, Share, Slices, key
+from .order import MIX, Int64s, Share, Slices, key
 from .sizes import whole
 from .stream import Consumers, Items, Stream
 
 Length = int | Literal["first", "last"]
 
-_SLOTS = 1 << 16  # of a period, at most: a weight is met within 1 / 131,072
+_SLOTS = 1 << 16  # of a period, at most: a weight is met within 1 / 131,072 of all rows
+
+# What tells one dataset of a mixture in a saved state: a list of these, to stay below 1 KB.
+_NAMES = ("dataset", "selection", "shuffle_buffer", "canonical_workers", "unit")
 
 
 class Pattern:
@@ -38,32 +42,60 @@ class Pattern:
 
     slots  how many rows of a period belong to each dataset, >= 1
 
-    The j-th of a dataset's k slots lies at (j + 1/2) / k of the period; of two at one place, that
-    of the dataset named first comes first. So any run of n rows holds its share of each, to a row
-    or two.
+    Of the first n rows, each dataset has its share n * k / K, rounded up or down; so any rows that
+    follow each other hold its share to less than two rows.
     """
 
     def __init__(self, slots: Sequence[int]) -> None:
         self.slots = list(slots)
-        places = np.concatenate([(np.arange(k) + 0.5) / k for k in self.slots])
-        owners = np.repeat(np.arange(len(self.slots)), self.slots)
-        self.period: Int64s = owners[np.argsort(places, kind="stable")].astype(np.int64)
-        self._of = [np.flatnonzero(self.period == d) for d in range(len(self.slots))]
+        self.period = _deal(self.slots)
+        owners = np.array(self.period)
+        # (datasets, period + 1) int32: of the first n rows of a period, those of each dataset
+        self._before = np.zeros((len(self.slots), len(owners) + 1), np.int32)
+        for d in range(len(self.slots)):
+            np.cumsum(owners == d, out=self._before[d, 1:])
 
     def owners(self, start: int, stop: int) -> list[int]:
         """The datasets of rows start .. stop - 1."""
-        rows: list[int] = self.period[np.arange(start, stop) % len(self.period)].tolist()
+        count, at = stop - start, start % len(self.period)
+        rows = self.period[at : at + count]
+        while len(rows) < count:
+            rows += self.period[: count - len(rows)]
         return rows
 
     def count(self, dataset: int, rows: int) -> int:
         """How many of the first `rows` rows are this dataset's."""
         periods, rest = divmod(rows, len(self.period))
-        return periods * self.slots[dataset] + int(np.searchsorted(self._of[dataset], rest))
+        return periods * self.slots[dataset] + int(self._before[dataset, rest])
 
     def rows(self, dataset: int, records: int) -> int:
         """The rows up to, and with, the dataset's row number `records`, from 1."""
         periods, last = divmod(records - 1, self.slots[dataset])
-        return periods * len(self.period) + int(self._of[dataset][last]) + 1
+        rest = int(np.searchsorted(self._before[dataset], last + 1))
+        return periods * len(self.period) + rest
+
+
+def _deal(slots: Sequence[int]) -> list[int]:
+    """The datasets of the rows of a period.
+
+    Slot j of a dataset's k has the rows from floor(j * K / k) to ceil((j + 1) * K / k) - 1 to
+    choose from, and the slot that must come first gets the next row. Each then has one (Tijdeman:
+    The chairman assignment problem, 1980). Slots at even distances, sorted, would be simpler, but
+    of weights 63, 1, 1, 1, 1, 1, 1, 1 the seven rare datasets lie side by side then, once a period.
+    """
+    total = sum(slots)
+    coming = [(0, d, 0) for d in range(len(slots))]  # a heap: first row, dataset, slot
+    waiting: list[tuple[int, int, int, int]] = []  # a heap: row to come before, and the same
+    owners = []
+    for row in range(total):
+        while coming and coming[0][0] <= row:
+            first, d, j = heappop(coming)
+            heappush(waiting, (-(-(j + 1) * total // slots[d]), first, d, j))
+        _, _, d, j = heappop(waiting)
+        owners.append(d)
+        if j + 1 < slots[d]:
+            heappush(coming, ((j + 1) * total // slots[d], d, j + 1))
+    return owners
 
 
 class Component(Protocol):
@@ -74,12 +106,27 @@ class Component(Protocol):
 
     @property
     def records(self) -> int: ...
-    def _mixed_identity(self) -> list[Any]: ...
+    def _which(self) -> dict[str, Any]: ...
+    def _adopted(self, state: Mapping[str, Any]) -> Options: ...
     def _feed(self, reads: Share | Slices, consumers: Consumers) -> Iterator[Items]: ...
+
+
+@dataclass(frozen=True)
+class MixedOptions(Options):
+    """The options of a mixture: rows in one span, unshuffled; and those of each dataset in it."""
+
+    parts: tuple[Options, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Options]) -> MixedOptions:
+        first = parts[0]
+        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, tuple(parts))
 
 
 class Mixture(Stream):
     """Datasets mixed by weights. Made by `ShardDataset.mix`, which says what the options are."""
+
+    _options: MixedOptions
 
     def __init__(
         self,
@@ -93,14 +140,9 @@ class Mixture(Stream):
         self._datasets: Sequence[Component] = list(datasets)
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(_slots(records if weights is None else weights, records))
-        whole_passes = [self._pattern.rows(d, count) for d, count in enumerate(records)]
-        if length in ("first", "last"):
-            self.length = min(whole_passes) if length == "first" else max(whole_passes)
-        else:
-            self.length = whole("length", length, 1)
-        options = first._options
+        self.length = _length(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
         super().__init__(
-            Options(options.batch_size, 1, options.seed, options.tail, 1, 1),
+            MixedOptions.of([dataset._options for dataset in self._datasets]),
             np.array([self.length], np.int64),
             collate_fn=first._collate if collate_fn is None else collate_fn,
             ranks=first._given_ranks,
@@ -114,50 +156,44 @@ class Mixture(Stream):
         return f"<{self.length:,} rows an epoch: {shares}>"
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
-        batches = (batch.pieces[0][1:] if batch.pieces else (0, 0) for batch in share)
-        owned = [(first, first + count) for first, count in batches]
-        items = self._rows(share.epoch, share, owned, consumers)
-        for (start, stop), batch in zip(owned, share, strict=True):
-            found = [next(items) for _ in range(start, stop)]
-            repeats = batch.repeats.tolist()
+        size = share.batch_size or 1
+        rows = self._rows(share, _Ranges(share), consumers)
+        for step, (start, stop) in zip(share.worker_steps, _Ranges(share), strict=True):
+            count = stop - start
+            items: Iterable[Any] = islice(rows, count)
+            if count == size:
+                yield Items(items, count, count)
+                continue
+            repeats = share.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
-            for a, b in pairwise([*cuts, len(repeats)]):
-                if a < b:
-                    again = [(repeats[a], repeats[b - 1] + 1)]
-                    found += self._rows(share.epoch, share, again, consumers)
-            yield Items(found, stop - start, len(found))
+            again = [
+                self._rows(share, [(repeats[a], repeats[b - 1] + 1)], consumers)
+                for a, b in pairwise([*cuts, len(repeats)])
+                if a < b
+            ]
+            yield Items(chain(items, *again), count, count + len(repeats))
 
     def _rows(
-        self, epoch: Epoch, share: Share, ranges: Sequence[tuple[int, int]], consumers: Consumers
+        self, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
-        """The items of these ranges of rows, in order."""
-        feeds = [
-            self._passes(d, epoch.epoch, share, ranges, consumers)
-            for d in range(len(self._datasets))
-        ]
+        """The items of these ranges of rows, in order. `ranges` is iterated once a dataset."""
+        feeds = [self._passes(d, share, ranges, consumers) for d in range(len(self._datasets))]
         for start, stop in ranges:
             for owner in self._pattern.owners(start, stop):
                 yield next(feeds[owner])
 
     def _passes(
-        self,
-        d: int,
-        epoch: int,
-        share: Share,
-        ranges: Sequence[tuple[int, int]],
-        consumers: Consumers,
+        self, d: int, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
         """The items of dataset d in these ranges of rows, pass after pass."""
-        dataset = self._datasets[d]
-        seed = key(MIX, self.seed, d)
-        before = epoch * self._pattern.count(d, self.length)
+        dataset, seed = self._datasets[d], key(MIX, self.seed, d)
+        options = replace(self._options.parts[d], seed=seed)
+        before = share.epoch.epoch * self._pattern.count(d, self.length)
         for number, group in groupby(self._parts(d, before, ranges), itemgetter(0)):
-            one = replace(dataset._options, seed=seed).epoch(dataset._counts, number)
-            size = math.ceil((share.batch_size or 1) * self._share_of(d))
             reads = Slices(
-                one,
+                options.epoch(dataset._counts, number),
                 ((start, stop) for _, start, stop in group),
-                batch_size=size,
+                batch_size=math.ceil((share.batch_size or 1) * self._share_of(d)),
                 consumers=share.world_size * share.num_workers,
             )
             for items, _, _ in dataset._feed(reads, consumers):
@@ -180,8 +216,12 @@ class Mixture(Stream):
         return self._pattern.slots[d] / len(self._pattern.period)
 
     def _identity(self) -> dict[str, Any]:
+        named = [
+            {**dataset._which(), **part.state()}
+            for dataset, part in zip(self._datasets, self._options.parts, strict=True)
+        ]
         return {
-            "mix": [dataset._mixed_identity() for dataset in self._datasets],
+            "mix": [[one[name] for name in _NAMES] for one in named],
             "slots": self._pattern.slots,
             "length": self.length,
             "seed": self.seed,
@@ -189,19 +229,70 @@ class Mixture(Stream):
         }
 
     def _adopted(self, state: Mapping[str, Any]) -> Options:
-        for name, value in self._identity().items():
-            if state.get(name) != value:
+        saved = state.get("mix")
+        if not isinstance(saved, list) or len(saved) != len(self._datasets):
+            found = f"{len(saved)} datasets" if isinstance(saved, list) else "no mixture"
+            raise StateError(
+                f"the state is of {found}, and this is a mixture of {len(self._datasets)}; load it "
+                "into what it was saved of"
+            )
+        for name in ("slots", "length"):
+            here, there = self._identity()[name], state.get(name)
+            if here != there:
                 raise StateError(
-                    f"{name} of this mixture is {printable(repr(value))}, but the state was saved "
-                    f"with {printable(repr(state.get(name)))}; it goes on only as it was"
+                    f"{name} of this mixture is {printable(repr(here))}, but the state was saved "
+                    f"with {printable(repr(there))}: give the weights and the length of then, or "
+                    "start a new run"
                 )
-        return self._options
+        parts = []
+        for number, (dataset, values) in enumerate(zip(self._datasets, saved, strict=True)):
+            if not isinstance(values, list) or len(values) != len(_NAMES):
+                raise StateError(
+                    f"the state's mix is {printable(repr(saved))}: it was edited or cut"
+                )
+            one = dict(zip(_NAMES, values, strict=True))
+            try:
+                parts.append(
+                    dataset._adopted({**one, "seed": state.get("seed"), "tail": state.get("tail")})
+                )
+            except StateError as error:
+                raise StateError(f"dataset {number} of the mixture: {error}") from None
+        return MixedOptions.of(parts)
+
+
+class _Ranges:
+    """The rows of a share's batches, in order, as (start, stop); of a mixture: one span, unit 1.
+
+    Can be iterated often, at the same time: datasets look ahead unequally far.
+    """
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        share, size = self._share, self._share.batch_size or 1
+        end = share.epoch.records
+        for step in share.worker_steps:  # as Share.batch has it, which takes 2 us
+            start = min(end, share.start + (step * share.world_size + share.rank) * size)
+            yield start, min(end, start + size)
+
+
+def _length(length: Any, passes: Sequence[int]) -> int:
+    """Rows of an epoch. passes: rows until each dataset has come once."""
+    if isinstance(length, str):
+        if length not in ("first", "last"):
+            raise OptionError(
+                f"length is {printable(repr(length))}: expected rows of an epoch, or until the "
+                "'first' or the 'last' dataset has come once"
+            )
+        return min(passes) if length == "first" else max(passes)
+    return whole("length", length, 1)
 
 
 def _slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
     """Weights as whole slots of a period: exact when they are simple ratios."""
     try:
-        exact = [Fraction(weight) for weight in weights]
+        exact = [_fraction(weight) for weight in weights]
     except (TypeError, ValueError, OverflowError):
         exact = []
     if len(exact) != len(records) or any(weight <= 0 for weight in exact):
@@ -221,22 +312,43 @@ def _slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
     return [int(ratio * period) for ratio in ratios]
 
 
+def _fraction(weight: Any) -> Fraction:
+    if isinstance(weight, str):  # Fraction would read "1/3"
+        raise TypeError
+    return (
+        Fraction(weight) if isinstance(weight, (int, float, Fraction)) else Fraction(float(weight))
+    )
+
+
 def _alike(datasets: Sequence[Any]) -> Any:
     """The first of them, when they can be mixed. Raises OptionError."""
-    if not datasets:
-        raise OptionError("mix: expected at least one dataset")
+    if not isinstance(datasets, Sequence) or not datasets:
+        raise OptionError(
+            f"mix: expected a list of ShardDatasets, found {printable(repr(datasets))}"
+        )
     for dataset in datasets:
         if not isinstance(dataset, Stream) or isinstance(dataset, Mixture):
             raise OptionError(f"mix: expected ShardDatasets, found {type(dataset).__name__}")
     first = datasets[0]
-    for name in ("batch_size", "tail", "seed", "_given_ranks", "_structure"):
+    for name, shown in _COMMON.items():
         for number, dataset in enumerate(datasets):
             here, there = getattr(first, name), getattr(dataset, name)
             if here != there:
                 raise OptionError(
-                    f"mix: {name.lstrip('_')} of dataset {number} is {printable(repr(there))}, but "
-                    f"{printable(repr(here))} of dataset 0; they are to be alike"
+                    f"mix: {shown} of dataset {number}: {printable(repr(there))}, and of dataset "
+                    f"0: {printable(repr(here))}; give both the same"
                 )
-        if name == "batch_size" and any(not dataset.records for dataset in datasets):
-            raise OptionError("mix: a dataset holds no records")
+    for number, dataset in enumerate(datasets):
+        if not dataset.records:
+            raise OptionError(f"mix: dataset {number} holds no records")
     return first
+
+
+# What all datasets of a mixture must have alike, and what users call it.
+_COMMON = {
+    "batch_size": "batch_size",
+    "tail": "tail",
+    "seed": "seed",
+    "_given_ranks": "rank and world_size",
+    "_structure": "fields",
+}

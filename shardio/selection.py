@@ -7,6 +7,7 @@ has in it; `fetch` asks here which ones they are. So subsets obey the same order
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -74,8 +75,13 @@ def where(
         else:
             met = _among(values, [_value(classes, name, one) for one in _several(wanted)])
         chosen &= met
-    what = f"where={printable(repr(dict(conditions)))}"
-    return _select(np.flatnonzero(chosen), shard_starts, what)
+    numbers = np.flatnonzero(chosen)
+    if not len(numbers):
+        raise OptionError(
+            f"where={printable(repr(dict(conditions)))}: none of {len(chosen):,} records meets "
+            "all conditions"
+        )
+    return Selection(numbers, shard_starts)
 
 
 def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None) -> Selection:
@@ -83,7 +89,14 @@ def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None
 
     Their order does not matter, since every epoch has its own. Raises OptionError.
     """
-    array = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+    try:
+        if isinstance(indices, np.ma.MaskedArray):  # a condition on a column with None in it
+            indices = indices.filled(False if indices.dtype == np.bool_ else -1)
+        array = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+    except (TypeError, ValueError):  # no iterable, or of different lengths
+        raise OptionError(
+            f"select: {printable(repr(indices))}; expected one index for each record, or a mask"
+        ) from None
     count = int(shard_starts[-1]) if within is None else len(within.numbers)
     if array.dtype == np.bool_:
         if array.shape != (count,):
@@ -93,23 +106,20 @@ def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None
         raise OptionError(
             f"select: shape {array.shape} of {array.dtype}; expected one index for each record"
         )
-    array = np.sort(array.astype(np.int64))
+    array = np.sort(array)
     if array.size and not 0 <= array[0] <= array[-1] < count:
         odd = int(array[0] if array[0] < 0 else array[-1])
         raise OptionError(f"select: index {odd}; there are records 0 to {count - 1:,}")
+    array = array.astype(np.int64)
     twice = array[1:][array[1:] == array[:-1]]
     if twice.size:
         raise OptionError(
             f"select: index {int(twice[0])} is there more than once; a record comes once an epoch. "
             "To have some more often, mix datasets by ShardDataset.mix"
         )
-    return _select(array if within is None else within.numbers[array], shard_starts, "select")
-
-
-def _select(numbers: Int64s, shard_starts: Int64s, what: str) -> Selection:
-    if not len(numbers):
-        raise OptionError(f"{what}: no record is left of {int(shard_starts[-1]):,}")
-    return Selection(numbers, shard_starts)
+    if not len(array):
+        raise OptionError(f"select: none of {count:,} records is chosen")
+    return Selection(array if within is None else within.numbers[array], shard_starts)
 
 
 def _several(wanted: Any) -> list[Any]:
@@ -130,6 +140,17 @@ def _value(classes: Sequence[str] | None, name: str, value: Any) -> Any:
 
 def _among(column: Any, values: list[Any]) -> Any:
     """(N,) bool: whether each value of a column is one of these; masked ones where None is."""
+    empty, data = np.ma.getmaskarray(column), np.ma.getdata(column)
     numbers = [value for value in values if value is not None]
-    met = np.isin(np.ma.getdata(column), numbers) & ~np.ma.getmaskarray(column)
-    return met | np.ma.getmaskarray(column) if None in values else met
+    if data.dtype.kind == "O":  # np.isin would take 10 s for 1,000 of a million
+        wanted = frozenset(numbers)
+        met = np.fromiter((value in wanted for value in data), np.bool_, len(data))
+    elif data.dtype.kind in "iu":  # in the column's own type: as floats, large ones would be alike
+        bounds = np.iinfo(data.dtype)
+        fitting = (int(n) for n in numbers if math.isfinite(n) and n == int(n))
+        own = [n for n in fitting if bounds.min <= n <= bounds.max]
+        met = np.isin(data, np.array(own, data.dtype))
+    else:
+        met = np.isin(data, numbers)
+    met &= ~empty
+    return met | empty if None in values else met

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +42,12 @@ VALID = "valid"  # the field that tail="exact" adds
 _END = object()
 
 # Places in the shared tensor.
-_EPOCH, _START, _PASSES, _WARNED, _CHOSEN, _PRINT = range(6)
+_EPOCH, _START, _PASSES, _WARNED, _CHOSEN, _PRINT, _MOVES = range(7)
+
+# Classes that split what a dataset yields among the ranks, and the modules they are of. Older
+# releases of transformers had one of their own.
+_SPLITTERS = frozenset({"DataLoaderDispatcher", "IterableDatasetShard"})
+_SPLITTING = frozenset({"accelerate.data_loader", "transformers.trainer_pt_utils"})
 
 # Members of a saved state, and what they are; those of an iterator's state follow.
 _STATE = ("epoch", "units")
@@ -82,12 +89,14 @@ class Stream(IterableDataset[Any]):
         self._collate = collate if collate_fn is None else collate_fn
         self._given_ranks = ranks
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
+        self._captured_for = 0  # the process that was given them; those it forks ask anew
         self._iterating: Callable[[], _Items | None] = _nothing  # the last one of this process
+        self._moves: int | None = None  # _MOVES when this worker was started, until its first pass
         self._start_anew()
 
     def _start_anew(self) -> None:
         """A place of its own, at the beginning. Raises now what iterating would raise later."""
-        self._shared = torch.zeros(6, dtype=torch.int64)
+        self._shared = torch.zeros(7, dtype=torch.int64)
         self._shared[_PRINT] = self._print()
         self._share_memory()
         self._steps(self._share(0))
@@ -135,8 +144,11 @@ class Stream(IterableDataset[Any]):
         From its beginning; only the epoch of a loaded state goes on where that was saved.
         """
         epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
+        self._ranks()  # what is wrong with them is told here on every rank, and none waits for ever
         shared = self._shared
-        start = int(shared[_START]) if epoch == int(shared[_EPOCH]) else 0
+        moves = epoch != int(shared[_EPOCH])
+        start = 0 if moves else int(shared[_START])
+        shared[_MOVES] += moves  # first: who sees the new epoch is to see this too
         shared[: _CHOSEN + 1] = torch.tensor([epoch, start, 0, int(shared[_WARNED]), 1])
 
     def __len__(self) -> int:
@@ -204,7 +216,8 @@ class Stream(IterableDataset[Any]):
             self._options = before
             raise StateError(f"the state does not fit: {error}") from None
         chosen = [state["epoch"], share.start, 0, int(self._shared[_WARNED]), 0, self._print()]
-        self._shared[:] = torch.tensor(chosen)
+        self._shared[_MOVES] += 1
+        self._shared[:_MOVES] = torch.tensor(chosen)
 
     def state_from(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
         """A state for `load_state_dict`, of the state of a StatefulDataLoader over this dataset.
@@ -253,14 +266,19 @@ class Stream(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has neither the launcher's process group nor a say in the ranks.
-        return self.__dict__ | {"_captured": self._ranks(), "_iterating": _nothing}
+        return self.__dict__ | {
+            "_captured": self._ranks(),
+            "_iterating": _nothing,
+            "_moves": int(self._shared[_MOVES]),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _captured_for=os.getpid())
         self._share_memory()
 
     def _share_memory(self) -> None:
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
+        _STREAMS.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         twin = type(self).__new__(type(self))
@@ -268,13 +286,14 @@ class Stream(IterableDataset[Any]):
         shared = ("_shared", "_reader", "_iterating")
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+        _STREAMS.add(twin)
         return twin
 
     # --- inside ---
 
     def _ranks(self) -> tuple[int, int]:
         """Rank and world size. Raises OptionError when what was given contradicts what is."""
-        if self._captured is not None and get_worker_info() is not None:
+        if self._captured is not None and self._captured_for == os.getpid() and get_worker_info():
             return self._captured
         given = self._given_ranks
         found, where = _found_ranks()
@@ -283,7 +302,9 @@ class Stream(IterableDataset[Any]):
                 f"rank {given[0]} of {given[1]} was given, but {where} says rank "
                 f"{found[0]} of {found[1]}; leave both out to follow it"
             )
-        return given or found or (0, 1)
+        ranks = given or found or (0, 1)
+        _refuse_second_split(*ranks)
+        return ranks
 
     def _share(
         self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
@@ -338,7 +359,16 @@ class _Items:
                     "load_state_dict changed the options of this dataset after the workers of the "
                     "DataLoader had started; make a new DataLoader after it"
                 )
-            self._begin(int(self._clock[_EPOCH]), int(self._clock[_START]), 0)
+            epoch, start = int(self._clock[_EPOCH]), int(self._clock[_START])
+            # A worker may be slow to start; what others made before belongs to another pass.
+            # Persistent ones go on, in their next pass, with what is chosen then.
+            moves, stream._moves = stream._moves, None
+            if info is not None and moves not in (None, self._clock[_MOVES]):
+                raise EpochError(
+                    f"the epoch was set to {epoch} while the workers of a pass were "
+                    "starting; call set_epoch before iter(), and make a new iterator after it"
+                )
+            self._begin(epoch, start, 0)
         except Exception as error:
             if info is None:
                 raise
@@ -447,6 +477,19 @@ def _nothing() -> None:
     return None
 
 
+# A forked worker is to know what was chosen when its loader started it, not when it got to run.
+_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _note_moves() -> None:
+    for stream in list(_STREAMS):
+        stream._moves = int(stream._shared[_MOVES])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_note_moves)
+
+
 def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
     collate_fn, whole, exact = (
@@ -518,6 +561,32 @@ def _found_ranks() -> tuple[tuple[int, int] | None, str]:
         return (int(rank), int(world_size)), where
     except ValueError:
         raise OptionError(f"{where} says rank {rank!r} of {world_size!r}: not numbers") from None
+
+
+def _refuse_second_split(rank: int, world_size: int) -> None:
+    """Raises OptionError when Accelerate gives each rank only a part of what that rank yields.
+
+    To prepare a loader asks the dataset nothing. But what wraps it is on the stack whenever the
+    dataset is used: here, in a forked worker (its stack goes on from its parent's), and in what
+    pickles it for a spawned one. Rejected: gc.get_referrers, which walks all objects; Accelerate's
+    GradientState, which holds the loaders that are iterated, but not in spawned workers.
+    """
+    if world_size == 1 or not any(name in sys.modules for name in _SPLITTING):
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _SPLITTING:
+            owner = frame.f_locals.get("self")
+            parts = getattr(getattr(owner, "state", owner), "num_processes", 2)
+            if type(owner).__name__ in _SPLITTERS and parts > 1:
+                raise OptionError(
+                    f"{type(owner).__name__} of Accelerate splits what this dataset yields among "
+                    f"{parts} processes, but it is split already (this is rank {rank} of "
+                    f"{world_size}): records would be lost. Leave the DataLoader out of "
+                    "accelerator.prepare(); with a Trainer of transformers, override "
+                    "get_train_dataloader and get_eval_dataloader (docs/order.md shows both)"
+                )
+        frame = frame.f_back
 
 
 def _machines(world_size: int) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from shardio import sequence as sequences
 from shardio.errors import OptionError
 from shardio.writer import Writer
 
-COMMANDS = ("pack", "commit", "unpack", "info", "ls", "cat", "verify", "gc")
+COMMANDS = ("pack", "commit", "unpack", "info", "ls", "cat", "verify", "explain", "tune", "gc")
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "commit": [out],
         "unpack": [out, tmp_path / "back"],
         "cat": [out, "0"],
+        "tune": [out, "--batch-size", "4"],
     }.get(name, [out])
     found = imported(name, *arguments)
     assert "shardio.manifest" in found
@@ -192,6 +193,7 @@ def test_json_is_one_object_and_all_of_stdout(
         "commit": [tmp_path / "parts"],
         "unpack": [out, tmp_path / "back"],
         "cat": [out, "0"],
+        "tune": [out, "--batch-size", "4"],
     }
     if name == "commit":
         shardio("pack", source, tmp_path / "parts", "--part", "1/1")
@@ -484,7 +486,11 @@ def test_wrong_usage_ends_with_2_and_a_message(
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "pack"])
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path) -> None:
-    more = {"unpack": [tmp_path / "back"], "cat": ["0"]}.get(name, [])
+    more = {
+        "unpack": [tmp_path / "back"],
+        "cat": ["0"],
+        "tune": ["--batch-size", "4"],
+    }.get(name, [])
     for place in (tmp_path, tmp_path / "missing"):
         assert "not packed" in shardio(name, place, *more, code=1).stderr
     file = tmp_path / "file"

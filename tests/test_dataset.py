@@ -538,6 +538,19 @@ def test_ranks_that_are_no_numbers_are_refused(
         keyed(packed(COUNTS))
 
 
+@pytest.mark.filterwarnings("ignore:epoch .* is being read again")
+def test_a_copy_made_before_the_ranks_are_known_finds_them(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = keyed(packed(COUNTS), batch_size=4)
+    copies = [dataset.select(range(N)), pickle.loads(pickle.dumps(dataset))]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for copied in copies:
+        assert batches(copied, 2) == batches(copied) == batches(dataset)
+        assert len(batches(copied)) == 9
+
+
 def test_spawned_workers_know_the_rank_of_their_parent(
     packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,9 @@ manifest
 order shard
 parallel sources image options selection
 plan decoding fetch
-journal sequence
-packing collating
-stream
+journal sequence explaining
+packing collating tuning
+stream plotting
 mixing
 writer cleaning dataset unpacking verifying
 cli
@@ -36,7 +36,7 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name i
 PACKING = {"shard", "sources", "plan", "journal", "packing", "writer", "cleaning"}
 READING = {
     *("selection", "fetch", "decoding", "sequence", "collating"),
-    *("stream", "mixing", "dataset"),
+    *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
 }
 
 DOORS = {  # what only these modules import
@@ -46,6 +46,7 @@ DOORS = {  # what only these modules import
     "PIL": {"image"},
     "torch": {"stream", "collating"},
     "lmdb": set(),
+    "matplotlib": {"plotting"},
 }
 EVERYWHERE = {"numpy"}
 

@@ -1,0 +1,516 @@
+"""Tuning the shuffle buffer: it simulates the order itself, and judges it as it says it does."""
+
+import ast
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import flip, make, shard_files
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio import ShardDataset, sequence, tuning
+from shardio.errors import OptionError
+from shardio.fetch import Fetch, Reader
+from shardio.order import Epoch, Share
+from shardio.tuning import Tuning, tune
+
+SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
+ALIGNED = np.array([750] * 16)  # as many, one shard for each span
+FEW = np.array([300] * 6 + [0, 200])  # 2,000
+N = int(SHARDS.sum())
+CLASSES = 200
+ORDERED = np.arange(N) * CLASSES // N
+SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
+OPTIONS: dict[str, Any] = {"batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_pass() -> Iterator[None]:
+    """A pair of epochs is enough here, and a quarter of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "PASSES", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def shuffled() -> Tuning:
+    return tune(SHARDS, SHUFFLED, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def ordered() -> Tuning:
+    return tune(SHARDS, ORDERED, **OPTIONS)
+
+
+def said(found: Tuning) -> str:
+    """The text, its lines joined."""
+    return " ".join(found.text().split())
+
+
+def row_of(found: Tuning, buffer: int | None, unit: int) -> tuning.Row:
+    return next(r for r in found.rows if (r.shuffle_buffer, r.unit) == (buffer, unit))
+
+
+def drawn(epoch: Epoch, batch_size: int) -> np.ndarray:
+    """Virtual positions in the flat order, batch by batch, as a consumer walks the epoch."""
+    spans = {}
+    found = []
+    for batch in Share(epoch, batch_size):
+        for span, first, count in batch.pieces:
+            if span not in spans:
+                spans[span] = epoch.span_order(span)
+            assert spans[span].drawn == first
+            found.append(epoch.position(span, spans[span].take(count)))
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+# --- it is the order ------------------------------------------------------------------------------
+
+epochs = st.builds(
+    Epoch,
+    st.lists(st.integers(0, 60), min_size=1, max_size=8).map(np.array),
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 3),
+    canonical_workers=st.integers(1, 9),
+    unit=st.integers(1, 5),
+    shuffle_buffer=st.none() | st.integers(0, 300),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(epochs, st.integers(1, 3))
+def test_the_order_simulated_is_the_order_that_is_read(epoch: Epoch, units: int) -> None:
+    expected = drawn(epoch, units * epoch.unit)
+    each = min(epoch.canonical_workers, max(1, epoch.units)) * epoch.unit
+    rounds = -(-epoch.records // each)
+    assert tuning.virtual_positions(epoch, 0, rounds).tolist() == expected.tolist()
+    for first, stop in pairwise((0, rounds // 3, rounds // 2, rounds)):  # and any part of it
+        part = tuning.virtual_positions(epoch, first, stop)
+        assert part.tolist() == expected[first * each : stop * each].tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(epochs, st.randoms(use_true_random=False))
+def test_where_a_record_comes_is_the_inverse_of_the_order(epoch: Epoch, random: Any) -> None:
+    expected = np.empty(epoch.records, np.int64)
+    expected[drawn(epoch, epoch.unit)] = np.arange(epoch.records)
+    some = np.array(random.sample(range(epoch.records), epoch.records // 2), np.int64)
+    assert tuning.flat_positions(epoch, some).tolist() == expected[some].tolist()
+
+
+def test_where_a_record_comes_is_found_far_apart_without_drawing_all_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epoch = Epoch(
+        np.array([400_000]), seed=1, epoch=1, canonical_workers=2, unit=4, shuffle_buffer=200
+    )
+    expected = np.empty(epoch.records, np.int64)
+    expected[drawn(epoch, 64)] = np.arange(epoch.records)
+    taken = []
+    real = tuning.SpanOrder.take
+
+    def take(self: Any, count: int) -> Any:
+        taken.append(count)
+        return real(self, count)
+
+    monkeypatch.setattr(tuning.SpanOrder, "take", take)
+    some = np.concatenate([np.arange(50) + at for at in (399_900, 10, 150_000, 210_000)])
+    assert tuning.flat_positions(epoch, some).tolist() == expected[some].tolist()
+    assert sum(taken) < epoch.records / 20
+
+
+def naive(labels: np.ndarray, batch: int, buffer: int | None, unit: int) -> tuple[float, ...]:
+    """What `_Simulation` says, the slow way, from whole epochs of records."""
+    starts = np.cumsum(SMALL) - SMALL
+    flat, still = [], []
+    for number in range(tuning.PASSES + 1):
+        epoch = Epoch(
+            SMALL, seed=3, epoch=number, canonical_workers=4, unit=unit, shuffle_buffer=buffer
+        )
+        shards, records = epoch.locate(drawn(epoch, batch))
+        flat.append((starts[shards] + records).tolist())
+        # The epoch without a shuffle: shards in the order of that epoch, but for "all".
+        one = Epoch(SMALL, seed=3, epoch=number, canonical_workers=4, unit=unit, shuffle_buffer=0)
+        shards, records = one.locate(drawn(one, batch))
+        if buffer is None:
+            shards = np.zeros_like(shards)
+            records = drawn(one, batch)
+        still.append((starts[shards] + records).tolist())
+    distinct, alike, again, moved = [], [], [], []
+    for now, before, home in zip(flat[1:], flat[:-1], still[1:], strict=True):
+        place = {record: at for at, record in enumerate(before)}
+        unshuffled = {record: at for at, record in enumerate(home)}
+        for first in range(0, len(now) - batch + 1, batch):
+            rows = now[first : first + batch]
+            distinct.append(len({labels[record] for record in rows}))
+            pairs = list(combinations(rows, 2))
+            alike.append(np.mean([labels[a] == labels[b] for a, b in pairs]))
+            again.append(np.mean([place[a] // batch == place[b] // batch for a, b in pairs]))
+            moved += [abs(unshuffled[record] - first - at) for at, record in enumerate(rows)]
+    return tuple(float(np.mean(values)) for values in (distinct, alike, again, moved))
+
+
+SMALL = np.array([50, 0, 33, 48])  # 131 records: 10 batches of 12, and 11 records
+
+
+@pytest.mark.parametrize(("buffer", "unit"), [(8, 12), (40, 3), (100, 1), (None, 4)])
+def test_the_statistics_are_what_they_say(
+    buffer: int | None, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "PASSES", 3)
+    labels = np.arange(131) // 20
+    sample = tuning._Sample.of(131, 12, 1)
+    simulate = tuning._Simulation(SMALL, labels, 3, 4, 12, sample)
+    assert simulate(buffer, unit) == pytest.approx(naive(labels, 12, buffer, unit))
+
+
+def test_chance_is_the_probability_that_a_pair_shares_a_batch() -> None:
+    for records, batch in ((7, 3), (12, 4), (5, 5), (2, 1)):
+        order = range(records)
+        shared = [a // batch == b // batch for a, b in combinations(order, 2)]
+        assert tuning._chance(records, batch) == pytest.approx(np.mean(shared))
+    assert tuning._chance(1, 1) == tuning._chance(0, 1) == 0
+
+
+def test_the_uniform_reference_is_uniform() -> None:
+    """Its means agree with the hypergeometric expectation, for whole shuffles and for parts."""
+    labels = np.repeat(np.arange(50), 40)
+    missing = math.comb(1960, 32) / math.comb(2000, 32)  # of one class in a batch of 32
+    sample = tuning._Sample.of(2000, 32, 1)
+    for whole in (True, False):
+        made = tuning._Sample(sample.regions, sample.passes, whole)
+        means = tuning._uniform(labels, 32, made)
+        assert means.shape == (tuning.UNIFORM, 2)
+        error = means.std(axis=0) / math.sqrt(tuning.UNIFORM)
+        assert abs(means[:, 0].mean() - 50 * (1 - missing)) < 5 * error[0]
+        assert abs(means[:, 1].mean() - 39 / 1999) < 5 * error[1]
+
+
+def test_the_reference_draws_no_record_twice_in_a_batch() -> None:
+    rows = next(tuning._shuffled(np.arange(20), 18, 50, False))
+    assert all(len(set(row)) == 18 for row in rows.tolist())
+
+
+# --- the sanity that a user expects ---------------------------------------------------------------
+
+
+def test_a_shuffled_pack_needs_a_small_buffer_of_small_units(shuffled: Tuning) -> None:
+    best = shuffled.best
+    assert best is not None and best.good
+    assert best.shuffle_buffer is not None and best.shuffle_buffer <= N / 50
+    assert best.unit <= 64 / 8
+    whole = row_of(shuffled, best.shuffle_buffer, 64)
+    assert whole.again > 0.3 and not whole.renews
+
+
+def test_a_pack_in_class_order_needs_all_or_to_be_packed_again(ordered: Tuning) -> None:
+    best = ordered.best
+    assert best is not None and best.window >= N / 3
+    assert "Packed shuffled (`shardio pack SRC OUT --shuffle`)" in said(ordered)
+    less = tune(SHARDS, ORDERED, memory=250_000_000, **OPTIONS)
+    assert less.best is None
+    assert "Pack again, shuffled: `shardio pack SRC OUT --shuffle`." in said(less)
+    assert less.least_bad is not None and not less.least_bad.good
+    small = row_of(ordered, 100, 64)
+    assert small.classes < ordered.uniform / 10 and not small.mixes
+
+
+def test_a_pack_in_class_order_does_not_pass_by_even_parts_of_few_classes() -> None:
+    """Every batch takes from 16 spans, so from all 4 classes: distinct ones say nothing."""
+    labels = np.arange(N) * 4 // N
+    found = tune(ALIGNED, labels, **OPTIONS)
+    assert found.saturated and found.distinct == 4
+    stratified = row_of(found, 200, 4)
+    assert stratified.classes == 4 and stratified.even > found.even_band[1]
+    assert found.best is not None and found.best.shuffle_buffer is None
+    assert " even " in found.text()
+    mixed = tune(SHARDS, np.random.default_rng(1).permutation(labels), **OPTIONS)
+    assert mixed.best is not None and mixed.best.window < N / 20
+
+
+def test_batches_that_come_again_since_shards_and_spans_are_the_same_are_seen() -> None:
+    found = tune(ALIGNED, SHUFFLED, **OPTIONS)
+    assert row_of(found, 100, 4).again > 0.08  # a batch is about the same 4 of every shard
+    assert row_of(tune(SHARDS, SHUFFLED, **OPTIONS), 100, 4).again < 0.05
+
+
+def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
+    for found in (shuffled, ordered):
+        rows = [row for row in found.rows if row.shuffle_buffer is None]
+        assert len(rows) >= 3 and sum(row.good for row in rows) >= len(rows) - 1
+        for row in rows:
+            assert row.classes == pytest.approx(found.uniform, rel=0.01)
+            assert row.again == pytest.approx(found.chance, rel=0.1)
+            assert row.moved == pytest.approx(N / 3, rel=0.03)
+
+
+def test_larger_buffers_and_smaller_units_mix_more(ordered: Tuning) -> None:
+    at = [row_of(ordered, buffer, 16) for buffer in (100, 1000, 10_000)]
+    assert at[0].classes < at[1].classes < at[2].classes
+    assert at[0].again > at[1].again > at[2].again
+    assert at[0].moved < at[1].moved < at[2].moved
+    by_unit = [row_of(ordered, 1000, unit) for unit in (64, 16, 4)]
+    assert by_unit[0].classes < by_unit[1].classes < by_unit[2].classes
+
+
+def test_without_labels_or_with_one_the_tenth_of_the_pack_stands_for_the_class() -> None:
+    found = tune(FEW, None, **OPTIONS)
+    assert (found.labels, found.distinct, found.saturated) == ("position", 10, False)
+    same = tune(FEW, np.zeros(2000, np.int64), **OPTIONS)
+    assert same.as_dict() == found.as_dict()
+    tenths = tune(FEW, np.arange(2000) * 10 // 2000, **OPTIONS)
+    assert [row.classes for row in tenths.rows] == [row.classes for row in found.rows]
+    assert "tenths of the pack" in found.text()
+
+
+def test_labels_of_any_kind_are_the_same_classes() -> None:
+    labels = np.arange(131) % 9
+    expected = tune(SMALL, labels, batch_size=12, mean_bytes=9).as_dict()
+    masked = np.ma.MaskedArray(labels * 10**6, labels == 3)
+    for same in (labels * 10**12 - 5, labels.astype(np.uint8), masked, labels.astype("O")):
+        assert tune(SMALL, same, batch_size=12, mean_bytes=9).as_dict() == expected
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+def test_the_recommendation_is_the_least_memory_then_the_largest_unit(shuffled: Tuning) -> None:
+    rows = shuffled.rows
+    assert [(r.memory_bytes, -r.unit) for r in rows] == sorted(
+        (r.memory_bytes, -r.unit) for r in rows
+    )
+    assert shuffled.best is next(row for row in rows if row.good)
+    low, high = shuffled.band
+    for row in rows:
+        assert row.mixes == (low <= row.classes <= high)
+        assert row.renews == (row.again - shuffled.chance < 0.05)
+    buffers = list(dict.fromkeys(row.shuffle_buffer for row in rows))
+    assert buffers == [100, 200, 500, 1000, 2000, 5000, 10_000, None]
+    assert {row.unit for row in rows} == {64, 32, 16, 4}
+    assert all(64 % row.unit == 0 for row in rows)
+
+
+def test_units_are_divisors_down_to_where_all_spans_are_in_a_batch() -> None:
+    assert tuning._units(256, 64) == [256, 64, 32, 16, 4]
+    assert tuning._units(97, 64) == [97, 1]
+    assert tuning._units(1, 64) == [1]
+    assert tuning._units(100, 64) == [100, 25, 5, 1]
+    assert tuning._units(4096, 64) == [4096, 1024, 256, 64, 32]
+
+
+def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None:
+    row = row_of(shuffled, 100, 16)
+    assert row.window == 112  # 7 in each of 16 spans
+    assert row.memory_bytes == row.rank_bytes == 112 * 100_000
+    assert row_of(shuffled, None, 16).memory_bytes == N * 100_000
+    some = tune(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
+    assert {row.shuffle_buffer for row in some.rows} == {100, 200, 500}
+    assert max(row.memory_bytes for row in some.rows) <= 100_000_000
+    assert "Left out" in some.text() and "1,000" in some.text()
+    assert some.best == shuffled.best
+    with pytest.raises(OptionError, match=r"memory is 97\.7 KiB.*100 records, needs 10\.7 MiB"):
+        tune(SHARDS, SHUFFLED, memory=100_000, **OPTIONS)
+
+
+def test_workers_and_ranks_do_not_change_the_batches(shuffled: Tuning) -> None:
+    found = tune(SHARDS, SHUFFLED, num_workers=4, world_size=8, **OPTIONS)
+    assert (found.best or found.rows[0]).unit == (shuffled.best or shuffled.rows[0]).unit
+    # Of 187 batches 184 are in whole global batches of 8.
+    assert (found.batches, shuffled.batches) == (184, 187)
+    for row in found.rows:
+        same = row_of(shuffled, row.shuffle_buffer, row.unit)
+        assert row.classes == pytest.approx(same.classes, rel=0.02)
+    # A rank touches 2 of 16 spans where a batch is one unit, and all where it is 16.
+    assert row_of(found, 1000, 64).rank_bytes * 8 == row_of(found, 1000, 64).memory_bytes
+    assert row_of(found, 1000, 4).rank_bytes == row_of(found, 1000, 4).memory_bytes
+
+
+def test_the_last_incomplete_global_batch_is_ignored() -> None:
+    assert tuning._Sample.of(1000, 10, 1).batches == 100
+    assert tuning._Sample.of(1009, 10, 1).batches == 100
+    assert tuning._Sample.of(1000, 10, 64).batches == 64
+    assert tuning._Sample.of(1000, 10, 128).batches == 100  # there is nothing else
+    assert tuning._Sample.of(9, 10, 1).batches == 0
+    assert tuning._Sample.of(3_000_000, 1_400_000, 1).batches == 2
+    assert tuning._Sample.of(3_000_000, 3_000_001, 1).batches == 0
+
+
+@pytest.mark.parametrize(
+    ("shards", "batch"), [([], 8), ([0], 8), ([5], 8), ([1], 1), ([9, 0, 4], 13), ([20], 9)]
+)
+def test_small_datasets_have_a_sane_answer(shards: list[int], batch: int) -> None:
+    counts = np.array(shards, np.int64)
+    for labels in (None, np.zeros(counts.sum(), np.int64), np.arange(counts.sum())):
+        found = tune(counts, labels, batch_size=batch, mean_bytes=10)
+        assert bool(found.rows) == (counts.sum() >= batch)
+        assert found.call.startswith(f'ShardDataset("out/", batch_size={batch}, ')
+        assert found.text().splitlines()[-1] == found.call
+        assert json.loads(json.dumps(found.as_dict()))["call"] == found.call
+        assert not math.isnan(found.uniform + found.chance)
+
+
+def test_wrong_options_are_named() -> None:
+    for options, what in (
+        ({"batch_size": 0}, "batch_size"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"world_size": 0}, "world_size"),
+        ({"canonical_workers": 0}, "canonical_workers"),
+        ({"memory": "much"}, "memory"),
+    ):
+        with pytest.raises(OptionError, match=what):
+            tune(SHARDS, SHUFFLED, **OPTIONS | options)
+    with pytest.raises(OptionError, match="labels: 5 for 12,000 records"):
+        tune(SHARDS, SHUFFLED[:5], **OPTIONS)
+
+
+# --- large datasets -------------------------------------------------------------------------------
+
+
+def test_large_datasets_are_sampled_by_seeking_and_say_so(
+    shuffled: Tuning, ordered: Tuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "WHOLE", 1 << 10)
+    monkeypatch.setattr(tuning, "MOST", 2000)
+    for labels, whole in ((SHUFFLED, shuffled), (ORDERED, ordered)):
+        found = tune(SHARDS, labels, **OPTIONS)
+        assert not found.whole_epochs and found.epochs == 1
+        assert "4 stretches of each" in found.text()
+        assert '"all" is a uniform shuffle by definition' in found.text().replace("\n", " ")
+        assert {row.shuffle_buffer for row in found.rows} == {100, 200, 500, 1000, 2000}
+        for row in found.rows:
+            same = row_of(whole, row.shuffle_buffer, row.unit)
+            assert row.classes == pytest.approx(same.classes, rel=0.15)
+            assert row.again == pytest.approx(same.again, rel=0.3, abs=0.01)
+            assert row.moved == pytest.approx(same.moved, rel=0.15)
+
+
+def test_a_hundred_million_records_are_not_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.full(100, 1_000_000)
+    sample = tuning._Sample.of(10**8, 256, 4)
+    assert 900 <= sample.batches <= 1024 and int(sample.regions[-1][-1]) > 385_000
+    labels = np.zeros(1, np.uint8)  # the same for each record, without 10^8 of them
+    simulate = tuning._Simulation(counts, np.broadcast_to(labels, 10**8), 0, 64, 256, sample)
+    taken = []
+    real = tuning.SpanOrder.take
+
+    def take(self: Any, count: int) -> Any:
+        taken.append(count)
+        return real(self, count)
+
+    monkeypatch.setattr(tuning.SpanOrder, "take", take)
+    distinct, alike, again, moved = simulate(5000, 32)
+    assert (distinct, alike) == (1, 1)
+    assert 0.003 < again < 0.03
+    assert 2000 < moved < 6000
+    assert sum(taken) < 5_000_000
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, ordered: Tuning) -> None:
+    for found in (shuffled, ordered):
+        lines = found.text().splitlines()
+        assert max(map(len, lines)) <= 100
+        assert lines[-1] == found.call
+        assert sum(line.endswith("<--") for line in lines) == 2  # in either table
+    call = ast.parse(shuffled.call, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    assert call.func.id == "ShardDataset"
+    given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    best = shuffled.best
+    assert best is not None
+    assert given == {
+        "batch_size": 64,
+        "shuffle_buffer": best.shuffle_buffer,
+        "unit": best.unit,
+        "canonical_workers": 16,
+    }
+    everything = tune(SMALL, None, batch_size=100, mean_bytes=9)
+    assert everything.call == 'ShardDataset("out/", batch_size=100, shuffle_buffer="all", unit=100)'
+
+
+def test_the_result_as_json_is_plain_and_whole(ordered: Tuning) -> None:
+    plain = json.loads(json.dumps(ordered.as_dict()))
+    assert len(plain["rows"]) == len(ordered.rows)
+    assert plain["best"] == plain["rows"][ordered.rows.index(ordered.best or ordered.rows[0])]
+    assert plain["best"]["good"] is True
+    assert plain["rows"][-1]["shuffle_buffer"] == "all"
+    assert plain["rows"][0]["shuffle_buffer"] == 100
+    assert plain["band"] == list(ordered.band)
+
+
+def test_names_that_would_change_a_terminal_are_escaped() -> None:
+    found = tune(np.array([5]), None, batch_size=8, mean_bytes=1, path='a"\x1b[31m\udcff')
+    assert found.call.startswith('ShardDataset("a\\"\\u001b[31m\\udcff", batch_size=8')
+
+
+def test_progress_goes_from_none_to_all() -> None:
+    told: list[tuple[int, int]] = []
+    found = tune(SMALL, None, batch_size=12, mean_bytes=9, progress=lambda *at: told.append(at))
+    assert told[0] == (0, len(found.rows) + 1)
+    assert told[-1] == (len(found.rows) + 1, len(found.rows) + 1)
+    assert [done for done, _ in told] == list(range(len(found.rows) + 2))
+
+
+# --- of a packed directory ------------------------------------------------------------------------
+
+
+def test_labels_come_from_the_indexes_and_no_record_is_read(packed: Callable[..., Path]) -> None:
+    out = packed([40, 35])
+    for shard in shard_files(out):
+        flip(shard, shard.stat().st_size // 3)  # within a record
+    found = tuning.tune_path(out, batch_size=8)
+    assert (found.records, found.distinct, found.labels) == (75, 3, "label")
+    assert found.call.startswith(f'ShardDataset("{out}", batch_size=8, ')
+
+
+def test_a_dataset_without_labels_is_tuned_too(packed: Callable[..., Path]) -> None:
+    out = packed(
+        [40],
+        fields=[("__key__", "key"), ("n", "int")],
+        sample=lambda i: {"__key__": b"%d" % i, "n": i},
+        classes=None,
+    )
+    assert tuning.labels_of(sequence.open(out)) is None
+    assert tuning.tune_path(out, batch_size=8).labels == "position"
+
+
+def test_the_first_batch_is_estimated_as_it_is_read(packed: Callable[..., Path]) -> None:
+    """Small records wait in the process, so the windows of a batch's spans come before it."""
+    out = packed([2000, 1500])
+    reader = Reader(sequence.open(out)._reader.storage, sequence.open(out).manifest)
+    for buffer, unit in ((800, 4), (800, 32), (200, 16), (None, 8)):
+        epoch = Epoch(
+            reader.manifest.shard_records,
+            seed=0,
+            epoch=0,
+            canonical_workers=8,
+            unit=unit,
+            shuffle_buffer=buffer,
+        )
+        share = Share(epoch, 32)
+        fetch = Fetch(reader, share)
+        rows = next(iter(fetch))
+        own = sum(len(data or b"") for run in rows.runs for data in run.held or [])
+        expected = fetch.held_bytes + own or 32 * reader.mean_bytes
+        estimate = tuning._first_batch(share, reader.mean_bytes)
+        assert estimate == pytest.approx(expected, rel=0.25), (buffer, unit)
+
+
+def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
+    """By its own options, of its own records."""
+    folder = make(tmp_path / "data", [400] * 10)
+    dataset = ShardDataset(folder, batch_size=16, seed=3, canonical_workers=4, rank=0, world_size=2)
+    found = dataset.tune(memory="1MB")
+    assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
+    assert found.best is not None and str(folder) in found.call
+    assert dataset.select(range(500)).tune().records == 500
+    with pytest.raises(OptionError, match="give batch_size to the dataset"):
+        ShardDataset(folder).tune()
