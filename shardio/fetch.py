@@ -33,7 +33,7 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -41,13 +41,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DamageError, StorageError
-from .formats import FORMATS, check_format
-from .formats.base import Shard
+from .formats import check_format, open_shard
+from .formats.base import Shard, ShardInfo
 from .manifest import Manifest
 from .order import Epoch, Int64s, Share, Slices
 from .sample import Sample
 from .selection import Selection
-from .storage import File, Storage
+from .storage import Storage
 from .storage.local import memory_available
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
@@ -99,22 +99,35 @@ class Reader:
     own reads need (`scattered`), and a shard is open once for each advice in use. Advice changes
     how fast bytes come, never which. Raises DamageError, StorageError, VersionError.
 
-    limit: shards that are open at once; default: as many as the process can spare.
+    root    where the shards are, if not beside the manifest
+    verify  check what a format checks only once, when a shard is opened; see its page
+    limit   shards that are open at once; default: as many as the process can spare
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest, *, limit: int | None = None) -> None:
-        self.storage = storage
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        *,
+        root: Storage | None = None,
+        verify: bool = True,
+        limit: int | None = None,
+    ) -> None:
+        self.storage = storage if root is None else root
         self.manifest = manifest
         self.limit = spare_descriptors() if limit is None else limit
         # (shards + 1,) the number of the first record of each shard; last, of all records
         self.starts = np.zeros(manifest.shards + 1, np.int64)
         np.cumsum(manifest.shard_records, out=self.starts[1:])
-        self._open_shard: Callable[..., Shard] = FORMATS[check_format(manifest.format)]
+        self._opening = manifest.opening(storage, root, verify=verify)
+        check_format(manifest.format)
         self.forget()
         _READERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Reader, limit=self.limit), (self.storage, self.manifest)
+        opening = self._opening
+        more = {"root": self.storage, "verify": opening.verify, "limit": self.limit}
+        return partial(Reader, **more), (opening.index, self.manifest)  # type: ignore[arg-type]
 
     @property
     def records(self) -> int:
@@ -153,14 +166,13 @@ class Reader:
             if known is None:
                 info = self.manifest.shard(number)
                 try:
-                    file = self._open_file(info.name)
+                    known = self._open(info)
                 except FileNotFoundError:
                     raise DamageError(
                         f"{self.storage.url.rstrip('/')}/{info.name}: the manifest names this "
                         f"shard, of {info.records:,} records, but it is not there. Restore it from "
                         "a copy, or pack again"
                     ) from None
-                known = self._open_shard(file, info, self.manifest.dataset_id)
                 if place < 0:
                     known.scattered()
                 opened = self._opened
@@ -169,16 +181,16 @@ class Reader:
                     opened.popitem(last=False)
             return known
 
-    def _open_file(self, name: str) -> File:
+    def _open(self, info: ShardInfo) -> Shard:
         try:
-            return self.storage.open(name)
+            return open_shard(self.manifest.format, self._opening, info)
         except StorageError as error:
             if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE):
                 raise
         # Others have taken the descriptors that were left: give back those of all readers, once.
         for reader in list(_READERS):
             reader._opened = OrderedDict()
-        return self.storage.open(name)
+        return open_shard(self.manifest.format, self._opening, info)
 
 
 class Described:

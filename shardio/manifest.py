@@ -30,7 +30,7 @@ from .errors import (
     VersionError,
     printable,
 )
-from .formats.base import MAX_RECORDS, ShardInfo
+from .formats.base import MAX_RECORDS, Opening, ShardInfo
 from .sample import Schema, check_schema
 from .storage import Storage, locate
 from .storage.local import LocalStorage
@@ -42,6 +42,8 @@ MAX_MANIFEST = 1 << 30  # bytes; 100,000 shards take 14 MB
 MAX_SPLITS = 64 << 20  # bytes of shardio.json: names of classes
 MAX_SHARDS = 10_000_000
 MAX_BYTES = (1 << 63) - 1  # of all shards
+
+SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio packs
 
 _SHARDS = b'"shards": [\n'
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
@@ -69,6 +71,7 @@ class Manifest:
     shard_sizes: Columns  # (shards,) int64
     shard_sha256: Columns  # (shards, 32) uint8
     shard_index: Columns  # (shards,) uint64: checksums of their indexes
+    names: tuple[str, ...] | None = None  # of foreign shards; ours are named by their content
     version: int = VERSION  # of the format it was written in
     where: str = field(default=MANIFEST, compare=False)  # for messages
 
@@ -87,13 +90,20 @@ class Manifest:
     def shard(self, number: int) -> ShardInfo:
         digest = self.shard_sha256[number].tobytes()
         return ShardInfo(
-            shard_name(number, digest),
+            shard_name(number, digest, self.format) if self.names is None else self.names[number],
             number,
             int(self.shard_records[number]),
             int(self.shard_sizes[number]),
             digest,
             int(self.shard_index[number]),
         )
+
+    def opening(
+        self, index: Storage, root: Storage | None = None, *, verify: bool = True
+    ) -> Opening:
+        """What its shards are opened with: it lies in `index`, and they in `root`, or there too."""
+        shards = index if root is None else root
+        return Opening(shards, index, self.dataset_id, self.schema, self.options, verify)
 
     def dump(self) -> bytes:
         """The canonical bytes of manifest.json."""
@@ -131,9 +141,9 @@ def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
     )
 
 
-def shard_name(number: int, sha256: bytes) -> str:
+def shard_name(number: int, sha256: bytes, format: str = "record") -> str:
     """The file of a shard: its number and the start of its content's hash, so names never lie."""
-    return f"{number:05d}-{sha256[:4].hex()}.shard"
+    return f"{number:05d}-{sha256[:4].hex()}{SUFFIXES[format]}"
 
 
 def load(storage: Storage) -> Manifest:
@@ -319,6 +329,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     records = np.empty(count, np.int64)
     sizes = np.empty(count, np.int64)
     digests = bytearray()
+    packed, names = head["shard_format"] in SUFFIXES, []
     indexes = np.empty(count, np.uint64)
     at = number = total = size = 0
     while at < len(rows):
@@ -332,7 +343,9 @@ def _parse(data: bytes, where: str) -> Manifest:
             b"[" + rows[at:stop].rstrip(b",\n") + b"]"
         ):
             digest = _unhex(sha256, 32)
-            if name != shard_name(number, digest):
+            if not packed:
+                names.append(_safe(name))
+            elif name != shard_name(number, digest, head["shard_format"]):
                 raise ValueError(f"shard {number} has the name {printable(str(name))!r}")
             records[number] = _count(shard_records, MAX_RECORDS)
             sizes[number] = _count(shard_size, MAX_BYTES)
@@ -364,9 +377,19 @@ def _parse(data: bytes, where: str) -> Manifest:
         shard_sizes=sizes,
         shard_sha256=np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32),
         shard_index=indexes,
+        names=None if packed else tuple(names),
         version=head["version"],
         where=where,
     )
+
+
+def _safe(name: Any) -> str:
+    """The name of a foreign shard: a path below its folder, with nothing else to it."""
+    if type(name) is not str or not name or "\0" in name or name.startswith("/"):
+        raise ValueError(f"{printable(repr(name))} is no name of a shard")
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{printable(repr(name))} leads out of the folder")
+    return name
 
 
 def _count(value: Any, limit: int) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 
 from . import manifest, parallel
 from .errors import DamageError, DecodeError, StorageError, VersionError, printable
-from .formats import FORMATS, check_format
-from .formats.base import Shard, ShardInfo
+from .formats import check_format, open_shard
+from .formats.base import Opening, Shard, ShardInfo
 from .formats.record import key_hash
 from .sample import KEY, Sample
 from .storage import Storage, locate
@@ -47,10 +47,9 @@ class Verified:
 
 @dataclass(frozen=True)
 class _Task:
-    storage: Storage
     format: str
+    opening: Opening
     info: ShardInfo
-    dataset_id: bytes
     images: tuple[str, ...]  # fields to decode
     sha256: bool
 
@@ -84,10 +83,9 @@ def verify(
         image.engine()
     tasks = [
         _Task(
-            storage,
             one.format,
+            one.opening(storage),
             one.shard(number),
-            one.dataset_id,
             tuple(n for n, kind in one.schema.fields if kind == "image") if decode else (),
             sha256,
         )
@@ -104,27 +102,33 @@ def verify(
 
 
 def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage]]:
-    info = task.info
-    name = printable(os.path.join(task.storage.url, info.name), 4096)
+    info, storage = task.info, task.opening.storage
+    name = printable(os.path.join(storage.url, info.name), 4096)
     damages: list[Damage] = []
+    shard: Shard | None = None
     try:
-        file = task.storage.open(info.name)
-    except FileNotFoundError:
-        return 0, [Damage(name, None, None, None, "the file is missing")]
-    except StorageError as error:
-        return 0, [Damage(name, None, None, None, str(error))]
-    try:
-        if task.sha256 and file.sha256() != info.sha256:
+        if task.sha256 and _sha256(storage, info) != info.sha256:
             what = "its SHA-256 is not the manifest's"
             damages.append(Damage(name, None, None, None, what))
-        shard: Shard = FORMATS[task.format](file, info, task.dataset_id)
+        shard = open_shard(task.format, task.opening, info)
         for start in range(0, shard.records, _CHUNK):
             stop = min(start + _CHUNK, shard.records)
             damages += _check_records(shard, start, stop, task.images, name)
             add(int(shard.sizes[start:stop].sum()))
         return shard.records, damages
+    except FileNotFoundError:
+        return 0, [Damage(name, None, None, None, "the file is missing")]
     except (DamageError, StorageError, VersionError) as error:
         return 0, [*damages, Damage(name, None, None, None, str(error))]
+    finally:
+        if shard is not None:
+            shard.close()
+
+
+def _sha256(storage: Storage, info: ShardInfo) -> bytes:
+    file = storage.open(info.name)
+    try:
+        return file.sha256()
     finally:
         file.close()
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..errors import OptionError
 from . import record
+from .base import Opening, Shard, ShardInfo
 
-FORMATS = {"record": record.RecordShard}
+FORMATS: dict[str, Callable[[Opening, ShardInfo], Shard]] = {
+    "record": record.open_shard,
+}
 PLANNED = {"lmdb": "LMDB shards come with a later version"}
+
+
+def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
+    """Open one shard. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
+    return FORMATS[format](opening, info)
 
 
 def check_format(name: str) -> str:

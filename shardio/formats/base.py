@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..sample import Sample
+from ..sample import Sample, Schema
+from ..storage.base import Storage
 
 Column = np.ndarray[Any, Any]
 MAX_RECORDS = (1 << 32) - 1  # in a shard
@@ -28,6 +29,18 @@ class ShardInfo:
     size: int  # bytes of the file
     sha256: bytes  # of the file, 32 bytes
     index_checksum: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a shard is opened with, besides what the manifest says of it."""
+
+    storage: Storage  # where the shards are
+    index: Storage  # where manifest and sidecars are: the same, but for data indexed elsewhere
+    dataset_id: bytes
+    schema: Schema
+    options: Mapping[str, Any]  # of the manifest: how the dataset was packed or indexed
+    verify: bool = True  # formats whose index is not checked on every read check it when opened
 
 
 class Shard(Protocol):

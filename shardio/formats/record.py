@@ -43,7 +43,7 @@ from ..sample import (
     unpack_key,
 )
 from ..storage.base import File
-from .base import MAX_RECORDS, Column, ShardInfo
+from .base import MAX_RECORDS, Column, Opening, ShardInfo
 
 VERSION = 0
 MAGIC = b"\x89SHD\r\n\x1a\n"  # a high byte, a name, CR LF, ctrl-Z, LF: text-mode transfers break it
@@ -423,6 +423,16 @@ class RecordShard:
                     f"{self.name}: its {what} is {found}, but the manifest says {expected}. "
                     "The file is not the one that was packed"
                 )
+
+
+def open_shard(opening: Opening, info: ShardInfo) -> RecordShard:
+    """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
+    file = opening.storage.open(info.name)
+    try:
+        return RecordShard(file, info, opening.dataset_id)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _read_header(file: File) -> tuple[Schema, bytes, int, int]:
