@@ -179,8 +179,8 @@ class Stream(IterableDataset[Any]):
             items = self._iterating()
             if items is None:
                 raise OptionError(
-                    "state_dict: give the batches that your loop has taken, "
-                    "state_dict(steps=t): workers have run ahead of it"
+                    "state_dict: nothing is being iterated in this process; give the batches that "
+                    "your loop has taken, state_dict(steps=t): workers have run ahead of it"
                 )
             return self._state(items.epoch, items.start + items.done * items.stride)
         if self.batch_size is None:

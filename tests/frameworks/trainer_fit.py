@@ -71,7 +71,9 @@ class Model(torch.nn.Module):
         if self.training:
             self.seen.append(labels.tolist())
         logits = self.layer(images.flatten(1).float() / 255)
-        return {"loss": cross_entropy(logits, labels, ignore_index=-100), "logits": logits}
+        # Of a batch of repeats alone the mean would be NaN.
+        loss = cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+        return {"loss": loss / (labels != -100).sum().clamp(min=1), "logits": logits}
 
 
 def main(folder, out, checkpoint=None):
