@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import order, sizes
 from .errors import OptionError, StateError, printable
 from .order import Epoch, Int64s, Share, Tail
@@ -92,6 +94,9 @@ class Given:
             elif saved is not None:
                 values[name] = saved[name]
         values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
+        for name in ("seed", "canonical_workers", "unit"):  # numpy's are no JSON
+            if isinstance(values[name], np.integer):
+                values[name] = int(values[name])
         options = Options(self.batch_size, **values)
         if saved is not None:
             for name, value in options.state().items():
@@ -110,6 +115,8 @@ def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
         return math.ceil(sizes.parse_size(shuffle_buffer) / mean_bytes)
+    if isinstance(shuffle_buffer, np.integer):
+        return int(shuffle_buffer)
     if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):
         raise OptionError(
             f"shuffle_buffer is {shuffle_buffer!r}: expected a number of records, bytes such as "

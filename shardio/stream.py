@@ -42,7 +42,7 @@ VALID = "valid"  # the field that tail="exact" adds
 _END = object()
 
 # Places in the shared tensor.
-_EPOCH, _START, _PASSES, _WARNED, _CHOSEN, _PRINT, _MOVES = range(7)
+_EPOCH, _START, _PASSES, _WARNED, _CHOSEN, _PRINT, _MOVES, _WANTED, _ELSEWHERE = range(9)
 
 # Classes that split what a dataset yields among the ranks, and the modules they are of. Older
 # releases of transformers had one of their own.
@@ -96,8 +96,9 @@ class Stream(IterableDataset[Any]):
 
     def _start_anew(self) -> None:
         """A place of its own, at the beginning. Raises now what iterating would raise later."""
-        self._shared = torch.zeros(7, dtype=torch.int64)
+        self._shared = torch.zeros(9, dtype=torch.int64)
         self._shared[_PRINT] = self._print()
+        self._shared[_WANTED] = -1
         self._share_memory()
         self._steps(self._share(0))
 
@@ -149,6 +150,7 @@ class Stream(IterableDataset[Any]):
         moves = epoch != int(shared[_EPOCH])
         start = 0 if moves else int(shared[_START])
         shared[_MOVES] += moves  # first: who sees the new epoch is to see this too
+        shared[_ELSEWHERE] = 0
         shared[: _CHOSEN + 1] = torch.tensor([epoch, start, 0, int(shared[_WARNED]), 1])
 
     def __len__(self) -> int:
@@ -182,11 +184,18 @@ class Stream(IterableDataset[Any]):
                     "state_dict: nothing is being iterated in this process; give the batches that "
                     "your loop has taken, state_dict(steps=t): workers have run ahead of it"
                 )
+            if items.moves != int(self._shared[_MOVES]):  # it is of another place: nothing is read
+                return self._state(self.epoch, int(self._shared[_START]))
             return self._state(items.epoch, items.start + items.done * items.stride)
         if self.batch_size is None:
             raise OptionError(
                 "state_dict(steps=...) needs batches that do not depend on the workers: give "
                 "batch_size to the dataset, and batch_size=None to the DataLoader"
+            )
+        if self._shared[_ELSEWHERE]:
+            raise StateError(
+                "state_dict(steps=...): a StatefulDataLoader went on in this epoch from its own "
+                "state, which only its workers know; save dataset.state_from(loader.state_dict())"
             )
         steps = sizes.whole("steps (since iter() began)", steps, 0, self.remaining)
         share = self._share(self.epoch)
@@ -216,6 +225,9 @@ class Stream(IterableDataset[Any]):
             self._options = before
             raise StateError(f"the state does not fit: {error}") from None
         chosen = [state["epoch"], share.start, 0, int(self._shared[_WARNED]), 0, self._print()]
+        # StatefulDataLoader without workers loads this first, and the iterator's state then.
+        self._shared[_WANTED] = self._shared[_EPOCH] if self._shared[_CHOSEN] else -1
+        self._shared[_ELSEWHERE] = 0
         self._shared[_MOVES] += 1
         self._shared[:_MOVES] = torch.tensor(chosen)
 
@@ -228,10 +240,15 @@ class Stream(IterableDataset[Any]):
         if isinstance(stateful, Mapping) and _ALONE in stateful:
             states, taken = [_iterator_state(stateful)], None
         elif isinstance(stateful, Mapping) and _STATEFUL in stateful:
-            snapshot = stateful["_snapshot"]
-            workers = snapshot["_worker_snapshots"].values()
+            try:
+                snapshot = stateful["_snapshot"]
+                workers = snapshot["_worker_snapshots"].values()
+                taken = snapshot["_snapshot_step"] + stateful[_STATEFUL]
+            except (KeyError, TypeError, AttributeError):
+                raise StateError(
+                    "state_from: the state of the StatefulDataLoader was edited or cut"
+                ) from None
             states = sorted(map(_iterator_state, workers), key=lambda one: one["worker"])
-            taken = snapshot["_snapshot_step"] + stateful[_STATEFUL]
         else:
             raise StateError("state_from: expected what StatefulDataLoader.state_dict() gave")
         first = states[0]
@@ -243,6 +260,11 @@ class Stream(IterableDataset[Any]):
         if "batch_size" in first:
             taken = sum(done) if taken is None else taken
         else:
+            if taken is not None and stateful[_STATEFUL]:
+                raise StateError(
+                    "state_from: without batch_size the samples since the loader's last snapshot "
+                    "are not known; use snapshot_every_n_steps=1, or give batch_size to the dataset"
+                )
             taken = sum(done)  # samples: the loader's batches say nothing of the places
             whole, more = divmod(taken, len(done))
             if done != [whole + (worker < more) for worker in range(len(done))]:
@@ -359,14 +381,20 @@ class _Items:
                     "load_state_dict changed the options of this dataset after the workers of the "
                     "DataLoader had started; make a new DataLoader after it"
                 )
+            self.moves = int(self._clock[_MOVES])  # before what is read below
             epoch, start = int(self._clock[_EPOCH]), int(self._clock[_START])
             # A worker may be slow to start; what others made before belongs to another pass.
             # Persistent ones go on, in their next pass, with what is chosen then.
             moves, stream._moves = stream._moves, None
-            if info is not None and moves not in (None, self._clock[_MOVES]):
+            if info is not None and moves not in (None, self.moves):
                 raise EpochError(
                     f"the epoch was set to {epoch} while the workers of a pass were "
                     "starting; call set_epoch before iter(), and make a new iterator after it"
+                )
+            if self._counts and start and self._clock[_PASSES] and stream.remaining:
+                raise EpochError(
+                    f"epoch {epoch} was gone on with from the middle, and read to its end; call "
+                    "set_epoch with the next one before iter(): another pass would be of its rest"
                 )
             self._begin(epoch, start, 0)
         except Exception as error:
@@ -404,10 +432,12 @@ class _Items:
         if item is _END:
             self._end()
             raise StopIteration
-        if self._clock[_EPOCH] != self.epoch:
+        if self._clock[_EPOCH] != self.epoch or self._clock[_MOVES] != self.moves:
+            moved = self._clock[_EPOCH] != self.epoch
+            what = f"the epoch was set to {self._clock[_EPOCH]}" if moved else "a state was loaded"
             raise EpochError(
-                f"the epoch was set to {self._clock[_EPOCH]} while epoch {self.epoch} was being "
-                "read; call set_epoch before iter(), and make a new iterator after it"
+                f"{what} while epoch {self.epoch} was being read; call set_epoch before iter(), "
+                "as load_state_dict, and make a new iterator after it"
             )
         self.done += 1
         return item
@@ -448,12 +478,31 @@ class _Items:
                     f"{name} is {printable(repr(here[name]))}, but the state was saved with "
                     f"{printable(repr(state.get(name)))}; {advice}"
                 )
-        if clock[_CHOSEN] and clock[_EPOCH] != state["epoch"]:
-            raise StateError(
-                f"the state is of epoch {state['epoch']}, but set_epoch({clock[_EPOCH]}) was "
-                "called; call set_epoch with the epoch that is to go on"
+        stream, chosen = self._stream, int(clock[_CHOSEN])
+        wanted = int(clock[_EPOCH if chosen else _WANTED])
+        if wanted not in (-1, state["epoch"]):
+            share = stream._share(
+                state["epoch"], self._worker, self._workers, state["units"], state["done"]
             )
+            if share.worker_steps:
+                raise StateError(
+                    f"the state is of the middle of epoch {state['epoch']}, but "
+                    f"set_epoch({wanted}) was called; to go on with it call "
+                    f"set_epoch({state['epoch']})"
+                )
+            # That epoch is over, and another one is to begin.
+            start = int(clock[_START]) if chosen else 0
+            clock[_EPOCH], clock[_START], clock[_CHOSEN] = wanted, start, 1
+            self._begin(wanted, start, 0)
+            if share.steps % self._workers:  # and the loop had not met that end: the loader now
+                self._error = StateError(  # takes the next worker's batch first
+                    f"the state is of the last batch of epoch {state['epoch']}, and "
+                    f"set_epoch({wanted}) was called; iterate once after "
+                    f"set_epoch({state['epoch']}), which ends that epoch, and then set {wanted}"
+                )
+            return
         clock[_EPOCH] = state["epoch"]
+        clock[_ELSEWHERE] = get_worker_info() is not None
         self._begin(state["epoch"], state["units"], state["done"])
 
     def _end(self) -> None:

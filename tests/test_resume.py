@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import jpeg
@@ -13,7 +14,7 @@ from test_dataset import COUNTS, KEYS, batches, flat, keyed
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardio import OptionError, RandomResizedCrop, ShardDataset, StateError
+from shardio import EpochError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.fetch import Fetch
 
 Packed = Callable[..., Path]
@@ -511,3 +512,128 @@ def test_running_workers_do_not_go_on_with_other_options(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert len(taken(fresh)) == 11
+
+
+# --- what a review found ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_stateful_loader_at_the_end_of_an_epoch_goes_on_with_the_next(
+    packed: Packed, workers: int
+) -> None:
+    folder = packed(COUNTS)
+    straight = keyed(folder, batch_size=8)
+    expected = []
+    for epoch in range(3):
+        straight.set_epoch(epoch)
+        expected.append(batches(straight))
+    dataset = keyed(folder, batch_size=8)
+    dataset.set_epoch(0)
+    loader = stateful(dataset, workers)
+    assert taken(loader) == expected[0]
+    state = loader.state_dict()
+    dataset = keyed(folder, batch_size=8)
+    loader = stateful(dataset, workers)
+    loader.load_state_dict(state)
+    for epoch in (1, 2):  # the recipe: the epoch of the next batch is kept beside the state
+        dataset.set_epoch(epoch)
+        assert taken(loader) == expected[epoch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_middle_of_an_epoch_is_not_another_epoch(packed: Packed, workers: int) -> None:
+    folder = packed(COUNTS)
+    loader = stateful(keyed(folder, batch_size=8), workers)
+    taken(loader, 10)
+    state = loader.state_dict()
+    dataset = keyed(folder, batch_size=8)
+    loader = stateful(dataset, workers)
+    loader.load_state_dict(state)
+    dataset.set_epoch(1)
+    with pytest.raises(StateError, match=r"middle of epoch 0, but set_epoch\(1\) was called"):
+        taken(loader)
+
+
+def test_steps_after_a_stateful_resume_are_not_guessed(packed: Packed) -> None:
+    folder = packed(COUNTS)
+    first = stateful(keyed(folder, batch_size=8), 2)
+    taken(first, 10)
+    dataset = keyed(folder, batch_size=8)
+    loader = stateful(dataset, 2)
+    loader.load_state_dict(first.state_dict())
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(StateError, match=r"state_from\(loader\.state_dict\(\)\)"):
+        dataset.state_dict(steps=1)
+    whole = keyed(folder, batch_size=8).state_dict(steps=11)
+    assert dataset.state_from(loader.state_dict()) == whole
+    dataset.set_epoch(1)
+    assert dataset.state_dict(steps=0)["epoch"] == 1
+
+
+def test_samples_since_a_snapshot_are_not_forgotten(packed: Packed) -> None:
+    dataset = keyed(packed(COUNTS))
+    loader = StatefulDataLoader(
+        dataset, batch_size=4, num_workers=1, collate_fn=list, snapshot_every_n_steps=3
+    )
+    taken_samples(loader, 5)
+    with pytest.raises(StateError, match="snapshot_every_n_steps=1"):
+        dataset.state_from(loader.state_dict())
+
+
+def taken_samples(loader: Any, count: int) -> None:
+    iterator = iter(loader)
+    for _ in range(count):
+        next(iterator)
+
+
+def test_a_state_loaded_while_a_pass_is_read_ends_that_pass(packed: Packed) -> None:
+    dataset = keyed(packed(COUNTS), batch_size=8)
+    state = dataset.state_dict(steps=8)
+    iterator = iter(dataset)
+    next(iterator)
+    dataset.load_state_dict(state)
+    assert dataset.state_dict() == state  # and not of the pass that is over
+    with pytest.raises(EpochError, match="a state was loaded while epoch 0 was being read"):
+        next(iterator)
+    iterator = iter(dataset)
+    next(iterator)
+    dataset.set_epoch(1)
+    dataset.set_epoch(0)  # from its beginning again
+    with pytest.raises(EpochError):
+        next(iterator)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_buffer": 1}, {"tail": "exact"}])
+def test_the_rest_of_an_epoch_is_not_taken_for_the_whole(
+    packed: Packed, options: dict[str, Any]
+) -> None:
+    folder = packed(COUNTS)
+    dataset = keyed(folder, batch_size=8, **options)
+    dataset.load_state_dict(dataset.state_dict(steps=10))
+    assert len(batches(dataset)) == 3
+    with pytest.raises(EpochError, match="call set_epoch with the next one"):
+        batches(dataset)
+    dataset.set_epoch(1)
+    assert len(batches(dataset)) == 13
+
+
+def test_numpy_integers_make_plain_states(packed: Packed) -> None:
+    folder = packed(COUNTS)
+    dataset = ShardDataset(
+        folder,
+        batch_size=8,
+        seed=np.int64(3),  # type: ignore[arg-type]
+        unit=np.int32(2),  # type: ignore[arg-type]
+        canonical_workers=np.int64(4),  # type: ignore[arg-type]
+        shuffle_buffer=np.int64(30),  # type: ignore[arg-type]
+    )
+    state = through_json(dataset.state_dict(steps=1))
+    assert (state["seed"], state["unit"], state["shuffle_buffer"]) == (3, 2, 30)
+
+
+def test_a_cut_state_of_a_stateful_loader_is_told(packed: Packed) -> None:
+    dataset = keyed(packed(COUNTS), batch_size=8)
+    for cut in ({"_steps_since_snapshot": 1}, {"_steps_since_snapshot": 1, "_snapshot": None}):
+        with pytest.raises(StateError, match="edited or cut"):
+            dataset.state_from(cut)

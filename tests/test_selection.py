@@ -495,8 +495,8 @@ def test_a_subset_has_a_place_and_an_epoch_of_its_own(folder: Path) -> None:
     state = part.state_dict(3)
     part.load_state_dict(state)
     assert (part.remaining, whole.remaining) == (len(part) - 3, len(whole))
-    before = batches(part)
-    assert batches(pickle.loads(pickle.dumps(part))) == before
+    copied = pickle.loads(pickle.dumps(part))
+    assert batches(copied) == batches(part)
 
 
 def test_drop_that_leaves_nothing_of_a_subset_is_refused(folder: Path) -> None:
