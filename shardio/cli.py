@@ -352,12 +352,12 @@ def _tune(options: argparse.Namespace) -> int:
             memory=options.memory,
             progress=progress,
         )
-    if options.plot is not None:
-        plotting.save(found, options.plot)
     if options.json:
         _print_json(found.as_dict())
     else:
         print(found.call if options.quiet else found.text())
+    if options.plot is not None:  # last: a file that cannot be written costs no answer
+        plotting.save(found, options.plot)
     return DONE
 
 
@@ -731,7 +731,7 @@ def _parser() -> argparse.ArgumentParser:
     tune = command("tune", _tune, "recommend a shuffle buffer, by simulating the order")
     tune.add_argument("out", metavar="OUT")
     tune.add_argument(
-        "--batch-size", type=int, required=True, metavar="N", help="of each rank (required)"
+        "--batch-size", type=int, default=256, metavar="N", help="of each rank (default 256)"
     )
     tune.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
     tune.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")

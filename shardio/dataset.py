@@ -92,6 +92,7 @@ class ShardDataset(Described, Stream):
         where: Mapping[str, Any] | None = None,
     ) -> None:
         storage = locate(path)
+        self._path = storage.url  # for messages
         self._reader = Reader(storage, manifest.load(storage))
         self._decoder = Decoder(
             self.manifest.schema,
@@ -188,16 +189,17 @@ class ShardDataset(Described, Stream):
     def tune(
         self,
         *,
-        num_workers: int = 1,
+        num_workers: int = 0,
         world_size: int | None = None,
         memory: int | str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tuning:
         """The smallest shuffle buffer, and its unit, that mix batches of this size well enough.
 
-        `print(ds.tune().text())`; `.call` is the dataset to make. By simulating the order; labels
-        come from the index, and no record is read. memory: leaves out buffers that need more, on
-        one machine, such as "2GiB"; progress: called with (done, total). Raises OptionError.
+        `print(ds.tune().text())`; `.call` is the dataset to make, or, of a subset, the options to
+        change. By simulating the order; labels come from the index, and no record is read. memory:
+        leaves out buffers that need more, on one machine, such as "2GiB"; progress: called with
+        (done, total). Raises OptionError.
         """
         if self.batch_size is None:
             raise OptionError("tune: give batch_size to the dataset; the answer is for batches")
@@ -211,11 +213,12 @@ class ShardDataset(Described, Stream):
             num_workers=num_workers,
             world_size=self._ranks()[1] if world_size is None else world_size,
             mean_bytes=self._reader.mean_bytes,
+            is_network=self._reader.storage.is_network(),
             memory=memory,
             seed=self.seed,
             canonical_workers=self.canonical_workers,
             progress=progress,
-            path=self._reader.storage.url,
+            path=self._path if self._selection is None else None,
         )
 
     @property
@@ -235,7 +238,7 @@ class ShardDataset(Described, Stream):
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
         chosen = "" if self._selection is None else f"{self.records:,} of "
         return (
-            f"ShardDataset({printable(self._reader.storage.url)!r}{size}: {chosen}"
+            f"ShardDataset({printable(self._path)!r}{size}: {chosen}"
             f"{self.manifest.records:,} records in {self.manifest.shards:,} shards, "
             f"fields {', '.join(self.manifest.schema.names)})"
         )
@@ -289,7 +292,7 @@ class ShardDataset(Described, Stream):
                 what = "dataset" if name == "dataset" else "selection of records"
                 raise StateError(
                     f"the state is of another {what}: {printable(repr(state.get(name)))}, and this "
-                    f"one is {value!r} ({printable(self._reader.storage.url)})"
+                    f"one is {value!r} ({printable(self._path)})"
                 )
         saved = {name: state.get(name) for name in self._options.state()}
         return self._given.resolve(self._reader.mean_bytes, saved)

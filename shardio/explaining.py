@@ -34,7 +34,8 @@ INDEX_BYTES: Final = 24  # a record of an open shard: size, offset, length, key'
 _BLOCK_BYTES: Final = 32 << 10  # draws that a span has made, and not yet handed out
 _SLOT_BYTES: Final = 48  # a record of a window: its slot, and near the span's end a Python int
 _LARGE_INDEX: Final = 1 << 30  # bytes of indexes in one process that are worth a word anywhere
-_MIXED: Final = 0.9  # of the classes that a uniform batch has: with fewer a batch is poorly mixed
+_OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tuning.TOLERATED
+_LOOKED: Final = 64  # batches that a mixture is judged by
 _WIDTH: Final = 80  # columns of the text
 _MACHINE: Final = 8  # ranks on a machine, where nobody says: of GPUs, most have so many at most
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
@@ -51,9 +52,6 @@ class Advice:
     what: str  # what is wrong, and what it costs
     mend: str  # the one change that mends it
     change: dict[str, Any] = field(default_factory=dict)  # the same as options; {}: it is none
-
-    def __str__(self) -> str:
-        return f"{self.what}. Change: {self.mend}"
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,9 @@ def explain(
     limit = fetch.spare_descriptors() if files_limit is None else files_limit
     files = min(limit, shards)
     largest = np.sort(manifest.shard_records[epoch.shard_records > 0])[shards - files :]
-    spans = [n for n in map(epoch.span_records, _first_and_last(epoch)) if n] or [0]
+    # The longest span, and the shortest of those that have records.
+    last = min(epoch.canonical_workers, max(1, epoch.units)) - 1
+    spans = [n for n in map(epoch.span_records, (0, last)) if n] or [0]
     held = min(keeping.held_bytes, keeping.budget, manifest.size)
     state = share.touched * (_BLOCK_BYTES + _SLOT_BYTES * epoch.window)
     permuted = 8 * epoch.records if epoch.shuffles_all else 0
@@ -307,7 +307,7 @@ def _tail(share: Share) -> _Tail:
     rows = steps * size * share.world_size
     if share.tail == "drop" or not steps:
         return _Tail(size if steps else 0, records - min(records, rows), 0)
-    repeated = sum(len(batch.repeats) for batch in _last_batches(share))
+    repeated = 0 if share.tail == "pad" and share.world_size == 1 else rows - records
     return _Tail(size - (rows - records - repeated), 0, repeated)
 
 
@@ -398,11 +398,6 @@ def _files_needed(share: Share, shards: int) -> int:
     return min(shards, math.ceil(share.touched * (1 + across)))
 
 
-def _first_and_last(epoch: Epoch) -> tuple[int, int]:
-    """The longest span, and the shortest of those that have records."""
-    return 0, min(epoch.canonical_workers, max(1, epoch.units)) - 1
-
-
 def _divisors(number: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
@@ -445,7 +440,7 @@ def _advise(
         yield Advice(
             "few_spans",
             f"{e.consumers:,} workers read from {e.canonical_workers:,} spans: up to {e.sharers:,} "
-            f"make the order of the same one, {_draw_text(e)}",
+            f"make the order of the same one, some {max(1, e.sharers * _DRAW_US):,.0f} us a record",
             f"canonical_workers={e.consumers}, in new runs (it is part of the order)",
             {"canonical_workers": e.consumers},
         )
@@ -530,48 +525,63 @@ def _quoted(buffer: int | str) -> str:
 
 
 def _poorly_mixed(e: Explanation, epoch: Epoch, manifest: Manifest) -> Iterator[Advice]:
-    classes, size = len(manifest.classes or ()), e.batch_size or 256
-    if e.shuffles_all or e.window_records <= 1 or e.tail == "exact" or classes < 2:
+    classes, size = len(manifest.classes or ()), min(e.batch_size or 256, e.records)
+    if e.shuffles_all or e.tail == "exact" or classes < 2:
         return  # mixed, or evaluation, which wants no mixture
-    seen = _classes_seen(epoch, classes, min(size, e.records))
-    uniform = classes * (1 - (1 - 1 / classes) ** min(size, e.records))
-    if seen >= _MIXED * uniform:
+    seen, alike, looked = _mixture_seen(epoch, classes, size)
+    uniform = classes * (1 - (1 - 1 / classes) ** size)
+    chance = looked * math.comb(size, 2) / classes  # pairs of one class; noise: their square root
+    if seen < (1 - _OFF) * uniform:
+        has = f"has about {round(seen, 1):g} classes, a uniform one {round(uniform, 1):g}"
+    elif abs(chance - alike) > max(_OFF * chance, 4 * math.sqrt(chance)):
+        has = f"has its classes in too {'un' if alike > chance else ''}equal parts"
+    else:
         return
-    rows = "batch" if e.batch_size else f"{size:,} samples"
-    again = "pack again without --no-shuffle"
+    rows = "batch" if e.batch_size else f"run of {size:,} samples"
+    buffer = f"the buffer of {e.shuffle_buffer:,} records does not mix it"
+    again, evaluating = "pack again without --no-shuffle", ""
     if manifest.options.get("source") == "writer":
         again = "write the samples in a shuffled order"
-    if e.is_network:
-        mend, change = again, {}
-    else:
+    if e.window_records <= 1:
+        buffer, evaluating = "is read in that order", '; for evaluation, tail="exact"'
+    mend, change = again, {}
+    if not e.is_network:
         mend, change = f'{again}, or shuffle_buffer="all"', {"shuffle_buffer": "all"}
     yield Advice(
         "class_order",
-        f"the dataset was packed in class order, and the buffer of {e.shuffle_buffer:,} records "
-        f"does not mix it: a {rows} has about {seen:.0f} classes, a uniform one {uniform:.0f}",
-        mend,
+        f"the dataset was packed in class order, and {buffer}: a {rows} {has}",
+        mend + evaluating,
         change,
     )
 
 
-def _classes_seen(epoch: Epoch, classes: int, size: int) -> float:
-    """Mean distinct classes in some batches, were each class the same share of the dataset."""
+def _mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, int]:
+    """Mean distinct classes in some batches, all their pairs of one class, and their number.
+
+    As if each class were the same share of the dataset.
+    """
     starts = np.cumsum(epoch.shard_records) - epoch.shard_records
     spans: dict[int, order.SpanOrder] = {}
-    seen = []
-    batches = 8 if epoch.window <= 1 << 14 else 1  # a seek costs w log w
+    distinct = alike = 0
+    window, pieces = epoch.window, -(-size // epoch.unit)
+    draws = pieces * ((1 << 14) + window * window.bit_length())  # of a batch's seeks: 0.03 us each
+    batches = max(1, min(_LOOKED, epoch.records // size, (1 << 25) // draws))
     for batch in range(batches):
         first = (epoch.records - size) * (batch + 1) // (batches + 1)
         first -= first % epoch.unit
-        found: set[int] = set()
+        found = []
         for span, draw, count in epoch.pieces(first, min(first + size, epoch.records)):
             if span not in spans:
                 spans[span] = epoch.span_order(span)
             spans[span].seek(draw)
-            shards, records = epoch.locate(epoch.position(span, spans[span].take(count)))
-            found.update(((starts[shards] + records) * classes // epoch.records).tolist())
-        seen.append(len(found))
-    return sum(seen) / len(seen)
+            found.append(epoch.position(span, spans[span].take(count)))
+        shards, records = epoch.locate(np.concatenate(found))
+        _, each = np.unique(
+            (starts[shards] + records) * classes // epoch.records, return_counts=True
+        )
+        distinct += len(each)
+        alike += int((each * (each - 1) // 2).sum())
+    return distinct / batches, alike, batches
 
 
 def _in_class_order(manifest: Manifest, options: Options, labels: Labels | None) -> bool:
@@ -755,12 +765,10 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     yield "order", _order_text(e)
     yield "buffer", _buffer_text(e)
     if size is not None and not e.shuffles_all:
-        given = "" if e.unit == order.default_unit(size) else " not"
+        usual = e.unit == order.default_unit(size)
+        why = "the divisor of batch_size nearest 32" if usual else "as given"
         spans = _some(min(e.canonical_workers, size // e.unit), "span")
-        yield (
-            "unit",
-            f"{e.unit:,},{given} the divisor of batch_size nearest 32; a batch mixes {spans}",
-        )
+        yield "unit", f"{e.unit:,}, {why}; a batch mixes {spans}"
     yield "spans", _sharing_text(e, one)
     about = "" if e.is_exact else "about "
     yield (
@@ -793,7 +801,7 @@ def _order_text(e: Explanation) -> str:
     total = (e.batch_size or 1) * e.world_size
     return (
         f"the same for any num_workers, and for {_listed(e.law_world_sizes, 'rank')} where "
-        f"batch_size x ranks is {total:,}"
+        f"batch_size x ranks is {total:,} and unit {e.unit:,}"
     )
 
 
@@ -814,17 +822,12 @@ def _sharing_text(e: Explanation, one: str) -> str:
     free = f"{_listed(e.free_consumers, 'worker')} in all"
     if e.sharers <= 1:
         return f"{e.worker_spans:,} a {one}, none shared, as with {free}"
-    cost = _draw_text(e)
+    cost = "costs a network file system extra reads"
     if e.is_network and not e.shuffles_all:
         cost = "more traffic, see below"
-    return f"{e.worker_spans:,} a {one}, each shared by {e.sharers:,} ({cost}); none with {free}"
-
-
-def _draw_text(e: Explanation) -> str:
-    """What it costs that consumers which share a span all make its order."""
-    if e.sharers * _DRAW_US < 1 or e.shuffles_all:
-        return "free on local storage"
-    return f"some {e.sharers * _DRAW_US:,.0f} us a record"
+    others = _some(e.sharers - 1, "other")
+    shared = f"{e.worker_spans:,} a {one}, each also read by {others} ({cost})"
+    return f"{shared}; with {free} none is shared"
 
 
 def _waiting_text(e: Explanation) -> str:

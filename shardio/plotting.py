@@ -1,6 +1,6 @@
 """The picture of a tuning: quality against buffer. The only door to matplotlib.
 
-Two panels over one logarithmic axis of buffers, a line for each unit: the distinct classes of a
+Two panels over one logarithmic axis of buffers, a line for each unit: the mixture of classes in a
 batch, relative to a uniform shuffle, and the pairs of a batch that shared one in the epoch before.
 Filled points pass the test of their panel, and the recommended one is ringed. As PNG, SVG, or HTML:
 one file, with the picture as SVG inside, and every row as a table.
@@ -28,6 +28,8 @@ _DPI: Final = 150
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; from large units to small ones.
 _COLOURS: Final = ("#000000", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#56b4e9")
+# Where lines coincide, each shows in the gaps of those that are drawn over it.
+_DASHES: Final = ((1, 0), (9, 3), (6, 3), (4, 3), (2, 2), (1, 2))
 _RING: Final = "#d00000"
 _GREY: Final = "#666666"
 
@@ -97,19 +99,24 @@ def _figure(tuning: Tuning) -> Figure:
         places[None] = max(float(tuning.records), 2.2 * max(places.values()))
     units = sorted({row.unit for row in tuning.rows}, reverse=True)
     for number, unit in enumerate(units):
-        rows = [row for row in tuning.rows if row.unit == unit]
+        rows = [row for row in tuning.rows if row.unit == unit or row.shuffle_buffer is None]
         x = [places[row.shuffle_buffer] for row in rows]
-        colour = _COLOURS[number % len(_COLOURS)]
         _line(
             upper,
             x,
             [_mixed(tuning, row) for row in rows],
             [row.mixes for row in rows],
-            colour,
-            f"{unit:,}",
+            number,
+            unit,
         )
-        again = [_again(tuning, row) for row in rows]
-        _line(lower, x, again, [row.renews for row in rows], colour, f"{unit:,}")
+        _line(
+            lower,
+            x,
+            [_again(tuning, row) for row in rows],
+            [row.renews for row in rows],
+            number,
+            unit,
+        )
     _mixture(upper, tuning)
     _pairs(lower, tuning)
     _buffers(lower, tuning, places)
@@ -123,7 +130,11 @@ def _legends(figure: Figure, axes: Axes, tuning: Tuning) -> None:
     from matplotlib.lines import Line2D
 
     figure.legend(
-        *axes.get_legend_handles_labels(), title="unit", loc="outside right upper", frameon=False
+        *axes.get_legend_handles_labels(),
+        title="unit",
+        loc="outside right upper",
+        frameon=False,
+        handlelength=3.2,
     )
     marks = [
         Line2D(
@@ -155,21 +166,18 @@ def _again(tuning: Tuning, row: Row) -> float:
 
 
 def _line(
-    axes: Axes, x: list[float], y: list[float], passes: list[bool], colour: str, label: str
+    axes: Axes, x: list[float], y: list[float], passes: list[bool], number: int, unit: int
 ) -> None:
-    axes.plot(x, y, color=colour, linewidth=1.6, label=label, zorder=3)
+    colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+    axes.plot(x, y, color=colour, linewidth=2, dashes=dashes, label=f"{unit:,}", zorder=3)
     for face, chosen in ((colour, True), ("white", False)):
-        points = [
-            point
-            for point, passed in zip(zip(x, y, strict=True), passes, strict=True)
-            if passed == chosen
-        ]
+        points = [(at, to) for at, to, passed in zip(x, y, passes, strict=True) if passed == chosen]
         axes.plot(
             [at for at, _ in points],
             [height for _, height in points],
             linestyle="none",
             marker="o",
-            markersize=6,
+            markersize=max(4, 9 - number),
             markerfacecolor=face,
             markeredgecolor=colour,
             markeredgewidth=1.4,
@@ -178,36 +186,38 @@ def _line(
 
 
 def _mixture(axes: Axes, tuning: Tuning) -> None:
-    what = "distinct classes" if tuning.labels == "label" else "tenths of the pack"
+    what = "classes" if tuning.labels == "label" else "tenths of the pack"
     uniform, band = tuning.uniform, tuning.band
     if tuning.saturated:
         what, uniform, band = "equally frequent classes", tuning.even, tuning.even_band
-    axes.set_ylabel(f"{what}\nin a batch, % of a uniform shuffle")
+    axes.set_ylabel("class mixture,\n% of a uniform shuffle")
     low, high = (100 * edge / uniform for edge in band)
-    axes.axhspan(low, high, color="#b0b0b0", alpha=0.7, linewidth=0, zorder=1)
+    axes.axhspan(low, high, color="#c4c4c4", alpha=0.7, linewidth=0, zorder=1)
     axes.axhline(100, color=_GREY, linewidth=0.8, zorder=1)
     values = [_mixed(tuning, row) for row in tuning.rows]
-    least, most = min(values), max(values)
-    # Noise of a tenth of a percent is not to fill the panel.
-    steep = least < 60
-    axes.set_ylim(0 if steep else min(90.0, least - 4), max(112 if steep else 105, most + 2))
+    least, most = min([*values, low]), max([*values, high])
+    margin = max(0.25 * (most - least), 0.1)  # of noise alone, the band fills two thirds
+    axes.set_ylim(max(0.0, least - margin), most + margin)
     axes.annotate(
-        f"uniform shuffle: {uniform:,.2f} of {tuning.distinct:,} (grey: its 95 % band)",
-        (0.008 if steep else 0.992, 100),  # where no line is in its way
-        xycoords=("axes fraction", "data"),
-        xytext=(0, -12 if steep else 8),
-        textcoords="offset points",
-        ha="left" if steep else "right",
+        f"grey: good enough; a uniform shuffle has {uniform:,.2f} of {tuning.distinct:,} {what}",
+        (0.012, 0.95),
+        xycoords="axes fraction",
+        va="top",
         fontsize=8.5,
         color=_GREY,
+        bbox={"facecolor": "white", "linewidth": 0, "pad": 1},
     )
     axes.grid(alpha=0.25)
 
 
 def _pairs(axes: Axes, tuning: Tuning) -> None:
+    from matplotlib.ticker import LogLocator
+
     axes.set_ylabel("pairs of a batch that shared one\nin the epoch before, %")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # two at least, in any range
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
     limit = 100 * (tuning.chance + AGAIN)
     values = [_again(tuning, row) for row in tuning.rows]
     bottom, top = min([*values, limit]) / 2, max([*values, limit]) * 2
@@ -238,6 +248,9 @@ def _pairs(axes: Axes, tuning: Tuning) -> None:
 
 def _buffers(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
     axes.set_xscale("log")
+    least, most = min(places.values()), max(places.values())
+    margin = max(1.4, (most / least) ** 0.05)
+    axes.set_xlim(least / margin, most * margin)  # also of a single one
     rows = {row.shuffle_buffer: row for row in tuning.rows}
     axes.set_xticks(
         [places[buffer] for buffer in rows],
@@ -245,7 +258,7 @@ def _buffers(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> Non
         fontsize=8,
     )
     axes.minorticks_off()
-    axes.set_xlabel("shuffle buffer: records, and their memory")
+    axes.set_xlabel("shuffle buffer: records, and their size")
 
 
 def _short(row: Row) -> str:
@@ -270,7 +283,7 @@ def _mark(
 ) -> None:
     best = tuning.best
     if best is None:
-        upper.set_title("none is good enough: pack again, shuffled", color=_RING, fontsize=11)
+        upper.set_title("none of these is good enough", color=_RING, fontsize=11)
         return
     x = places[best.shuffle_buffer]
     heights = (_mixed(tuning, best), _again(tuning, best))
@@ -317,7 +330,7 @@ def _page(tuning: Tuning) -> str:
     svg = draw(tuning, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
     notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in tuning.notes)
-    names = ("buffer", "unit", "memory", "first batch", "moves", "classes", "even", "again", "")
+    names = ("buffer", "unit", "waiting", "1st batch", "moves", "classes", "even", "again", "")
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(_cells(tuning, row) for row in tuning.rows)
     return (
@@ -334,8 +347,8 @@ def _cells(tuning: Tuning, row: Row) -> str:
         show_size(row.memory_bytes),
         show_size(row.first_batch_bytes),
         f"{row.moved:,.0f}",
-        f"{row.classes:,.2f}",
-        f"{row.even:,.2f}",
+        f"{row.classes:,.{tuning.decimals}f}",
+        f"{row.even:,.{tuning.decimals}f}" if tuning.saturated else "",
         f"{row.again:.2%}",
         tuning.verdict(row),
     )

@@ -7,14 +7,16 @@ with those of a true uniform shuffle of the same labels. A (buffer, unit) is goo
     mixes     the mean of the distinct classes in a batch lies inside the 2.5-97.5 % band of that
               mean over 200 uniform shuffles. Without labels the tenth of the packing order that a
               record lies in stands for its class. Where nearly every batch of a uniform shuffle
-              has every label, that says little, and a pack in class order could pass by having
-              each class in equal parts: there the pairs of one class are compared as well.
+              has as many classes as it can, the band has no width, and a pack in class order could
+              pass by having each class in equal parts: there the pairs of one class are compared
+              as well, and for both a difference of TOLERATED does not matter.
     renews    of the pairs of records in a batch, fewer than 5 % beyond chance shared a batch in the
               epoch before.
 
+A buffer of all records is a uniform shuffle by definition, so it passes whatever its noise.
 Of those the one with the least memory is recommended, and of equal ones the one with the largest
 unit, which reads the longest runs. The batches of an order are the same for any number of workers
-and ranks, so these only say which batches are whole, and what a rank holds.
+and ranks: these only decide what a rank holds, and what is read before the first batch.
 
 Up to WHOLE records whole epochs are simulated, and LOOKED records of them are looked at; beyond it,
 REGIONS stretches of the epoch are reached by seeking, and buffers above MOST are left out.
@@ -28,6 +30,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -37,17 +40,21 @@ from numpy.typing import ArrayLike, NDArray
 from . import order, sequence, sizes
 from .errors import OptionError, printable
 from .fetch import keep
-from .options import CANONICAL_WORKERS
+from .options import CANONICAL_WORKERS, SHUFFLE_BUFFER
 from .order import Epoch, Int64s, Share, SpanOrder
+from .storage import locate
 
 UNIFORM: Final = 200  # uniform shuffles that the band is made of
 BAND: Final = (2.5, 97.5)  # percentiles
 AGAIN: Final = 0.05  # of a batch's pairs, beyond chance
+# Of a mixture where the band has no width. Ten classes: 0.1 % is noise of the seed; the least that
+# 64 spans of a pack in class order are off is 2.7 %.
+TOLERATED: Final = 0.01
 
 # 1,024 batches of 256: with 1,000 classes the band is then 0.25 % wide, and 200 shuffles take 1 s.
 LOOKED: Final = 1 << 18
 PASSES: Final = 4  # pairs of epochs of a small data set: one of few shards differs between epochs
-SATURATED: Final = 0.99  # of all classes, in a uniform batch
+SATURATED: Final = 0.99  # of the classes that a batch can have, in a uniform one
 WHOLE: Final = 1 << 21
 REGIONS: Final = 4
 LARGE: Final = 1 << 30  # bytes that a page cache may not keep, so that reads are random
@@ -66,7 +73,7 @@ class Row:
     window: int  # records that wait in the windows of the whole job, at most
     memory_bytes: int  # of these records: what one machine holds at most
     rank_bytes: int  # of those that one rank touches
-    first_batch_bytes: int  # to be read before a worker's first batch, about
+    first_batch_bytes: int  # that a worker reads before its first batch, about
     classes: float  # distinct ones in a batch, mean
     even: float  # as many equally frequent classes have as many pairs of one class in a batch
     again: float  # share of a batch's pairs that shared a batch in the epoch before
@@ -98,28 +105,22 @@ class Tuning:
     epochs: int  # that they are of
     whole_epochs: bool  # simulated; False: REGIONS stretches of them
     uniform: float  # distinct classes in a batch, mean over UNIFORM shuffles
-    band: tuple[float, float]  # of that mean
-    saturated: bool  # nearly every uniform batch has every class: `even` is judged, too
+    band: tuple[float, float]  # of that mean: what is good enough
+    saturated: bool  # nearly every uniform batch has all it can have: `even` is judged, too
     even: float  # of uniform shuffles, as in Row
-    even_band: tuple[float, float]
+    even_band: tuple[float, float]  # what is good enough
     chance: float  # that two records of a batch have shared one before, when uniform
     notes: tuple[str, ...]
     rows: tuple[Row, ...]  # least memory first, then the largest unit
     best: Row | None  # the first one that is good
-    call: str  # the constructor call to use
+    beyond: Row | None  # where none is: the first good one that needs more than `memory`
+    default: Row | None  # the options that nobody gave; None: nothing to tune
+    call: str  # the constructor call to use; of a subset, the options to change
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
-        rows = [self._row(row) for row in self.rows]
-        best = None if self.best is None else self._row(self.best)
-        return asdict(self) | {"rows": rows, "best": best}
-
-    @staticmethod
-    def _row(row: Row) -> dict[str, Any]:
-        return asdict(row) | {
-            "shuffle_buffer": "all" if row.shuffle_buffer is None else row.shuffle_buffer,
-            "good": row.good,
-        }
+        one = {name: _plain(getattr(self, name)) for name in ("best", "beyond", "default")}
+        return asdict(self) | one | {"rows": [_plain(row) for row in self.rows]}
 
     @property
     def least_bad(self) -> Row | None:
@@ -143,8 +144,27 @@ class Tuning:
 
     def verdict(self, row: Row) -> str:
         """In a few words; text() explains them."""
-        failed = ("" if row.mixes else "off band", "" if row.renews else "pairs stay")
-        return ", ".join(filter(None, failed)) or "good enough"
+        failed = []
+        if not row.mixes:
+            less = row.classes < self.band[0] or (self.saturated and row.even < self.even_band[0])
+            failed.append("too few classes" if less else "too even")
+        return ", ".join(failed + ["pairs stay"] * (not row.renews)) or "good enough"
+
+    @cached_property
+    def decimals(self) -> int:
+        """With so many it shows which values lie in their band."""
+        judged = [(row.classes, self.band) for row in self.rows]
+        judged += [(row.even, self.even_band) for row in self.rows if self.saturated]
+        for digits in range(2, 6):
+            if all(
+                bool(_outside(value, band))
+                == bool(
+                    _outside(round(value, digits), (round(band[0], digits), round(band[1], digits)))
+                )
+                for value, band in judged
+            ):
+                return digits
+        return 6
 
     def text(self) -> str:
         """For a terminal of 100 columns; the last line is the call."""
@@ -164,63 +184,73 @@ class Tuning:
         return "\n\n".join(blocks)
 
     def _head(self) -> str:
-        ranks, workers = _plural(self.world_size, "rank"), _plural(self.num_workers, "worker")
+        readers = _plural(self.num_workers, "worker") if self.num_workers else "one process"
+        if self.world_size > 1:
+            readers = f"{self.world_size:,} ranks of {readers}"
         lines = [
             f"{_plural(self.records, 'record')} of {sizes.show_size(self.mean_bytes)} in "
-            f"{_plural(self.shards, 'shard')}; batches of {self.batch_size:,}; "
-            f"{ranks} of {workers}; {_plural(self.canonical_workers, 'span')}"
+            f"{_plural(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
+            f"{_plural(self.canonical_workers, 'span')}"
         ]
         if self.rows:
             what = f"{self.distinct:,} classes"
             if self.labels == "position":
                 what = f"tenths of the pack for want of classes: {self.distinct}"
             stretches = "" if self.whole_epochs else f", in {REGIONS} stretches of each"
-            uniform = f"A uniform shuffle: classes {self.uniform:,.2f} ({_band(self.band)})"
+            digits = self.decimals
+            uniform, good = (
+                f"classes {self.uniform:,.{digits}f}",
+                f"classes {self._show(self.band)}",
+            )
             if self.saturated:
-                uniform += f", even {self.even:,.2f} ({_band(self.even_band)})"
+                uniform += f", even {self.even:,.{digits}f}"
+                good += f", even {self._show(self.even_band)}"
             lines += [
                 f"Looked at: {_plural(self.batches, 'batch', 'batches')} of "
                 f"{_plural(self.epochs, 'epoch')}{stretches}; {what}",
-                f"{uniform}, again {_percent(self.chance)}",
+                f"A uniform shuffle: {uniform}, again {self.chance:.2%}",
+                f"Good enough: {good}, again below {self.chance + AGAIN:.2%}",
             ]
         return "\n".join(lines)
 
+    def _show(self, band: tuple[float, float]) -> str:
+        return " to ".join(f"{edge:,.{self.decimals}f}" for edge in band)
+
     def _table(self, rows: Sequence[Row], title: str) -> str:
-        even = f"{'even':>6}  " if self.saturated else ""
-        lines = [
-            title,
-            f"{'buffer':>9}  {'unit':>5}  {'memory':>9}  {'first':>9}  {'moves':>9}  "
-            f"{'classes':>7}  {even}{'again':>6}",
-        ]
+        names = f"{'waiting':>9}  {'1st batch':>9}  {'moves':>6}  {'classes':>7}"
+        even = f" {'even':>6}" if self.saturated else ""
+        lines = [title, f"{'buffer':>7}  {'unit':>4}  {names}{even}  {'again':>6}"]
         for row in rows:
             arrow = " <--" if row is self.least_bad else ""
-            even = f"{row.even:>6,.2f}  " if self.saturated else ""
             need, first = map(sizes.show_size, (row.memory_bytes, row.first_batch_bytes))
+            even = f" {row.even:>6,.{self.decimals}f}" if self.saturated else ""
             lines.append(
-                f"{show_buffer(row.shuffle_buffer):>9}  {row.unit:>5}  {need:>9}  {first:>9}  "
-                f"{row.moved:>9,.0f}  {row.classes:>7,.2f}  {even}{_percent(row.again):>6}  "
-                f"{self.verdict(row)}{arrow}"
+                f"{show_buffer(row.shuffle_buffer):>7}  {row.unit:>4}  {need:>9}  {first:>9}  "
+                f"{row.moved:>6,.0f}  {row.classes:>7,.{self.decimals}f}{even}  "
+                f"{row.again:>6.2%}  {self.verdict(row)}{arrow}"
             )
         return "\n".join(lines)
 
 
 # A terminal has no tooltips.
 _EVEN: Final = """\
-even     so many equally frequent classes have as many pairs of one class; good enough: in its band
+even       so many equally frequent classes would have as many pairs of one class in a batch
 """
 _LEGEND: Final = f"""\
-memory   of the records that wait in the buffer, on one machine at most
-first    bytes to be read before the first batch, about
-moves    places in the epoch by which the buffer moves a record, mean
-classes  distinct ones in a batch, mean; good enough: in the band of uniform shuffles
-{_EVEN}again    pairs of a batch that shared one in the last epoch; good enough: < 5% over chance"""
+waiting    size of the records in the buffer, which `--memory` limits; `shardio explain` says where
+           they wait, and what else a process takes
+1st batch  what a worker reads before it: small records in blocks of each span, but record by record
+           where more than two workers share a span
+moves      places in the epoch by which the buffer moves a record, mean
+classes    distinct ones in a batch, mean
+{_EVEN}again      pairs of a batch that shared one in the epoch before"""
 
 
 def tune_path(
     path: str | os.PathLike[str],
     *,
     batch_size: int,
-    num_workers: int = 1,
+    num_workers: int = 0,
     world_size: int = 1,
     memory: int | str | None = None,
     progress: Progress | None = None,
@@ -237,6 +267,7 @@ def tune_path(
         num_workers=num_workers,
         world_size=world_size,
         mean_bytes=max(1.0, found.manifest.size / max(1, found.manifest.records)),
+        is_network=locate(path).is_network(),
         memory=memory,
         progress=progress,
         path=os.fspath(path),
@@ -254,23 +285,25 @@ def tune(
     labels: Classes | None,
     *,
     batch_size: int,
-    num_workers: int = 1,
+    num_workers: int = 0,
     world_size: int = 1,
     mean_bytes: float,
+    is_network: bool = False,
     memory: int | str | None = None,
     seed: int = 0,
     canonical_workers: int = CANONICAL_WORKERS,
     progress: Progress | None = None,
-    path: str = "out/",
+    path: str | None = "out/",
 ) -> Tuning:
     """Simulate, judge, recommend.
 
     shard_records  (shards,) records of each shard, in the manifest's order
     labels         (N,) integers in the same order (masked: a class of its own), or None
     mean_bytes     of a record
+    is_network     the dataset lies on a network file system
     memory         bytes, or "2GiB": buffers that need more are left out
     progress       called with (done, total)
-    path           of the dataset, for the call
+    path           of the dataset, for the call; None: the call is only what to change
 
     Raises OptionError.
     """
@@ -288,51 +321,78 @@ def tune(
     kind = "label"
     if classes is None or not records or classes.min() == classes.max():
         classes, kind = _tenths(records), "position"
-    sample = _Sample.of(records, batch_size, world_size)
-    buffers: list[int | None] = []
-    notes: list[str] = []
-    if sample.batches:
-        buffers, notes = _buffers(records, batch_size, canonical_workers, mean_bytes, limit)
-    choices = [(b, u) for b in buffers for u in _units(batch_size, canonical_workers)]
-    consumers = max(1, num_workers)
+    sample = _Sample.of(records, batch_size)
+    choices = _choices(records, batch_size, canonical_workers) if sample.batches else []
     tell = progress or (lambda done, total: None)
     tell(0, len(choices) + 1)
     means = _uniform(classes, batch_size, sample) if choices else np.ones((1, 2))
     uniform, alike = means.mean(axis=0).tolist()
     low, high = np.percentile(means, BAND, axis=0)
-    band, even_band = (float(low[0]), float(high[0])), (_even(high[1]), _even(low[1]))
+    band, even, even_band = (float(low[0]), float(high[0])), _even(alike), (0.0, math.inf)
     distinct = len(np.unique(classes))
-    saturated = kind == "label" and uniform > SATURATED * distinct
+    most = min(distinct, batch_size)
+    saturated = False
+    if uniform > SATURATED * most:
+        band = _widened(band, uniform)
+        band = band[0], min(band[1], float(most))
+        # A shuffled pack without labels deals its tenths too evenly, which harms nobody.
+        saturated = kind == "label" and alike > 0
+        even_band = _widened((_even(high[1]), _even(low[1])), even)
     chance = _chance(records, batch_size)
-
-    rows = []
     simulate = _Simulation(counts, classes, seed, canonical_workers, batch_size, sample)
-    for done, (buffer, unit) in enumerate(choices, 1):
-        tell(done, len(choices) + 1)
-        mean, pairs, again, moved = simulate(buffer, unit)
-        even = _even(pairs)
+
+    def judge(buffer: int | None, unit: int) -> Row:
+        classes, alike, again, moved = simulate(buffer, unit)
         epoch = simulate.epoch(buffer, unit, 0)
         window = _window(records, buffer, canonical_workers)
-        reader = Share(epoch, batch_size, world_size=world_size, num_workers=consumers)
+        reader = Share(epoch, batch_size, world_size=world_size, num_workers=max(1, num_workers))
         touched = Share(epoch, batch_size, world_size=world_size).touched
         rank = window if buffer is None else min(window, touched * epoch.window)
-        rows.append(
-            Row(
-                shuffle_buffer=buffer,
-                unit=unit,
-                window=window,
-                memory_bytes=math.ceil(window * mean_bytes),
-                rank_bytes=math.ceil(rank * mean_bytes),
-                first_batch_bytes=_first_batch(reader, mean_bytes),
-                classes=mean,
-                even=even,
-                again=again,
-                moved=moved,
-                mixes=not _outside(mean, band) and not (saturated and _outside(even, even_band)),
-                renews=again - chance < AGAIN,
-            )
+        evenly = not saturated or not _outside(_even(alike), even_band)
+        return Row(
+            shuffle_buffer=buffer,
+            unit=unit,
+            window=window,
+            memory_bytes=math.ceil(window * mean_bytes),
+            rank_bytes=math.ceil(rank * mean_bytes),
+            first_batch_bytes=_first_batch(reader, mean_bytes, is_network),
+            classes=classes,
+            even=_even(alike),
+            again=again,
+            moved=moved,
+            mixes=buffer is None or (evenly and not _outside(classes, band)),
+            renews=buffer is None or again - chance < AGAIN,
         )
+
+    rows: list[Row] = []
+    good: Row | None = None  # the first one
+    left_out: list[int | None] = []
+    for done, (buffer, unit) in enumerate(choices, 1):
+        need = math.ceil(_window(records, buffer, canonical_workers) * mean_bytes)
+        fits = limit is None or need <= limit
+        if not fits and not rows:
+            raise OptionError(
+                f"memory is {sizes.show_size(limit or 0)}, but the least buffer that was to be "
+                f"tried, {show_buffer(buffer)} records, needs {sizes.show_size(need)}; give more "
+                "memory, or a smaller batch_size"
+            )
+        if not fits and buffer not in left_out:
+            left_out.append(buffer)
+        if fits or good is None:  # beyond the limit: the first that would do
+            tell(done, len(choices) + 1)
+            row = judge(buffer, unit)
+            good = row if good is None and row.good else good
+            rows += [row] * fits
+    default = None
+    if rows:
+        usual = (
+            None if records <= SHUFFLE_BUFFER else SHUFFLE_BUFFER,
+            order.default_unit(batch_size),
+        )
+        simulated = (row for row in rows if (row.shuffle_buffer, row.unit) == usual)
+        default = next(simulated, None) or judge(*usual)
     tell(len(choices) + 1, len(choices) + 1)
+    fits = good in rows
     tuning = Tuning(
         records=records,
         shards=len(counts),
@@ -351,52 +411,33 @@ def tune(
         uniform=uniform,
         band=band,
         saturated=saturated,
-        even=_even(alike),
+        even=even,
         even_band=even_band,
         chance=chance,
         notes=(),
         rows=tuple(rows),
-        best=next((row for row in rows if row.good), None),
+        best=good if fits else None,
+        beyond=None if fits else good,
+        default=default,
         call="",
     )
-    return _conclude(tuning, notes, path)
+    return _conclude(tuning, left_out, path)
 
 
 # --- the ladder -----------------------------------------------------------------------------------
 
 
-def _buffers(
-    records: int, batch_size: int, spans: int, mean_bytes: float, memory: int | None
-) -> tuple[list[int | None], list[str]]:
-    """The buffers to try, None for "all", and what to say of those that are left out."""
+def _choices(records: int, batch_size: int, spans: int) -> list[tuple[int | None, int]]:
+    """Each (buffer, unit) to try, None for "all": least memory first, then the largest unit."""
     least = max(batch_size, spans)
     most = records if records <= WHOLE else MOST
     steps = (f * 10**power for power in range(19) for f in (1, 2, 5))
-    buffers: list[int | None] = [step for step in steps if least <= step < min(most + 1, records)]
-    notes = []
-    if records <= WHOLE:
-        buffers.append(None)
-    else:
-        notes.append(
-            f'Buffers above {MOST:,} records were not simulated; "all" is a uniform shuffle by '
-            "definition."
-        )
-    if memory is not None:
-        needs = [math.ceil(_window(records, b, spans) * mean_bytes) for b in buffers]
-        if min(needs) > memory:
-            raise OptionError(
-                f"memory is {sizes.show_size(memory)}, but the least buffer that was to be tried, "
-                f"{'all' if buffers[0] is None else f'{buffers[0]:,}'} records, needs "
-                f"{sizes.show_size(min(needs))}; give more memory, or a smaller batch_size"
-            )
-        if max(needs) > memory:
-            kept = [b for b, need in zip(buffers, needs, strict=True) if need <= memory]
-            notes.append(
-                f"Left out, for they need more than {sizes.show_size(memory)}: buffers of "
-                f"{', '.join(show_buffer(b) for b in buffers if b not in kept)}."
-            )
-            buffers = kept
-    return buffers, notes
+    buffers = [step for step in steps if least <= step < min(most + 1, records)]
+    units = _units(batch_size, spans)
+    choices: list[tuple[int | None, int]] = [(b, u) for b in buffers for u in units]
+    if records <= WHOLE:  # a permutation is the same for every unit
+        choices.append((None, order.default_unit(batch_size)))
+    return choices
 
 
 def _window(records: int, buffer: int | None, spans: int) -> int:
@@ -418,14 +459,15 @@ def _units(batch_size: int, spans: int) -> list[int]:
     return sorted({*units, order.default_unit(batch_size)}, reverse=True)
 
 
-def _first_batch(share: Share, mean_bytes: float) -> int:
-    """Bytes that a worker reads before its first batch, about, on local storage.
+def _first_batch(share: Share, mean_bytes: float, is_network: bool) -> int:
+    """Bytes that a worker reads before its first batch, about.
 
-    The batch alone: the window is announced as batches go by. But small records are read in blocks
-    and held, so of these the windows of all spans that the batch takes from come before it.
+    The batch alone: the window is announced as batches go by. But small records on local storage
+    are read in blocks and held, so of these the windows of all spans that the batch takes from come
+    before it, unless the spans are shared.
     """
     epoch, batch = share.epoch, min(share.epoch.records, share.batch_size or 1)
-    kept = keep(share, mean_bytes, network=False, available_bytes=1 << 62)
+    kept = keep(share, mean_bytes, network=is_network, available_bytes=1 << 62)
     if kept.policy != "held":
         return math.ceil(batch * mean_bytes)
     block = min(epoch.window * mean_bytes + kept.run, epoch.span_records(0) * mean_bytes)
@@ -444,10 +486,8 @@ class _Sample:
     whole: bool
 
     @staticmethod
-    def of(records: int, batch_size: int, world_size: int) -> _Sample:
-        each = batch_size * world_size
-        # The last incomplete global batch holds a tail's repeats; with nothing else, batches do.
-        whole = records // each * world_size or records // batch_size
+    def of(records: int, batch_size: int) -> _Sample:
+        whole = records // batch_size  # the last, short one would hold a tail's repeats
         count = min(whole, max(REGIONS, LOOKED // batch_size))
         if records <= WHOLE:
             passes = min(PASSES, max(1, LOOKED // max(1, records)))
@@ -680,6 +720,10 @@ def _even(alike: float) -> float:
     return 1 / max(float(alike), 1e-12)
 
 
+def _widened(band: tuple[float, float], middle: float) -> tuple[float, float]:
+    return min(band[0], middle * (1 - TOLERATED)), max(band[1], middle * (1 + TOLERATED))
+
+
 def _outside(value: float, band: tuple[float, float]) -> float:
     """How far a value is outside a band; 0 within, also by rounding."""
     off = max(band[0] - value, value - band[1])
@@ -727,32 +771,40 @@ def _shuffled(classes: Classes, batch_size: int, count: int, whole: bool) -> Ite
 # --- the recommendation ---------------------------------------------------------------------------
 
 
-def _conclude(tuning: Tuning, notes: list[str], path: str) -> Tuning:
+def _conclude(tuning: Tuning, left_out: list[int | None], path: str | None) -> Tuning:
     """With what to say at the end, and the call."""
-    chosen = tuning.least_bad
-    repack = "shardio pack SRC OUT --shuffle"
-    if chosen is None:
-        notes = [
-            "There are fewer records than a batch takes, so every order is one batch: nothing to "
-            "tune."
-        ]
-    elif tuning.best is None:
-        notes.append(
-            f"None of these is good enough. Pack again, shuffled: `{repack}`. Until then the least "
-            "bad is marked, and called for below."
+    chosen, repack = tuning.least_bad, "shardio pack SRC OUT --shuffle"
+    buffer = None if chosen is None else chosen.shuffle_buffer
+    unit = order.default_unit(tuning.batch_size) if chosen is None else chosen.unit
+    options = {"shuffle_buffer": '"all"' if buffer is None else f"{buffer:_}", "unit": str(unit)}
+    if path is not None:
+        options = {"batch_size": str(tuning.batch_size)} | options
+        if tuning.canonical_workers != CANONICAL_WORKERS:
+            options["canonical_workers"] = str(tuning.canonical_workers)
+    call = ", ".join(f"{name}={value}" for name, value in options.items())
+    if path is not None:
+        name = printable(json.dumps(path, ensure_ascii=False), 4096)
+        call = f"ShardDataset({name}, {call})"
+    if chosen is None or tuning.default is None:
+        few = "There are fewer records than a batch takes, so every order is one batch: nothing to "
+        return replace(tuning, notes=(few + "tune.",), call=call)
+
+    here = ", here all" if tuning.default.shuffle_buffer is None else ""
+    usual = f"The default ({SHUFFLE_BUFFER:,} records{here}, unit {tuning.default.unit})"
+    if tuning.default.good:
+        usual += (
+            " is good enough: change it only for memory, since another order voids saved states."
         )
     else:
-        buffer, need = show_buffer(chosen.shuffle_buffer), sizes.show_size(chosen.memory_bytes)
-        notes.insert(
-            0,
-            f"Recommended: a buffer of {buffer} records with unit {chosen.unit}, {need}: "
-            "the least memory that is good enough.",
-        )
-        ordered = all(
-            not row.mixes
-            for row in tuning.rows
-            if row.shuffle_buffer == tuning.rows[0].shuffle_buffer
-        )
+        usual += f" is not good enough: {tuning.verdict(tuning.default)}."
+    notes = [usual]
+    # A shuffled pack mixes without a buffer, whatever the noise of one unit.
+    least = tuning.rows[0].shuffle_buffer
+    ordered = tuning.labels == "label" and not any(
+        row.mixes for row in tuning.rows if row.shuffle_buffer == least
+    )
+    if tuning.best is not None:
+        notes.append(f"Recommended: {_told(chosen)}: the least memory that is good enough.")
         if ordered and chosen.window > tuning.records / 10:
             notes.append(
                 f"Neighbours in this pack are alike, so {chosen.window / tuning.records:.0%} of it "
@@ -762,17 +814,37 @@ def _conclude(tuning: Tuning, notes: list[str], path: str) -> Tuning:
             notes.append(
                 '"all" reads records in random order: fine on a local SSD, slow elsewhere.'
             )
-    least = None if chosen is None else chosen.shuffle_buffer
-    options = {
-        "batch_size": str(tuning.batch_size),
-        "shuffle_buffer": '"all"' if least is None else f"{least:_}",
-        "unit": str(order.default_unit(tuning.batch_size) if chosen is None else chosen.unit),
-    }
-    if tuning.canonical_workers != CANONICAL_WORKERS:
-        options["canonical_workers"] = str(tuning.canonical_workers)
-    given = ", ".join(f"{name}={value}" for name, value in options.items())
-    call = f"ShardDataset({printable(json.dumps(path, ensure_ascii=False), 4096)}, {given})"
+    else:
+        limit = "" if tuning.memory is None else f" within {sizes.show_size(tuning.memory)}"
+        failed = f"None of these is good enough{limit}."
+        if ordered:
+            failed += f" Neighbours in this pack are alike: pack again, shuffled (`{repack}`)."
+        if tuning.beyond is not None:
+            failed += f" The smallest that is, {_told(tuning.beyond)}: raise --memory."
+        notes.append(f"{failed} Until then the least bad is marked, and called for below.")
+    if left_out:
+        shown = ", ".join(map(show_buffer, left_out))
+        limit = sizes.show_size(tuning.memory or 0)
+        notes.append(f"Left out, for they need more than {limit}: buffers of {shown}.")
+    if tuning.records > WHOLE:
+        notes.append(
+            f'Buffers above {MOST:,} records were not simulated; "all" is a uniform shuffle by '
+            "definition."
+        )
     return replace(tuning, notes=tuple(notes), call=call)
+
+
+def _told(row: Row) -> str:
+    need = sizes.show_size(row.memory_bytes)
+    return f"a buffer of {show_buffer(row.shuffle_buffer)} records with unit {row.unit}, {need}"
+
+
+def _plain(row: Row | None) -> dict[str, Any] | None:
+    """A row as JSON."""
+    if row is None:
+        return None
+    buffer = "all" if row.shuffle_buffer is None else row.shuffle_buffer
+    return asdict(row) | {"shuffle_buffer": buffer, "good": row.good}
 
 
 def show_buffer(buffer: int | None) -> str:
@@ -781,11 +853,3 @@ def show_buffer(buffer: int | None) -> str:
 
 def _plural(count: int, one: str, more: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
-
-
-def _band(band: tuple[float, float]) -> str:
-    return f"{band[0]:,.2f} to {band[1]:,.2f}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"

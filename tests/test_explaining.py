@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from trees import shardio_json
 
-from shardio import cli, explaining, fetch, manifest
+from shardio import cli, explaining, fetch, manifest, tuning
 from shardio.errors import OptionError
 from shardio.explaining import Explanation, explain, free_consumers
 from shardio.fetch import Fetch, Reader
@@ -534,18 +534,42 @@ def test_the_classes_of_a_batch_are_about_those_it_will_have():
     numbers = np.array([starts[shard] + record for shard, record in found])
     batches = labels[numbers[: len(numbers) // 64 * 64].reshape(-1, 64)]
     actual = np.mean([len(set(batch)) for batch in batches.tolist()])
-    said = explaining._classes_seen(options.epoch(made.shard_records, 0), classes, 64)
-    assert said == pytest.approx(actual, rel=0.2)
-    assert f"about {said:.0f} classes" in advice.what
+    said, alike, looked = explaining._mixture_seen(
+        options.epoch(made.shard_records, 0), classes, 64
+    )
+    assert said == pytest.approx(actual, rel=0.1)
+    assert f"about {round(said, 1):g} classes" in advice.what
+    each = [(batch[:, None] == batch).sum() - 64 for batch in batches]  # pairs, each twice
+    assert alike / looked == pytest.approx(np.mean(each) / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("spans", [16, 64])
+def test_explain_and_tune_agree_on_a_pack_in_class_order(
+    spans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each batch has all classes, but in too equal parts."""
+    monkeypatch.setattr(tuning, "PASSES", 1)
+    counts, names = [1250] * 16, [str(i) for i in range(10)]
+    made = imagined(counts, classes=names, options={"shuffle": False})
+    labels = np.arange(20_000) // 2000
+    found = tuning.tune(counts, labels, batch_size=256, mean_bytes=1000, canonical_workers=spans)
+    for row in found.rows:
+        buffer = "all" if row.shuffle_buffer is None else row.shuffle_buffer
+        given = {"shuffle_buffer": buffer, "unit": row.unit, "canonical_workers": spans}
+        assert ("class_order" not in codes(told(made, batch_size=256, **given))) == row.mixes, row
+    even = [row for row in found.rows if row.classes > 9.99 and row.shuffle_buffer is not None]
+    assert even and not even[-1].mixes
+    given = {"unit": even[-1].unit, "canonical_workers": spans}
+    e = told(made, batch_size=256, shuffle_buffer=even[-1].shuffle_buffer, **given)
+    assert "a batch has its classes in too equal parts" in str(e).replace("\n  ", "")
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {"shuffle_buffer": "all"},
-        {"shuffle_buffer": 1},  # evaluation, in storage order
+        {"shuffle_buffer": 1, "tail": "exact"},  # evaluation, in storage order
         {"tail": "exact"},
-        {"unit": 1, "batch_size": 256, "shuffle_buffer": 3600},
     ],
     ids=str,
 )
@@ -553,6 +577,14 @@ def test_class_order_is_no_matter_where_it_is_mixed_or_wanted(given: dict[str, A
     made = imagined([500] * 8, classes=["a", "b"], options={"shuffle": False})
     assert "class_order" not in codes(told(made, {}, **({"batch_size": 16} | given)))
     assert "class_order" in codes(told(made, {}, batch_size=16, shuffle_buffer=600))
+
+
+def test_a_pack_in_class_order_that_is_read_in_that_order_is_no_training_set() -> None:
+    e = told(SORTED, {}, batch_size=256, shuffle_buffer=1)
+    [advice] = e.warnings
+    assert advice.code == "class_order" and "is read in that order" in advice.what
+    assert advice.mend.endswith('or shuffle_buffer="all"; for evaluation, tail="exact"')
+    assert codes(told(SORTED, {}, batch_size=256, shuffle_buffer=1, tail="exact")) == []
 
 
 @pytest.mark.parametrize("kind, ordered", [("sorted", True), ("shuffled", False), ("one", False)])
@@ -605,11 +637,11 @@ readers      2 ranks (2 on a machine), 8 workers each
 steps        100 a rank, batches of 256; 12 to 13 a worker
 tail         pad: each record once an epoch, and 200 repeats
 order        the same for any num_workers, and for 1, 2, 4, 8 or 16 ranks where
-             batch_size x ranks is 512
+             batch_size x ranks is 512 and unit 32
 buffer       10,000 records, 9.3 MiB: 157 in each of 64 spans of 768 to 800
 unit         32, the divisor of batch_size nearest 32; a batch mixes 8 spans
-spans        8 a worker, each shared by 2 (free on local storage); none with 1,
-             2, 4 or 8 workers in all
+spans        8 a worker, each also read by 1 other (costs a network file system
+             extra reads); with 1, 2, 4 or 8 workers in all none is shared
 each worker  3,072 to 3,328 records, 2.8 to 3.1 MiB, from 3 to 4 shards
 files        17 open at most, of 256 that a process may open
 bytes wait   in each process, read in blocks
@@ -636,6 +668,19 @@ def test_warnings_are_numbered_each_with_its_change():
         "   takes from it: the same neighbours meet in every epoch\n"
         '   -> shuffle_buffer="all"; `shardio tune` finds the smallest that will do'
     )
+
+
+def test_who_shares_spans_and_a_unit_that_was_given_are_told_plainly():
+    def row(name: str, **job: Any) -> str:
+        text = str(told(TINY, job, batch_size=256, unit=4))
+        return " ".join(text.partition(f"\n{name} ")[2].split())
+
+    assert row("unit").startswith("4, as given; a batch mixes 64 spans spans 64 a process, none")
+    assert row("spans", num_workers=4).startswith(
+        "64 a worker, each also read by 3 others (costs a network file system extra reads); with "
+        "1 worker in all none is shared each"
+    )
+    assert "(more traffic, see below)" in row("spans", num_workers=4, is_network=True)
 
 
 def test_accelerate_is_noted_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,10 @@ def test_an_svg_says_what_is_drawn(found: Tuning) -> None:
     assert best is not None
     buffer = tuning.show_buffer(best.shuffle_buffer)
     assert f"recommended: {buffer} records, unit {best.unit}, " in said
-    assert "uniform shuffle: " in said and "too many: more than 5 % above chance" in said
+    assert (
+        "grey: good enough; a uniform shuffle has " in said
+        and "too many: more than 5 % above chance" in said
+    )
     assert "2,000 records, batches of 32" in said
     assert found.call in said
     for unit in {row.unit for row in found.rows}:
@@ -88,7 +91,7 @@ def test_html_is_one_file_with_the_picture_and_every_row(found: Tuning) -> None:
 
 def test_without_a_recommendation_the_picture_says_so(none: Tuning) -> None:
     said = texts(plotting.draw(none, "svg"))
-    assert "none is good enough: pack again, shuffled" in said
+    assert "none of these is good enough" in said
     assert "recommended" not in said and "recom" not in said
     page = plotting.draw(none, "html").decode()
     assert 'class="best"' not in page and "None of these is good enough." in page
@@ -99,6 +102,29 @@ def test_small_datasets_are_drawn_too(shards: list[int]) -> None:
     made = tune(np.array(shards, np.int64), None, batch_size=16, mean_bytes=1)
     assert made.call in texts(plotting.draw(made, "svg")) or not made.rows
     assert made.call in plotting.draw(made, "html").decode().replace("&quot;", '"')
+
+
+def test_noise_is_drawn_beside_the_band_that_it_is_judged_by() -> None:
+    labels = np.random.default_rng(0).permutation(np.arange(20_000) % 10)
+    shuffled = tune(np.array([2500] * 8), labels, batch_size=256, mean_bytes=1)
+    axes = plotting._figure(shuffled).axes[0]
+    low, high = axes.get_ylim()
+    assert 98 < low < 99 and 101 < high < 102
+    assert axes.get_ylabel() == "class mixture,\n% of a uniform shuffle"
+
+
+@pytest.mark.parametrize("records", [40, 2000])
+def test_both_axes_can_be_read_and_lines_told_apart(records: int, found: Tuning) -> None:
+    made = found if records == 2000 else tune(np.array([40]), None, batch_size=20, mean_bytes=1)
+    upper, lower = plotting._figure(made).axes
+    bottom, top = lower.get_ylim()
+    assert sum(bottom <= tick <= top for tick in lower.get_yticks()) >= 2
+    left, right = lower.get_xlim()
+    assert left < min(lower.get_xticks()) and right > max(lower.get_xticks())
+    lines = [line for line in upper.lines if not line.get_label().startswith("_")]
+    dashes = {line.get_label(): line._unscaled_dash_pattern for line in lines}
+    assert len(dashes) == len({row.unit for row in made.rows})
+    assert len({str(pattern) for pattern in dashes.values()}) == len(dashes)
 
 
 def test_dollars_in_a_path_are_no_formula(found: Tuning) -> None:
@@ -164,12 +190,13 @@ def test_tune_writes_the_picture_and_ends_with_the_call(
     assert quiet.stdout.splitlines() == [call]
     plain = shardio_json("tune", out, "--batch-size", "8", "--world-size", "2")
     assert (plain["call"], plain["world_size"]) == (call, 2)
+    usual = shardio_json("tune", out)
+    assert (usual["batch_size"], usual["num_workers"]) == (256, 0)
 
 
 def test_tune_refuses_before_it_works(packed: Callable[..., Path], tmp_path: Path) -> None:
     out = packed([60, 40])
     done = shardio("tune", tmp_path / "nothing", "--batch-size", "8", "--plot", "x.gif", code=2)
     assert "x.gif: expected a name" in done.stderr
-    assert "--batch-size" in shardio("tune", out, code=2).stderr
     done = shardio("tune", out, "--batch-size", "8", "--memory", "10B", code=2)
     assert "memory is 10 B" in done.stderr
