@@ -19,6 +19,7 @@ NAMES = (
     "raw",
     "train",
     "pack",
+    "lmdb",
     "startup",
     "manifest",
     "order",

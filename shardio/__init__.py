@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StorageError,
         VersionError,
     )
+    from .exporting import export
     from .image import CenterCrop, RandomResizedCrop
     from .packing import commit, pack
     from .sequence import open as open
@@ -66,6 +67,7 @@ _HOMES = {
     "Writer": "writer",
     "collate": "collating",
     "commit": "packing",
+    "export": "exporting",
     "open": "sequence",
     "pack": "packing",
     "unpack": "unpacking",
@@ -96,6 +98,7 @@ __all__ = [
     "Writer",
     "collate",
     "commit",
+    "export",
     "pack",
     "unpack",
     "verify",

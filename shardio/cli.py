@@ -128,13 +128,61 @@ def _commit(options: argparse.Namespace) -> int:
     return _show_packed(done, options)
 
 
+def _index(options: argparse.Namespace) -> int:
+    from .indexing import index
+    from .sizes import show_size
+
+    with _progress("indexing", options) as progress:
+        done = index(
+            options.directory,
+            out=options.out,
+            format=options.format,
+            fields=_named(options.fields),
+            jobs=options.jobs,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
+    if options.json:
+        _print_json(vars(done))
+    elif not options.quiet:
+        fields = ", ".join(
+            f"{printable(name)} ({kind})"
+            + (f" from {printable(done.sources[name])}" if name in done.sources else "")
+            for name, kind in done.fields.items()
+        )
+        rate = done.bytes / max(done.seconds, 1e-9) / 1e6
+        print(
+            f"{printable(done.root)}: {done.format}: {done.records:,} records in {done.shards:,} "
+            f"shards, {show_size(done.bytes)}, in {done.seconds:.1f} s, {rate:,.0f} MB/s"
+        )
+        print(f"fields: {fields}")
+        for name in done.left_out:
+            print(f"left out: {printable(name)!r} cannot be a field's name; give one by --fields")
+        if os.path.abspath(done.out) != os.path.abspath(done.root):
+            print(f"open it by {printable(done.out)} with root={printable(done.root)!r}")
+    return DONE
+
+
+def _named(text: str | None) -> dict[str, str]:
+    """image=jpg,label=cls"""
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair]
+    for name, equals, source in pairs:
+        if not (name and equals and source):
+            raise OptionError(f"--fields {printable(text or '')}: expected NAME=THEIRS,NAME=THEIRS")
+    return {name: source for name, _, source in pairs}
+
+
 def _unpack(options: argparse.Namespace) -> int:
     from .sizes import show_size
     from .unpacking import unpack
 
     with _progress("unpacking", options) as progress:
         done = unpack(
-            options.out, options.directory, overwrite=options.overwrite, progress=progress
+            options.out,
+            options.directory,
+            root=options.root,
+            overwrite=options.overwrite,
+            progress=progress,
         )
     if options.json:
         _print_json(vars(done))
@@ -143,6 +191,52 @@ def _unpack(options: argparse.Namespace) -> int:
         if done.without:
             print(f"{done.without:,} records hold no file")
     return DONE
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .exporting import export
+    from .sizes import show_size
+
+    fields = None
+    if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
+        fields = {name: theirs or None for name, theirs in _pairs(options.fields)}
+    with _progress("exporting", options, unit=" records", scale=1) as progress:
+        done = export(
+            options.out,
+            options.directory,
+            format=options.format,
+            fields=fields,
+            shard_size=options.shard_size,
+            keys=options.keys,
+            root=options.root,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
+    if options.json:
+        _print_json(vars(done))
+    elif not options.quiet:
+        print(
+            f"{printable(done.out)}: {done.format}: {done.records:,} records in {done.files:,} "
+            f"files, {show_size(done.bytes)}"
+        )
+        called = (f"{printable(name)} as {printable(its)}" for name, its in done.fields.items())
+        print(f"fields: {', '.join(called)}")
+        for note in done.notes:
+            print(printable(note, 4096))
+        if done.without:
+            print(f"{done.without:,} records hold nothing that could be written")
+        if done.removed:
+            print(f"{done.removed:,} files of an older export were removed")
+    return DONE
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """image=jpg,caption: the second has no other name"""
+    for pair in text.split(","):
+        name, equals, theirs = pair.partition("=")
+        if not name or (equals and not theirs):
+            raise OptionError(f"--fields {printable(text)}: expected NAME,NAME=THEIRS,...")
+        yield name, theirs
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -181,7 +275,8 @@ def _ls(options: argparse.Namespace) -> int:
     label = None
     if options.class_name is not None:
         label = manifest.class_index(made.classes, options.class_name)
-    rows = _rows(Reader(storage, made), shards, label)
+    root = None if options.root is None else locate(options.root)
+    rows = _rows(Reader(storage, made, root=root), shards, label)
     if options.json:
         sys.stdout.write('{"records": [')
         separator = "\n"
@@ -226,7 +321,7 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
 def _cat(options: argparse.Namespace) -> int:
     from . import sequence as sequences
 
-    sequence = sequences.open(options.out, decode=None)
+    sequence = sequences.open(options.out, decode=None, root=options.root)
     index = _index_of(sequence, options.record, options.key)
     sample = sequence[index]
     fields = dict(sequence.manifest.schema.fields)
@@ -268,6 +363,7 @@ def _verify(options: argparse.Namespace) -> int:
     with _progress("verifying", options) as progress:
         found = verify(
             options.out,
+            root=options.root,
             decode=options.decode,
             sha256=options.sha256,
             jobs=options.jobs,
@@ -670,7 +766,7 @@ def _parser() -> argparse.ArgumentParser:
         default="raise",
         help="files that cannot be packed: fail and list them (default), or leave them out",
     )
-    pack.add_argument("--format", default="record", help="of the shards (default: record)")
+    pack.add_argument("--format", default="record", help="of the shards: record (default) or lmdb")
     pack.add_argument(
         "--dry-run", action="store_true", help="say what would be done and touch nothing"
     )
@@ -680,10 +776,43 @@ def _parser() -> argparse.ArgumentParser:
     commit.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     commit.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
 
+    index = command("index", _index, "make a dataset of files of another format, in place")
+    index.add_argument("directory", metavar="DIR", help="the folder that holds the files")
+    index.add_argument(
+        "--out", metavar="IDX", help="where manifest and index go (default: beside the data)"
+    )
+    index.add_argument("--format", help="of the files (default: told from their names)")
+    index.add_argument(
+        "--fields", metavar="NAME=THEIRS,...", help="names of fields: image=jpg,label=cls"
+    )
+    index.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    index.add_argument("--overwrite", action="store_true", help="replace a manifest that is there")
+
     unpack = command("unpack", _unpack, "write the packed files back into a folder")
     unpack.add_argument("out", metavar="OUT", help="the packed directory")
     unpack.add_argument("directory", metavar="DIR", help="where the files go")
     unpack.add_argument("--overwrite", action="store_true", help="replace files that exist")
+
+    export = command("export", _export, "write a packed dataset in another format")
+    export.add_argument("out", metavar="OUT", help="the packed directory")
+    export.add_argument("directory", metavar="DIR", help="where the files go; empty, or not there")
+    export.add_argument(
+        "--format",
+        required=True,
+        metavar="FORMAT",
+        help="webdataset, tfrecord, recordio, mds, lmdb-caffe or imagefolder (required)",
+    )
+    export.add_argument(
+        "--fields", metavar="NAME=THEIRS,...", help="only these, and their names there: label=cls"
+    )
+    export.add_argument("--shard-size", metavar="SIZE", help="of a file, at most: 64MB or 1GiB")
+    export.add_argument(
+        "--keys",
+        choices=("own", "number"),
+        default="own",
+        help="name records by their keys (default), or by their numbers",
+    )
+    export.add_argument("--overwrite", action="store_true", help="replace an older export in DIR")
 
     info = command("info", _info, "show what a packed directory holds")
     info.add_argument("out", metavar="OUT", nargs="?")
@@ -741,6 +870,13 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument(
         "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
     )
+
+    for one in (unpack, export, ls, cat, verify):
+        one.add_argument(
+            "--root",
+            metavar="DIR",
+            help="where the data is, if its index is elsewhere (`index --out`)",
+        )
 
     gc = command("gc", _gc, "remove files that no manifest names")
     gc.add_argument("out", metavar="OUT")

@@ -63,6 +63,8 @@ class ShardDataset(Described, Stream):
     buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
     where              only records that meet conditions on the index, by field: a value, several,
                        or a function of the column: {"label": ["cat", "dog"]}
+    root               where the data lies, when `shardio index --out` put its index elsewhere
+    verify_open        False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
 
     Options that decide the order (shuffle_buffer, seed, tail, canonical_workers, unit) and are not
     given are taken from a state that is loaded. Call `set_epoch(e)` before each `iter()`.
@@ -90,10 +92,13 @@ class ShardDataset(Described, Stream):
         unit: int | None = None,
         buffer_bytes: int | str = BUFFER_BYTES,
         where: Mapping[str, Any] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        verify_open: bool = True,
     ) -> None:
         storage = locate(path)
         self._path = storage.url  # for messages
-        self._reader = Reader(storage, manifest.load(storage))
+        shards = None if root is None else locate(root)
+        self._reader = Reader(storage, manifest.load(storage), root=shards, verify=verify_open)
         self._decoder = Decoder(
             self.manifest.schema,
             fields=fields,

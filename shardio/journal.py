@@ -19,9 +19,10 @@ from collections.abc import Sequence
 
 from . import manifest, plan
 from .errors import DamageError, NotPackedError, StorageError, VersionError, printable
-from .formats.record import RecordShard, may_be_shard
+from .formats import lmdb, record
 from .lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 from .plan import Before
+from .shard import open_own
 from .storage import local, locate
 
 REJECTED = "rejected.jsonl"
@@ -87,7 +88,8 @@ def shard_number(name: str) -> int | None:
     number, dash, rest = name.partition("-")
     digest, _, ending = rest.partition(".")
     plain = number.isascii() and number.isdigit() and len(number) >= 5
-    if not (plain and dash and ending == "shard" and len(digest) == 8):
+    known = f".{ending}" in manifest.SUFFIXES.values()
+    if not (plain and dash and known and len(digest) == 8):
         return None
     return int(number) if all(c in "0123456789abcdef" for c in digest) else None
 
@@ -116,7 +118,7 @@ def shard_id(directory: str, name: str) -> bytes | None:
     try:
         file = locate(directory).open(name)
         try:
-            return RecordShard(file).dataset_id
+            return open_own(file, name).dataset_id
         finally:
             file.close()
     except (OSError, StorageError, DamageError, VersionError):
@@ -159,9 +161,8 @@ def is_ours(directory: str, name: str) -> bool:
     except (OSError, StorageError, DamageError):
         return False
     ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
-    return may_be_shard(start) or any(
-        start.startswith(magic) or magic.startswith(start) for magic in ours
-    )
+    shards = record.may_be_shard(start) or lmdb.may_be_shard(start)
+    return shards or any(start.startswith(magic) or magic.startswith(start) for magic in ours)
 
 
 def remove_temporaries(directory: str, token: str | None = None) -> None:

@@ -30,14 +30,12 @@ from .errors import (
     VersionError,
     printable,
 )
-from .formats import check_format
 from .formats.base import MAX_RECORDS, ShardInfo
-from .formats.record import RecordShard
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
 from .plan import Plan
 from .sample import Schema
-from .shard import ShardWriter
+from .shard import ShardWriter, check_packed, open_own
 from .storage import local, local_path, locate
 
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
@@ -95,6 +93,7 @@ def pack(
 ) -> list[Packed]:
     """Pack a folder of images into OUT: one dataset, or one for each split.
 
+    format         of the shards: "record" or "lmdb"
     shard_size     bytes of source a shard, or like "64MB"; default 256 MiB, less where that gave
                    under 16 shards
     max_records    records a shard, at most
@@ -115,9 +114,12 @@ def pack(
     Run again after an interruption, it goes on where it was. Raises OptionError, SourceError,
     SourceChangedError, BusyError, ExistsError, StorageError.
     """
-    check_format(format)
+    check_packed(format)
     jobs = parallel.processes(jobs)
-    wanted, chosen = _options(shard_size, max_records, shuffle, seed, resize, quality), _part(part)
+    wanted = _options(shard_size, max_records, shuffle, seed, resize, quality)
+    if format != "record":  # which datasets had before there was another
+        wanted["format"] = format
+    chosen = _part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
     if splits not in (None, True, False):
@@ -242,6 +244,7 @@ class _Task:
     labels: list[int] | None
     resize: int | None
     quality: int | None
+    format: str
     skip: bool
     finished: list[str]  # names of files that may be this shard, from an interrupted packing
     build: bool = True
@@ -523,6 +526,7 @@ class _Packing:
             labels=self.plan.labels(start, stop) if build else None,
             resize=options["resize"],
             quality=options["quality"],
+            format=_format(options),
             skip=skip,
             finished=finished,
             build=build,
@@ -542,7 +546,7 @@ class _Packing:
         made = manifest.make(
             infos,
             dataset_id=self.dataset_id,
-            format="record",
+            format=_format(header["options"]),
             schema=Schema(header["fields"]),
             classes=None if header["classes"] is None else tuple(header["classes"]),
             options=header["options"],
@@ -572,7 +576,7 @@ def _do(task: _Task, add: Callable[[int], None]) -> _Built:
 
 def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
     shard = ShardWriter(
-        task.directory, task.token, Schema(task.fields), task.dataset_id, task.number
+        task.directory, task.token, Schema(task.fields), task.dataset_id, task.number, task.format
     )
     problems: list[Problem] = []
     try:
@@ -603,8 +607,7 @@ def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
             return _Built(None, problems=problems)
         info = shard.finish()
         if problems:
-            part = info.name.removesuffix(".shard")
-            journal.write_rejected_part(task.directory, part, problems)
+            journal.write_rejected_part(task.directory, _part_name(info.name), problems)
         shard.commit(info.name)
         add(done)
     except BaseException:
@@ -634,14 +637,13 @@ def _keep(task: _Task, name: str) -> _Built | None:
         return None
     try:
         digest = file.sha256()
-        if manifest.shard_name(task.number, digest) != name:
+        if manifest.shard_name(task.number, digest, task.format) != name:
             return None
-        shard = RecordShard(file, dataset_id=task.dataset_id)
+        shard = open_own(file, name, task.dataset_id)
         # Left out are only files that a part was told to skip; building anew finds out again why.
         left_out: list[Problem] = []
         if not task.build:
-            part = name.removesuffix(".shard")
-            left_out = journal.load_rejected_part(task.directory, part) or []
+            left_out = journal.load_rejected_part(task.directory, _part_name(name)) or []
         if shard.number != task.number or len(task.keys) - shard.records != len(left_out):
             return None
         info = ShardInfo(name, task.number, shard.records, file.size, digest, shard.index_checksum)
@@ -650,6 +652,15 @@ def _keep(task: _Task, name: str) -> _Built | None:
         return None
     finally:
         file.close()
+
+
+def _part_name(name: str) -> str:
+    """A shard's name without its ending."""
+    return name.partition(".")[0]
+
+
+def _format(options: dict[str, Any]) -> str:
+    return str(options.get("format", "record"))
 
 
 # --- checks ---------------------------------------------------------------------------------------

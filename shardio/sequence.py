@@ -21,7 +21,7 @@ from .decoding import Decode, Decoder
 from .errors import OptionError, printable
 from .fetch import Described, Reader
 from .formats.base import Column
-from .formats.record import key_hash
+from .formats.columns import key_hash
 from .sample import Sample
 from .storage import locate
 
@@ -32,6 +32,8 @@ def open(
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    verify_open: bool = True,
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
@@ -39,11 +41,15 @@ def open(
                Or a function of those bytes
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
     fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
+    root       where the data lies, when `shardio index --out` put its index elsewhere
+    verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     """
     storage = locate(path)
     found = manifest.load(storage)
     decoder = Decoder(found.schema, fields=fields, decode=decode, transform=transform)
-    return ShardSequence(Reader(storage, found), decoder, range(found.records))
+    shards = None if root is None else locate(root)
+    reader = Reader(storage, found, root=shards, verify=verify_open)
+    return ShardSequence(reader, decoder, range(found.records))
 
 
 class ShardSequence(Described, Sequence[Any]):

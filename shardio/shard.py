@@ -1,7 +1,6 @@
 """One shard on its way to disk: records are gathered, hashed as they are written, named when whole.
 
-Packing and Writer build shards with this; formats/record.py knows the bytes, storage/local.py the
-file.
+Packing and Writer build shards with this; the formats know the bytes, storage/local.py the file.
 """
 
 from __future__ import annotations
@@ -10,11 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import manifest
+from .errors import OptionError, printable
 from .formats.base import ShardInfo
-from .formats.record import RecordEncoder
+from .formats.lmdb import LmdbEncoder, LmdbShard
+from .formats.record import RecordEncoder, RecordShard
 from .sample import Buffer, Schema
-from .storage import local
+from .storage import File, local
 
+# What shardio packs itself; all else it only reads.
+ENCODERS: dict[str, type[RecordEncoder]] = {"record": RecordEncoder, "lmdb": LmdbEncoder}
+_SHARDS: dict[str, type[RecordShard]] = {"record": RecordShard, "lmdb": LmdbShard}
 _WRITE = 1 << 20  # bytes gathered for one write call
 
 
@@ -22,10 +26,19 @@ class ShardWriter:
     """Records, one after the other, to a draft in a directory; `commit` gives it its name."""
 
     def __init__(
-        self, directory: str, token: str, schema: Schema, dataset_id: bytes, number: int
+        self,
+        directory: str,
+        token: str,
+        schema: Schema,
+        dataset_id: bytes,
+        number: int,
+        format: str = "record",
     ) -> None:
-        self._encoder = RecordEncoder(schema, dataset_id, number)
-        self._draft = local.Draft(directory, f"{number:05d}", token)
+        self._encoder = ENCODERS[format](schema, dataset_id, number)
+        self._format = format
+        self._draft = local.Draft(
+            directory, f"{number:05d}", token, patched=self._encoder.starts_last
+        )
         self._pieces: list[bytes] = [self._encoder.header()]
         self._gathered = 0  # bytes of records among the pieces
 
@@ -59,9 +72,11 @@ class ShardWriter:
         """Write the index; what the manifest will say. The file still has its temporary name."""
         self._pieces.append(self._encoder.finish())
         self._hand_over()
+        if self._encoder.starts_last:
+            self._draft.patch(self._encoder.start)
         encoder, digest = self._encoder, self._draft.digest()
         return ShardInfo(
-            manifest.shard_name(encoder.number, digest),
+            manifest.shard_name(encoder.number, digest, self._format),
             encoder.number,
             encoder.records,
             self._draft.size,
@@ -77,10 +92,26 @@ class ShardWriter:
         """Remove the temporary file, if it is still there."""
         self._draft.discard()
 
-    def _add(self, record: tuple[bytes, bytes]) -> None:
+    def _add(self, record: tuple[bytes, ...]) -> None:
         self._pieces += record
-        self._gathered += len(record[1])
+        for piece in record:
+            self._gathered += len(piece)
 
     def _hand_over(self) -> None:
         self._draft.write(b"".join(self._pieces))
         self._pieces, self._gathered = [], 0
+
+
+def check_packed(format: str) -> str:
+    """The name, if shardio packs shards of this format. Raises OptionError."""
+    if format not in ENCODERS:
+        raise OptionError(
+            f"format {printable(repr(format))}: shardio packs {' and '.join(ENCODERS)} shards"
+        )
+    return format
+
+
+def open_own(file: File, name: str, dataset_id: bytes | None = None) -> RecordShard:
+    """A shard that shardio packed, by the ending of its name. Raises as opening it does."""
+    format = next(kind for kind, ending in manifest.SUFFIXES.items() if name.endswith(ending))
+    return _SHARDS[format](file, dataset_id=dataset_id)

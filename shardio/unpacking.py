@@ -18,6 +18,7 @@ from .manifest import Manifest
 from .parallel import Progress
 from .sample import KEY
 from .sequence import ShardSequence
+from .sources import image_type
 from .storage import local, local_path
 
 _OPEN = 256  # folders at a time
@@ -39,10 +40,13 @@ def unpack(
     path: str | os.PathLike[str],
     directory: str | os.PathLike[str],
     *,
+    root: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Unpacked:
     """Write the files of a dataset, or of all its splits, into a directory.
+
+    root: where the data lies, when `shardio index --out` put its index elsewhere.
 
     Classes without images become empty folders. Existing files raise ExistsError, unless
     `overwrite` replaces them. Raises also NotPackedError, DamageError (a record or a key),
@@ -51,7 +55,10 @@ def unpack(
     """
     source, target = local_path(path), local_path(directory)
     datasets = [
-        (sequence.open(folder, decode=None), os.path.join(target, name) if name else target)
+        (
+            sequence.open(folder, decode=None, root=root),
+            os.path.join(target, name) if name else target,
+        )
         for name, folder in manifest.datasets(source).items()
     ]
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
@@ -70,7 +77,8 @@ def unpack(
                 if data is None:
                     done.without += 1
                     continue
-                tree.write(_parts(sample[KEY], dataset.manifest.where), data)
+                key = sample[KEY] + _ending(dataset.manifest, content, sample[KEY], data)
+                tree.write(_parts(key, dataset.manifest.where), data)
                 done.files += 1
                 done.bytes += len(data)
                 if progress is not None:
@@ -167,6 +175,16 @@ def _parts(key: bytes, where: str) -> list[bytes]:
     if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
         raise DamageError(f"{where}: the key {printable(key)} is no path within a directory")
     return parts
+
+
+def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
+    """What a file's name lacks: keys of other formats have no endings."""
+    if made.names is None or b"." in key.rpartition(b"/")[2]:
+        return b""
+    source = made.options.get("fields", {}).get(content, content)
+    kind = image_type(data[:32])
+    ending = source if source.isalnum() and len(source) <= 5 and source != content else kind
+    return b"" if ending is None else b"." + ending.split()[0].lower().encode()
 
 
 def _check_keys(dataset: ShardSequence, content: str) -> None:

@@ -1,7 +1,7 @@
 """Is every byte what was packed? Each shard is checked by itself, on all cores.
 
 Checked are the manifest, each shard's header, index and trailer against it, every record's
-checksum, and that keys and columns in the index are those of the records.
+checksum, that keys and columns in the index are those of the records, and the pages of LMDB shards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import manifest, parallel
 from .errors import DamageError, DecodeError, StorageError, VersionError, printable
 from .formats import check_format, open_shard
 from .formats.base import Opening, Shard, ShardInfo
-from .formats.record import key_hash
+from .formats.columns import key_hash
 from .sample import KEY, Sample
 from .storage import Storage, locate
 
@@ -57,6 +57,7 @@ class _Task:
 def verify(
     path: str | os.PathLike[str],
     *,
+    root: str | os.PathLike[str] | None = None,
     decode: bool = False,
     sha256: bool = False,
     jobs: int | None = None,
@@ -64,6 +65,7 @@ def verify(
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
+    root      where the data lies, when `shardio index --out` put its index elsewhere
     decode    also decode every image
     sha256    also compare each file's SHA-256 with the manifest
     jobs      processes; default: one a core
@@ -72,8 +74,8 @@ def verify(
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
     jobs = parallel.processes(jobs)
-    root = os.fspath(path)
-    folders = manifest.datasets(root).values()
+    folders = manifest.datasets(os.fspath(path)).values()
+    shards = None if root is None else locate(root)
     made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
     for _, one in made:
         check_format(one.format)
@@ -84,7 +86,7 @@ def verify(
     tasks = [
         _Task(
             one.format,
-            one.opening(storage),
+            one.opening(storage, shards),
             one.shard(number),
             tuple(n for n, kind in one.schema.fields if kind == "image") if decode else (),
             sha256,
@@ -115,6 +117,10 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
             stop = min(start + _CHUNK, shard.records)
             damages += _check_records(shard, start, stop, task.images, name)
             add(int(shard.sizes[start:stop].sum()))
+        try:
+            shard.check()
+        except DamageError as error:
+            damages.append(Damage(name, None, None, None, str(error)))
         return shard.records, damages
     except FileNotFoundError:
         return 0, [Damage(name, None, None, None, "the file is missing")]

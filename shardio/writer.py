@@ -31,7 +31,7 @@ from .formats.base import MAX_RECORDS, ShardInfo
 from .lock import WRITER_MAGIC
 from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields
-from .shard import ShardWriter
+from .shard import ShardWriter, check_packed
 from .storage import local, local_path, locate
 
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
@@ -44,6 +44,7 @@ class Writer:
                  json. Default: those of the first sample. `__key__` (bytes or str, unique) is
                  always the first field; where a sample has none it is its number, nine digits.
     classes      names of the labels, when there is an int field `label`
+    format       of the shards: "record" or "lmdb"
     id           names the dataset: equal streams under equal ids give equal bytes. Default: random
     shard_size   bytes after which a shard is complete, or like "64MB"
     max_records  records a shard, at most
@@ -65,6 +66,7 @@ class Writer:
         *,
         fields: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         classes: Sequence[str] | None = None,
+        format: str = "record",
         id: str | None = None,
         shard_size: int | str = SHARD_SIZE,
         max_records: int | None = None,
@@ -77,6 +79,7 @@ class Writer:
         if not isinstance(id, (str, type(None))):
             raise OptionError(f"id is {id!r}; expected a str")
         self.out = local_path(out)
+        self._format = check_packed(format)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
         self._classes = None if classes is None else tuple(map(str, classes))
@@ -155,7 +158,7 @@ class Writer:
         made = manifest.make(
             self._shards,
             dataset_id=self._id,
-            format="record",
+            format=self._format,
             schema=self._schema,
             classes=self._classes,
             options={
@@ -247,7 +250,9 @@ class Writer:
             )
 
     def _open_shard(self, schema: Schema) -> ShardWriter:
-        self._shard = ShardWriter(self.out, self._token, schema, self._id, len(self._shards))
+        self._shard = ShardWriter(
+            self.out, self._token, schema, self._id, len(self._shards), self._format
+        )
         self._keys = []
         return self._shard
 

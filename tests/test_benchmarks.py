@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("cold", "raw", "train", "pack", "startup", "manifest", "order", "workers")
+NAMES = ("cold", "raw", "train", "pack", "lmdb", "startup", "manifest", "order", "workers")
 
 
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:

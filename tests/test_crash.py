@@ -59,6 +59,7 @@ def parts(source: Path, out: Path) -> None:
 SCENES = {
     "pack": Scene(["pack", "SRC", "OUT", *RECORDS]),
     "skip": Scene(["pack", "SRC/../bad", "OUT", *RECORDS, "--on-error", "skip"], code=4),
+    "lmdb": Scene(["pack", "SRC", "OUT", *RECORDS, "--format", "lmdb"]),
     "resume": Scene(["pack", "SRC", "OUT", *RECORDS], partial(build, part=(1, 2))),
     "restart": Scene(
         ["pack", "SRC", "OUT", *RECORDS, "--restart"], partial(build, part=(1, 2), seed=7)
@@ -227,6 +228,9 @@ def test_a_failing_device_is_a_clear_message_and_commits_nothing(stage: Stage, e
     for kind in ("write", "fsync", "openat", "rename", "link"):
         for call in sample(error, [call for call in calls if call[0] == kind], 2):
             fail_at(stage, "pack", *call, error)
+    patched = [call for call in stage.rehearse("lmdb") if call[0] == "pwrite64"]
+    assert patched
+    fail_at(stage, "lmdb", *patched[-1], error)
 
 
 @needs_strace

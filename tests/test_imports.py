@@ -15,18 +15,26 @@ LAYERS = """
 errors
 sizes sample storage.base
 storage.local formats.base
-storage
-formats.record lock
+storage storage.staging
+formats.columns lock
+formats.record formats.foreign
+formats.lmdb formats.tar formats.mds formats.tfrecord formats.recordio
+formats.lmdb_foreign formats.parquet
 formats
 manifest
 order shard
 parallel sources image options selection
-plan decoding fetch
+plan decoding fetch indexing
 journal sequence explaining
 packing collating tuning
 stream plotting
 mixing
 writer cleaning dataset unpacking verifying
+targets.base
+targets.webdataset targets.tfrecord targets.recordio targets.mds targets.imagefolder
+targets.caffe
+targets
+exporting
 cli
 __main__
 """
@@ -41,12 +49,15 @@ READING = {
 
 DOORS = {  # what only these modules import
     "msgpack": {"sample"},
-    "xxhash": {"formats.record", "writer"},
+    "xxhash": {"formats.columns", "formats.record", "writer"},
     "tqdm": {"cli"},
     "PIL": {"image"},
     "torch": {"stream", "collating"},
-    "lmdb": set(),
+    "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
     "matplotlib": {"plotting"},
+    "google_crc32c": {"formats.tfrecord"},
+    "zstandard": {"formats.mds"},
+    "pyarrow": {"formats.parquet"},
 }
 EVERYWHERE = {"numpy"}
 

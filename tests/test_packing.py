@@ -1075,7 +1075,7 @@ def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_pa
         {"part": (0, 2)},
         {"part": (3, 2)},
         {"part": (1, 0)},
-        {"format": "lmdb"},
+        {"format": "tfrecord"},
         {"format": "zip"},
         {"shard_size": "big"},
         {"shard_size": 1.5},

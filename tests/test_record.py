@@ -21,7 +21,8 @@ from conformance import sample as make_sample
 from shardio import manifest
 from shardio.errors import DamageError, SampleError, ShardioError, StorageError, VersionError
 from shardio.formats.base import ShardInfo
-from shardio.formats.record import RecordEncoder, RecordShard, key_hash, may_be_shard
+from shardio.formats.columns import key_hash
+from shardio.formats.record import RecordEncoder, RecordShard, may_be_shard
 from shardio.sample import KEY, MAX_HEAD, Schema
 from shardio.storage import locate
 

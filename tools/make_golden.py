@@ -1,6 +1,8 @@
 """Writes tests/golden/v0/: a small dataset of every kind of value, and what a reader must find.
 
-    python tools/make_golden.py [FOLDER]
+    python tools/make_golden.py [FOLDER [FORMAT]]
+
+Without a folder, also tests/golden/lmdb-v0/: the same as LMDB shards.
 
 The bytes depend on nothing but this file and the format, so writing them again changes nothing as
 long as the format stays the same. Once a version is frozen its golden files stay as they are.
@@ -17,12 +19,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from shardio import manifest
-from shardio.formats.base import ShardInfo
-from shardio.formats.record import VERSION, RecordEncoder
+from shardio.formats.record import VERSION
 from shardio.sample import KEY, Schema
-from shardio.storage.local import Draft, token, write_file
+from shardio.shard import ShardWriter, open_own
+from shardio.storage import locate
+from shardio.storage.local import token, write_file
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden" / f"v{VERSION}"
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
+FOLDERS = {"record": GOLDEN / f"v{VERSION}", "lmdb": GOLDEN / f"lmdb-v{VERSION}"}
 DATASET_ID = bytes(range(0xA0, 0xB0))
 FIELDS = (
     (KEY, "key"),
@@ -134,38 +138,30 @@ def tagged(value: object) -> object:
     return value
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, format: str = "record") -> None:
     """All golden files, into a folder that exists."""
     infos, described, blob_bytes = [], [], 0
     for number, samples in enumerate(SHARDS):
-        encoder = RecordEncoder(Schema(FIELDS), DATASET_ID, number)
-        draft = Draft(str(folder), "golden", token())
-        draft.write(encoder.header())
-        offsets = []
+        writer = ShardWriter(str(folder), token(), Schema(FIELDS), DATASET_ID, number, format)
         for values in samples:
-            offsets.append(draft.size)
-            for piece in encoder.record(values):
-                draft.write(piece)
-        draft.write(encoder.finish())
-        name = manifest.shard_name(number, draft.digest())
-        infos.append(
-            ShardInfo(
-                name, number, len(samples), draft.size, draft.digest(), encoder.index_checksum
-            )
-        )
-        blob_bytes += encoder.blob_bytes
+            writer.write(values)
+        info = writer.finish()
+        writer.commit(info.name)
+        infos.append(info)
+        blob_bytes += writer.blob_bytes
+        shard = open_own(locate(folder).open(info.name), info.name)
         described.append(
             {
-                "name": name,
-                "offsets": offsets,
+                "name": info.name,
+                "offsets": [shard.offset(record) for record in range(len(samples))],
                 "samples": [tagged(values) for values in samples],
             }
         )
-        draft.commit(name)
+        shard.close()
     made = manifest.make(
         infos,
         dataset_id=DATASET_ID,
-        format="record",
+        format=format,
         schema=Schema(FIELDS),
         classes=CLASSES,
         options={"made by": "tools/make_golden.py"},
@@ -187,10 +183,10 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         target = Path(sys.argv[1])
         target.mkdir()  # a new one: nothing of anybody's is replaced
-    else:
-        target = FOLDER
+        FOLDERS = {sys.argv[2] if len(sys.argv) > 2 else "record": target}
+    for kind, target in FOLDERS.items():
         target.mkdir(parents=True, exist_ok=True)
         for old in target.iterdir():
             old.unlink()
-    write(target)
-    print(f"{target}: {sum(file.stat().st_size for file in target.iterdir()):,} bytes")
+        write(target, kind)
+        print(f"{target}: {sum(file.stat().st_size for file in target.iterdir()):,} bytes")

@@ -1,17 +1,38 @@
-"""The formats a shard can have, by the name in the manifest."""
+"""The formats a shard can have, by the name in the manifest: those that shardio packs, and those
+of others, which are read in place. A format is one file beside this one, and one row here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 
 from ..errors import OptionError
-from . import record
+from . import lmdb, lmdb_foreign, mds, parquet, record, recordio, tar, tfrecord
 from .base import Opening, Shard, ShardInfo
+from .foreign import ForeignShard, Layout
 
+# Layouts, and what the names of their files look like. The first that fits has a file; compressed
+# ones fit too, so that they are refused with the command that converts them.
+_LAYOUTS: list[tuple[Layout, str]] = [
+    (tar.TarLayout(), r"(?i)\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)\Z"),
+    (mds.MdsLayout(), r"\.mds(\.(zstd|gz|bz2|br|snappy))?\Z"),
+    (lmdb_foreign.LmdbForeignLayout(), r"(?i)(^|/)(?!lock\.mdb\Z)[^/]+\.(mdb|lmdb)\Z"),
+    (parquet.ParquetLayout(), r"(?i)\.(parquet|pq|parq)\Z"),
+    (recordio.RecordIOLayout(), r"(?i)\.rec\Z"),
+    (
+        tfrecord.TFRecordLayout(),
+        r"(?i)\.(tfrecords?|tfrec|tfr)(\.(gz|zz|zlib))?(-\d{5}-of-\d{5})?\Z|-\d{5}-of-\d{5}\Z",
+    ),
+]
+FOREIGN: dict[str, Layout] = {layout.name: layout for layout, _ in _LAYOUTS}
+FOREIGN_FILES = {layout.name: re.compile(pattern) for layout, pattern in _LAYOUTS}
 FORMATS: dict[str, Callable[[Opening, ShardInfo], Shard]] = {
     "record": record.open_shard,
+    "lmdb": lmdb.open_shard,
+    **{name: partial(ForeignShard, layout) for name, layout in FOREIGN.items()},
+    "parquet": parquet.open_shard,
 }
-PLANNED = {"lmdb": "LMDB shards come with a later version"}
 
 
 def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
@@ -23,6 +44,5 @@ def check_format(name: str) -> str:
     """The name, if a format has it. Raises OptionError."""
     if name not in FORMATS:
         known = ", ".join(FORMATS)
-        why = PLANNED.get(name, "no format has this name")
-        raise OptionError(f"format {name!r}: {why}; available: {known}")
+        raise OptionError(f"format {name!r}: no format has this name; available: {known}")
     return name

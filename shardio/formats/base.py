@@ -79,5 +79,8 @@ class Shard(Protocol):
     def scattered(self) -> None:
         """Say that records will be read in no order, and announced by will_need."""
 
+    def check(self) -> None:
+        """Compare all that no reading of a record checks. Raises DamageError."""
+
     def close(self) -> None:
         """Give descriptors back."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import xxhash
@@ -44,11 +44,12 @@ from ..sample import (
 )
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
+from .columns import SCALARS, key_hash, pack_column, take_columns
+from .columns import checksum as _checksum
 
 VERSION = 0
 MAGIC = b"\x89SHD\r\n\x1a\n"  # a high byte, a name, CR LF, ctrl-Z, LF: text-mode transfers break it
 END_MAGIC = b"\x89DHS\r\n\x1a\n"
-_SCALARS = frozenset(("int", "float", "bool"))  # kinds of fields that get a column
 XXH3_64 = 1  # the only checksum kind so far; a byte leaves room for others
 
 _HEADER = struct.Struct("<8sHBBI16sI")
@@ -66,16 +67,6 @@ _APART = 16 << 10
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 _BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
-# What a column can be, by the one spelling that numpy gives it.
-_COLUMNS = frozenset(["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8"])
-
-_checksum = xxhash.xxh3_64_intdigest
-
-
-def key_hash(key: bytes) -> int:
-    """The hash by which an index finds a key: the low 32 bits of its xxh3_64."""
-    return int(_checksum(key)) & 0xFFFFFFFF
-
 
 def _seed(dataset_id: bytes, number: int) -> int:
     """Seed of a shard's record 0, to which a record's number is added; the low half is 0.
@@ -87,11 +78,26 @@ def _seed(dataset_id: bytes, number: int) -> int:
     return int(_checksum(_U32.pack(number) + dataset_id)) & 0xFFFFFFFF00000000
 
 
+class Readable(Protocol):
+    """What holds header, index and trailer: a file, or a part of one."""
+
+    name: str
+    size: int
+
+    def read(self, start: int, length: int) -> bytes: ...
+
+
 class RecordEncoder:
     """Samples to the bytes of one shard: `header`, then each `record`, then `finish`.
 
     Writes nothing itself; the caller appends what each call returns to one file, in order.
+    `starts_last`: at the end, `start` is written over the first bytes of the file.
     """
+
+    starts_last = False
+    start = b""
+
+    max_body = MAX_BODY  # bytes of head and blobs of one record
 
     def __init__(self, schema: Schema, dataset_id: bytes, number: int) -> None:
         self.schema, self.dataset_id, self.number = schema, dataset_id, number
@@ -103,7 +109,7 @@ class RecordEncoder:
         self._lengths: list[int] = []
         self._hashes: list[int] = []
         self._columns: list[tuple[int, list[Any]]] = [
-            (i, []) for i, (_, kind) in enumerate(schema.fields) if kind in _SCALARS
+            (i, []) for i, (_, kind) in enumerate(schema.fields) if kind in SCALARS
         ]
 
     def header(self) -> bytes:
@@ -114,21 +120,21 @@ class RecordEncoder:
         self._size = len(data)
         return data
 
-    def record(self, sample: Mapping[str, Any]) -> tuple[bytes, bytes]:
-        """Two pieces, to be written one after the other.
+    def record(self, sample: Mapping[str, Any]) -> tuple[bytes, ...]:
+        """Pieces, to be written one after the other.
 
         Raises SampleError when the sample does not fit the fields or the limits.
         """
         return self.append(*self.schema.encode(sample))
 
-    def append(self, values: list[Any], blobs: Sequence[Buffer]) -> tuple[bytes, bytes]:
+    def append(self, values: list[Any], blobs: Sequence[Buffer]) -> tuple[bytes, ...]:
         """As `record`, for a head's values and blobs that are known to fit the fields."""
         head = pack_head(values)
         length = len(head) + sum(map(len, blobs))
-        if length > MAX_BODY:
+        if length > self.max_body:
             raise SampleError(
                 f"sample {printable(values[0])}: {length:,} bytes; a record holds at most "
-                f"{MAX_BODY:,}"
+                f"{self.max_body:,}"
             )
         if self.records == MAX_RECORDS:
             raise SampleError(f"a shard holds at most {MAX_RECORDS:,} records")
@@ -147,7 +153,7 @@ class RecordEncoder:
         columns = [
             (self.schema.names[i], *packed)
             for i, values in self._columns
-            if (packed := _pack_column(values)) is not None
+            if (packed := pack_column(values)) is not None
         ]
         described = pack([[name, dtype, nulls] for name, dtype, nulls, _ in columns])
         index = b"".join(
@@ -187,6 +193,24 @@ class RecordShard:
     ) -> None:
         self._file = file
         self.name = file.name
+        start, end = self._describe(file, info, dataset_id)
+        self._offsets = np.empty(self.records + 1, np.int64)
+        self._offsets[0] = start
+        np.cumsum(self.sizes, out=self._offsets[1:])
+        self._offsets[1:] += start
+        if self._offsets[-1] != end:
+            raise DamageError(
+                f"{file.name}: its {self.records:,} records end at byte {self._offsets[-1]}, but "
+                f"the index begins at byte {end}"
+            )
+
+    def _describe(
+        self, file: Readable, info: ShardInfo | None, dataset_id: bytes | None
+    ) -> tuple[int, int]:
+        """Take up what header, trailer and index of `file` say; where records begin and end.
+
+        A format that keeps records elsewhere has no byte between header and index.
+        """
         self.schema, self.dataset_id, self.number, start = _read_header(file)
         trailer = _read_trailer(file)
         (
@@ -209,15 +233,15 @@ class RecordShard:
         if (number, foreign_id) != (self.number, self.dataset_id):
             raise DamageError(f"{file.name}: header and trailer name different shards or datasets")
         self._check_expected(info, dataset_id)
-        scalars = sum(kind in _SCALARS for _, kind in self.schema.fields)
+        scalars = sum(kind in SCALARS for _, kind in self.schema.fields)
         least = 4 + 8 * self.records
-        if (
-            not least <= index_length <= least + MAX_FIELDS_BYTES + 9 * scalars * self.records
-            or _FRAME.size * self.records > index_offset - start
+        if not (
+            least <= index_length <= least + MAX_FIELDS_BYTES + 9 * scalars * self.records
+            and _FRAME.size * self.records <= self._file.size - index_length
         ):
             raise DamageError(
                 f"{file.name}: trailer at byte {file.size - _TRAILER.size}: {self.records:,} "
-                f"records cannot take {index_offset - start:,} bytes and an index of "
+                f"records cannot take {self._file.size:,} bytes with an index of "
                 f"{index_length:,}"
             )
         block = file.read(index_offset, index_length + _SEALED)
@@ -235,15 +259,10 @@ class RecordShard:
         self.key_hashes = hashes
         self._seed = _seed(self.dataset_id, self.number)
         self.sizes = lengths.astype(np.int64) + _FRAME.size
-        self._offsets = np.empty(self.records + 1, np.int64)
-        self._offsets[0] = start
-        np.cumsum(self.sizes, out=self._offsets[1:])
-        self._offsets[1:] += start
-        if self._offsets[-1] != index_offset:
-            raise DamageError(
-                f"{file.name}: its {self.records:,} records end at byte {self._offsets[-1]}, but "
-                f"the index begins at byte {index_offset}"
-            )
+        return start, index_offset
+
+    def check(self) -> None:
+        """Nothing: opening checks all but the records."""
 
     def close(self) -> None:
         self._file.close()
@@ -259,7 +278,8 @@ class RecordShard:
         return int(self._offsets[record])
 
     def read(self, record: int) -> Sample:
-        start, stop = int(self._offsets[record]), int(self._offsets[record + 1])
+        start = int(self._offsets[record])
+        stop = start + int(self.sizes[record])
         if stop - start >= _APART:
             return self._read_apart(record, start, stop)
         return self.decode(record, self._file.read(start, stop - start))
@@ -288,23 +308,27 @@ class RecordShard:
         """Records [start, stop), as many at a time as one read fetches."""
         offsets = self._offsets
         if (offsets[stop] - offsets[start]) >= (stop - start) * _APART:
-            bounds = offsets[start : stop + 1].tolist()
-            yield map(self._read_apart, range(start, stop), bounds[:-1], bounds[1:])
+            begins = offsets[start:stop]
+            ends = begins + self.sizes[start:stop]
+            yield map(self._read_apart, range(start, stop), begins.tolist(), ends.tolist())
             return
         while start < stop:
             upto = int(np.searchsorted(offsets, offsets[start] + _BLOCK, "right")) - 1
             upto = min(max(upto, start + 1), stop)
-            base = int(offsets[start])
-            size = int(offsets[upto]) - base
-            if size > _BLOCK:  # one large record among small ones; below, no head exceeds MAX_HEAD
+            if self.sizes[start] > _BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
                 yield (self.read(start),)
             else:
-                block = self._file.read(base, size)
-                ends = (offsets[start + 1 : upto + 1] - base).tolist()
+                block = self._block(start, upto)
+                bounds = self.sizes[start:upto].cumsum().tolist()
                 yield self.schema.decode_run(
-                    block, ends, self._seed + start, _FRAME.unpack_from, _checksum, self._wrong
+                    block, bounds, self._seed + start, _FRAME.unpack_from, _checksum, self._wrong
                 )
             start = upto
+
+    def _block(self, start: int, stop: int) -> bytes:
+        """The bytes of records [start, stop), joined."""
+        begin = int(self._offsets[start])
+        return self._file.read(begin, int(self._offsets[stop]) - begin)
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
         """The error for a record of a run, found by decoding it alone."""
@@ -312,13 +336,13 @@ class RecordShard:
         raise AssertionError(f"{self.name}: record {number - self._seed} is right only alone")
 
     def hold(self, start: int, stop: int) -> list[bytes]:
-        base = int(self._offsets[start])
-        block = self._file.read(base, int(self._offsets[stop]) - base)
-        bounds = (self._offsets[start : stop + 1] - base).tolist()
+        block = self._block(start, stop)
+        bounds = [0, *self.sizes[start:stop].cumsum().tolist()]
         return [block[a:b] for a, b in pairwise(bounds)]
 
     def key(self, record: int) -> bytes:
-        start, stop = int(self._offsets[record]), int(self._offsets[record + 1])
+        start = int(self._offsets[record])
+        stop = start + int(self.sizes[record])
         data = self._file.read(start, min(_FIRST, stop - start))
         _, length, head = _FRAME.unpack_from(data)
         why = "its key is not the one in the index"
@@ -435,7 +459,7 @@ def open_shard(opening: Opening, info: ShardInfo) -> RecordShard:
         raise
 
 
-def _read_header(file: File) -> tuple[Schema, bytes, int, int]:
+def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
     """Schema, dataset id, shard number, and the byte at which records begin."""
     if file.size < _HEADER.size + 8 + _TRAILER.size:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a record shard")
@@ -463,7 +487,7 @@ def _read_header(file: File) -> tuple[Schema, bytes, int, int]:
     return check_schema(fields, f"{file.name}: header at byte 0"), dataset_id, number, end + 8
 
 
-def _read_trailer(file: File) -> tuple[Any, ...]:
+def _read_trailer(file: Readable) -> tuple[Any, ...]:
     start = file.size - _TRAILER.size
     trailer = _TRAILER.unpack(file.read(start, _TRAILER.size))
     _check_magic(file, f"trailer at byte {start}", trailer[-1], END_MAGIC, trailer[4], trailer[5])
@@ -473,7 +497,7 @@ def _read_trailer(file: File) -> tuple[Any, ...]:
 
 
 def _check_magic(
-    file: File, where: str, magic: bytes, expected: bytes, version: int, kind: int
+    file: Readable, where: str, magic: bytes, expected: bytes, version: int, kind: int
 ) -> None:
     if magic != expected:
         raise DamageError(
@@ -498,57 +522,17 @@ def _read_index(
         raise ValueError(f"it is too short for {records:,} records")
     described = unpack(block[4:at])
 
-    def take(dtype: str) -> Column:
-        nonlocal at
-        if dtype not in _COLUMNS or at + np.dtype(dtype).itemsize * records > len(block):
-            raise ValueError(f"a column of dtype {dtype!r} does not fit")
-        column = np.frombuffer(block, dtype, records, at)
-        at += column.nbytes
-        return column
-
-    lengths, hashes = take("<u4"), take("<u4")
-    columns: dict[str, Column] = {}
-    scalars = {name for name, kind in schema.fields if kind in _SCALARS}
-    for name, dtype, nulls in described:
-        if name not in scalars or name in columns or type(nulls) is not bool:
+    lengths = np.frombuffer(block, "<u4", records, at)
+    hashes = np.frombuffer(block, "<u4", records, at + 4 * records)
+    at += 8 * records
+    scalars = {name for name, kind in schema.fields if kind in SCALARS}
+    for name, _, _ in described:
+        if name not in scalars:
             raise ValueError(f"a column named {printable(str(name))!r} does not fit")
-        values = take(dtype)
-        columns[name] = np.ma.MaskedArray(values, take("|u1") == 0) if nulls else values
+    columns, at = take_columns(block, at, records, described)
     if at != len(block):
         raise ValueError(f"{len(block) - at} bytes are left over behind its columns")
     return lengths, hashes, columns
-
-
-def _pack_column(values: Sequence[Any]) -> tuple[str, bool, bytes] | None:
-    """dtype, whether some are None, bytes; at the smallest width that holds every value."""
-    nulls = None in values
-    plain = [0 if value is None else value for value in values] if nulls else values
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {bool}:
-        column = np.array(plain, "|b1")
-    elif kinds == {float}:
-        column = np.array(plain, "<f8")
-        with np.errstate(all="ignore"):
-            narrow = column.astype("<f4")
-        if np.array_equal(narrow, column, equal_nan=True):
-            column = narrow
-    elif kinds <= {int}:
-        low, high = min(plain, default=0), max(plain, default=0)
-        signs = "ui" if low >= 0 else "i"
-        fits = (
-            f"{'|' if width == 1 else '<'}{sign}{width}"
-            for width in (1, 2, 4, 8)
-            for sign in signs
-            if np.iinfo(f"{sign}{width}").min <= low and high <= np.iinfo(f"{sign}{width}").max
-        )
-        dtype = next(fits, None)
-        if dtype is None:
-            return None  # both below 0 and above 2**63: no integer type holds them
-        column = np.array(plain, dtype)
-    else:
-        return None
-    valid = np.array([value is not None for value in values], "|u1").tobytes() if nulls else b""
-    return column.dtype.str, nulls, column.tobytes() + valid
 
 
 def may_be_shard(start: bytes) -> bool:

@@ -24,6 +24,7 @@ from ..errors import DamageError, ExistsError, StorageError, printable
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
+_HASHED = 1 << 20  # bytes that are read and hashed at a time
 _NETWORK = (  # types of file systems, without "fuse."
     *(
         "nfs",
@@ -128,8 +129,8 @@ class LocalFile:
     def sha256(self) -> bytes:
         """SHA-256 of the file, 32 bytes."""
         seal = hashlib.sha256()
-        for start in range(0, self.size, 1 << 20):
-            seal.update(self.read(start, min(1 << 20, self.size - start)))
+        for start in range(0, self.size, _HASHED):
+            seal.update(self.read(start, min(_HASHED, self.size - start)))
         return seal.digest()
 
     def will_need(self, start: int, length: int) -> None:
@@ -160,24 +161,27 @@ class Draft:
     """A file being written under a temporary name, hashed as it grows; `commit` makes it real.
 
     `descriptor` is raw: each `write` is one system call or more, so callers hand over large pieces.
+    patched: its first bytes change when the others are known (`patch`); it is hashed after that,
+    which reads it from the page cache.
     """
 
     __slots__ = ("_descriptor", "_hash", "_path", "directory", "size")
 
-    def __init__(self, directory: str, name: str, token: str) -> None:
+    def __init__(self, directory: str, name: str, token: str, *, patched: bool = False) -> None:
         self.directory = directory
         self._path = os.path.join(directory, f".shardio-{token}-{name}.tmp")
-        self._hash = hashlib.sha256()
+        self._hash = None if patched else hashlib.sha256()
         self.size = 0
         with _explained(self._path, "create"):
             self._descriptor = os.open(
                 self._path,
-                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
+                os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
                 0o666,
             )
 
     def write(self, data: bytes | bytearray) -> None:
-        self._hash.update(data)
+        if self._hash is not None:
+            self._hash.update(data)
         self.size += len(data)
         with _explained(self._path, "write"):
             done = os.write(self._descriptor, data)
@@ -185,9 +189,28 @@ class Draft:
             while done < len(data):
                 done += os.write(self._descriptor, view[done:])
 
+    def patch(self, data: bytes) -> None:
+        """Write over the first bytes."""
+        assert self._hash is None and len(data) <= self.size
+        with _explained(self._path, "write"):
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._descriptor, data[done:], done)
+
     def digest(self) -> bytes:
         """SHA-256 of what was written so far, 32 bytes."""
-        return self._hash.digest()
+        if self._hash is not None:
+            return self._hash.digest()
+        seal, at = hashlib.sha256(), 0
+        with _explained(self._path, "read"):
+            while data := os.pread(self._descriptor, _HASHED, at):
+                seal.update(data)
+                at += len(data)
+        if at != self.size:
+            raise StorageError(
+                f"{printable(self._path, 4096)}: {at:,} bytes were read back, {self.size:,} written"
+            )
+        return seal.digest()
 
     def commit(self, name: str, *, replace: bool = True) -> None:
         """Flush to the device, take the final name, flush the directory.

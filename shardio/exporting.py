@@ -1,0 +1,193 @@
+"""Packed datasets as files of other formats: what their own readers read.
+
+    export("packed/", "wds/", format="webdataset")
+
+Records are read and checked in storage order, and written one by one; targets/ has the formats.
+All files are written into a hidden folder within the directory, and take their names when the last
+of them is complete: an export that fails leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from . import manifest, sequence, sizes
+from .errors import OptionError, printable
+from .manifest import Manifest
+from .parallel import Progress
+from .sample import KEY
+from .sequence import ShardSequence
+from .storage import local, local_path
+from .storage.staging import Staging
+from .targets import target as named_target
+from .targets.base import Again, Field, Plan, Target
+
+Fields = Mapping[str, str | None] | Sequence[str]
+
+
+@dataclass
+class Exported:
+    """What one call of `export` wrote."""
+
+    out: str
+    format: str
+    records: int = 0
+    without: int = 0  # records of which nothing was written: their fields are None
+    files: int = 0
+    bytes: int = 0
+    removed: int = 0  # files of an older and longer export
+    fields: dict[str, str] = field(default_factory=dict)  # and what they are called there
+    notes: list[str] = field(default_factory=list)  # what is not as it was
+
+
+def export(
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    format: str,
+    fields: Fields | None = None,
+    shard_size: int | str | None = None,
+    keys: str = "own",
+    root: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a dataset, or all its splits, in another format into a directory.
+
+    format      webdataset, tfrecord, recordio, mds, lmdb-caffe or imagefolder
+    fields      only these, or {name: what it is called there, or None}; default: all fields
+    shard_size  bytes of a file, or like "256MiB"; default: what is usual in the format
+    keys        "own", or "number": records are named by their numbers
+    root        where the data lies, when `shardio index --out` put its index elsewhere
+    progress    called with records written, and of how many
+
+    The directory must be empty, unless `overwrite` replaces files of an earlier export; of those,
+    shards that the new one does not have are removed. Raises ExistsError, NotPackedError,
+    DamageError, OptionError (a field or key that the format cannot hold), SampleError (a value that
+    it cannot hold), DependencyError, StorageError; then nothing was written.
+    """
+    source, target = local_path(path), local_path(directory)
+    kind = named_target(format)
+    if keys not in ("own", "number"):
+        raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
+    if shard_size is not None:
+        shard_size = sizes.size("shard_size", shard_size)
+        if not kind.shards:
+            raise OptionError(f"shard_size: {format} has no shards; leave it out")
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
+    datasets = {
+        name: sequence.open(folder, decode=None, root=root)
+        for name, folder in manifest.datasets(source).items()
+    }
+    chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
+    learned: dict[str, str] = {}
+    while True:
+        done = Exported(target, format)
+        staging = Staging(target, replace=overwrite)
+        try:
+            total = sum(map(len, datasets.values()))
+            for name, dataset in datasets.items():
+                folder = os.path.join(staging.path, name)
+                local.make_directory(folder)
+                shown, key = chosen[name]
+                plan = Plan(
+                    folder,
+                    dataset.manifest,
+                    shown,
+                    key,
+                    shard_size,
+                    dataset.keys if keys == "own" else list,
+                    learned,
+                )
+                _write(kind(plan), dataset, keys == "number", done, total, progress)
+            written = _files(staging.path)
+            done.files, done.bytes = len(written), sum(written.values())
+            staging.commit()
+        except Again:
+            continue
+        finally:
+            staging.discard()
+        if overwrite and kind.ours is not None:
+            done.removed = _remove_older(target, datasets, kind, written)
+        return done
+
+
+def _fields(
+    made: Manifest, wanted: Fields | None, kind: type[Target], format: str
+) -> tuple[list[Field], Field | None]:
+    """The fields to be written, and the key where it is to be one. Raises OptionError."""
+    kinds = dict(made.schema.fields)
+    if wanted is None:
+        rest = [Field(name, its) for name, its in kinds.items() if name != KEY]
+        return rest, Field(KEY, "key") if kind.keyed else None
+    if isinstance(wanted, str):
+        raise OptionError(f"fields is {wanted!r}: expected a list of names, or a dict")
+    names: Mapping[str, str | None]
+    names = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+    if unknown := [name for name in names if name not in kinds]:
+        raise OptionError(
+            f"{made.where}: no field is called {printable(str(unknown[0]))!r}; there are "
+            f"{', '.join(map(printable, kinds))}"
+        )
+    if KEY in names and not kind.keyed:
+        raise OptionError(
+            f"{KEY} is no field in {format}, where records have names or numbers; leave it out"
+        )
+    found = [Field(name, kinds[name], theirs) for name, theirs in names.items()]
+    key = next((one for one in found if one.name == KEY), None)
+    return [one for one in found if one.name != KEY], key
+
+
+def _write(
+    target: Target,
+    dataset: ShardSequence,
+    numbered: bool,
+    done: Exported,
+    total: int,
+    progress: Progress | None,
+) -> None:
+    try:
+        for number, sample in enumerate(dataset):
+            if numbered:
+                sample[KEY] = b"%08d" % number
+            if target.add(number, sample):
+                done.records += 1
+            else:
+                done.without += 1
+            if progress is not None:
+                progress(done.records + done.without, total)
+        target.finish()
+    finally:
+        target.close()
+    done.fields |= target.called
+    done.notes += [note for note in target.notes if note not in done.notes]
+
+
+def _files(folder: str) -> dict[str, int]:
+    """The files below a folder, and their sizes."""
+    found = {}
+    for top, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(top, name)
+            found[os.path.relpath(path, folder)] = os.path.getsize(path)
+    return found
+
+
+def _remove_older(
+    target: str, names: Mapping[str, ShardSequence], kind: type[Target], written: Mapping[str, int]
+) -> int:
+    """Remove shards of an older export that was longer; readers would take them for the new one's.
+
+    Only files called exactly as its own. Returns how many.
+    """
+    removed = 0
+    for split in names:
+        for name in sorted(os.listdir(os.path.join(target, split))):
+            ours = kind.ours is not None and kind.ours.fullmatch(name)
+            if ours and os.path.join(split, name) not in written:
+                local.remove(os.path.join(target, split, name))
+                removed += 1
+    return removed

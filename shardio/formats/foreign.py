@@ -1,0 +1,420 @@
+"""Shards of other formats, read in place: byte ranges of a file, and an index beside the manifest.
+
+Each format is a `Layout`: how to find the records of a file, and the values in a record's bytes.
+All else is here, once: the index (`Sidecar`), checksums, reading one by one and in large blocks,
+and the values as fields of the dataset. `indexing` scans files with a layout and writes the index;
+`ForeignShard` reads with both.
+
+The index of shard number N, little-endian, named as our shards are, by its content:
+
+    magic 8 | version u16 | checksum kind u8 | 0 u8 | shard number u32 | dataset id 16 | records u64
+    | length u64 of the description | description: msgpack {"columns": [[name, dtype, nulls], ...],
+      "extra": bytes of the layout}
+    | offsets u64[n] | lengths u32[n] | checksums u64[n] | key hashes u32[n]
+    | each column: values [n], validity u8[n] if nulls | checksum u64 of all before
+
+A record's checksum is that of its bytes in the file, so that what is flipped there later is found
+whatever the format itself checks. What the format checks is checked when the index is made.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..errors import DamageError, StorageError, VersionError, printable
+from ..sample import KEY, MAX_KEY, Sample, pack, unpack
+from ..storage.base import File, Storage
+from .base import MAX_RECORDS, Column, Opening, ShardInfo
+from .columns import SCALARS, checksum, pack_column, take_columns
+
+VERSION = 0
+MAGIC = b"\x89SHI\r\n\x1a\n"
+XXH3_64 = 1
+SUFFIX = ".index"
+MAX_RECORD = (1 << 32) - 1  # bytes
+MAX_SIDECAR = 1 << 36  # bytes
+_HEADER = struct.Struct("<8sHBBI16sQQ")
+_U64 = struct.Struct("<Q")
+_BLOCK = 120 << 10  # bytes that are read at once, as of record shards: malloc maps larger ones anew
+_GAP = 64 << 10  # bytes between records that are read rather than sought over
+
+Values = dict[str, Any]
+
+
+class Layout(Protocol):
+    """How the bytes of one format are understood. Stateless; shared by threads."""
+
+    name: str  # as the manifest has it
+    lists: bool  # values are lists: where all records have one element, that is the value
+
+    def open(self, storage: Storage, name: str, extra: bytes) -> File:
+        """What `scan` and ranges refer to: the file, in most formats. Raises FileNotFoundError.
+
+        extra: what `extra` gave when the file was indexed; empty then.
+        """
+
+    def scan(self, file: File) -> Iterator[tuple[int, int]]:
+        """(offset, length) of each record, in storage order.
+
+        Raises DamageError naming the byte; SourceError where the file cannot be read in place.
+        """
+
+    def extra(self, file: File) -> bytes:
+        """What `open` needs besides the file, once it is scanned."""
+
+    def values(self, data: bytes, record: int, file: File) -> Values:
+        """The values of a record, owned, by their own names; its key, if it has one, as KEY.
+
+        file: what `open` gave; where records need a description, it holds that. Raises ValueError
+        when the bytes are not what the format says.
+        """
+
+
+class PlainLayout:
+    """What most layouts have in common: one file, and nothing besides."""
+
+    lists = False
+
+    def open(self, storage: Storage, name: str, extra: bytes) -> File:
+        return storage.open(name)
+
+    def extra(self, file: File) -> bytes:
+        return b""
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The index of one foreign shard."""
+
+    number: int
+    dataset_id: bytes
+    offsets: Column  # (records,) uint64
+    lengths: Column  # (records,) uint32
+    checksums: Column  # (records,) uint64
+    key_hashes: Column  # (records,) uint32
+    columns: Mapping[str, Column] = field(default_factory=dict)  # by source, masked where None
+    extra: bytes = b""
+
+    @property
+    def records(self) -> int:
+        return len(self.offsets)
+
+
+def dump(
+    number: int,
+    dataset_id: bytes,
+    ranges: Sequence[tuple[int, int]],
+    checksums: Sequence[int],
+    hashes: Sequence[int],
+    columns: Mapping[str, Sequence[Any]],
+    extra: bytes,
+) -> bytes:
+    """The bytes of an index. columns: scalar values, or None, by the name of their field."""
+    packed = {name: pack_column(values) for name, values in columns.items()}
+    described = [
+        [name, column[0], column[1]] for name, column in packed.items() if column is not None
+    ]
+    text = pack({"columns": described, "extra": extra})
+    pairs = np.array(ranges, np.uint64).reshape(-1, 2)
+    body = b"".join(
+        (
+            _HEADER.pack(MAGIC, VERSION, XXH3_64, 0, number, dataset_id, len(pairs), len(text)),
+            text,
+            pairs[:, 0].astype("<u8").tobytes(),
+            pairs[:, 1].astype("<u4").tobytes(),
+            np.array(checksums, "<u8").tobytes(),
+            np.array(hashes, "<u4").tobytes(),
+            *(column[2] for column in packed.values() if column is not None),
+        )
+    )
+    return body + _U64.pack(checksum(body))
+
+
+def sidecar_name(number: int, index_checksum: int) -> str:
+    """The file of a shard's index: its number and the start of its own checksum."""
+    return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
+
+
+def load(storage: Storage, info: ShardInfo, dataset_id: bytes) -> Sidecar:
+    """Read and check the index of a shard. Raises DamageError, StorageError, VersionError."""
+    name = sidecar_name(info.number, info.index_checksum)
+    where = printable(f"{storage.url.rstrip('/')}/{name}", 4096)
+    advice = "`shardio index` makes it anew"
+    try:
+        data = storage.read(name, MAX_SIDECAR)
+    except FileNotFoundError:
+        raise DamageError(
+            f"{where}: the index of {printable(info.name)} is not there; {advice}"
+        ) from None
+    if len(data) < _HEADER.size + 8 or not data.startswith(MAGIC):
+        raise DamageError(f"{where}: it is no index of a shard, or was cut short; {advice}")
+    _, version, kind, zero, number, found_id, records, length = _HEADER.unpack_from(data)
+    if version > VERSION or kind != XXH3_64:
+        raise VersionError(
+            f"{where}: version {version}, checksum kind {kind}; this shardio reads up to version "
+            f"{VERSION} and knows kind {XXH3_64}"
+        )
+    (sealed,) = _U64.unpack_from(data, len(data) - 8)
+    made = checksum(memoryview(data)[:-8])
+    if made != sealed or zero:
+        raise DamageError(
+            f"{where}: its checksum is {made:#018x}, expected {sealed:#018x}; {advice}"
+        )
+    if (sealed, number, found_id, records) != (
+        info.index_checksum,
+        info.number,
+        dataset_id,
+        info.records,
+    ):
+        raise DamageError(f"{where}: it is not the index that the manifest names; {advice}")
+    try:
+        return _parse(memoryview(data)[: len(data) - 8], number, found_id, records, length)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise DamageError(f"{where}: not an index: {error}; {advice}") from None
+
+
+def _parse(data: memoryview, number: int, dataset_id: bytes, records: int, length: int) -> Sidecar:
+    at = _HEADER.size + length
+    if records > MAX_RECORDS or at + 24 * records > len(data):
+        raise ValueError(f"it is too short for {records:,} records")
+    described = unpack(data[_HEADER.size : at])
+    arrays: list[Column] = []
+    for dtype in ("<u8", "<u4", "<u8", "<u4"):
+        arrays.append(np.frombuffer(data, dtype, records, at))
+        at += arrays[-1].nbytes
+    columns, at = take_columns(data, at, records, described["columns"])
+    extra = described["extra"]
+    if at != len(data) or type(extra) is not bytes:
+        raise ValueError("it is not as long as its columns say")
+    offsets, lengths, checksums, hashes = arrays
+    return Sidecar(number, dataset_id, offsets, lengths, checksums, hashes, columns, extra)
+
+
+# --- values as fields -----------------------------------------------------------------------------
+
+
+class Misfit(ValueError):
+    """A value is not of its field's kind."""
+
+
+def _one(value: Any) -> Any:
+    """The element of a list or array of one; other values as they are."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return value.reshape(()).item()
+    if isinstance(value, list) and len(value) == 1:
+        return value[0]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _blob(value: Any) -> bytes:
+    value = _one(value) if not isinstance(value, bytes) else value
+    if not isinstance(value, bytes):
+        raise Misfit(f"expected bytes, found {type(value).__name__}")
+    return value
+
+
+def _array(value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) else np.array(value)
+
+
+def _scalar(kind: type) -> Callable[[Any], Any]:
+    allowed = (int, float) if kind is float else (kind,)
+
+    def convert(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        value = _one(value)
+        if type(value) not in allowed:
+            raise Misfit(f"expected {kind.__name__}, found {type(value).__name__}")
+        return kind(value)
+
+    return convert
+
+
+def _text(value: Any) -> str:
+    value = _one(value) if not isinstance(value, (str, bytes)) else value
+    if isinstance(value, bytes):
+        value = value.decode("utf-8")
+    if not isinstance(value, str):
+        raise Misfit(f"expected str, found {type(value).__name__}")
+    return value
+
+
+CONVERT: dict[str, Callable[[Any], Any]] = {
+    "image": _blob,
+    "bytes": _blob,
+    "array": _array,
+    "int": _scalar(int),
+    "float": _scalar(float),
+    "bool": _scalar(bool),
+    "str": _text,
+    "json": lambda value: value,
+}
+
+
+_COLUMNED = [CONVERT[kind] for kind in SCALARS]
+
+
+def own_key(name: str, record: int) -> bytes:
+    """The key of a record that has none: its shard, without its ending, and its number there."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, ending = file.rpartition(".")
+    if not stem or "-of-" in ending:  # train.tfrecord-00001-of-00004
+        stem = file
+    return f"{folder}{slash}{stem}/{record:08d}".encode("utf-8", "surrogateescape")
+
+
+class Field(NamedTuple):
+    """One field, and where its value comes from."""
+
+    name: str
+    source: str
+    convert: Callable[[Any], Any]
+
+
+def fields_of(schema_fields: Sequence[tuple[str, str]], sources: Mapping[str, str]) -> list[Field]:
+    """sources: the name a field has in the format, where that is another."""
+    return [
+        Field(name, sources.get(name, name), CONVERT[kind])
+        for name, kind in schema_fields
+        if name != KEY
+    ]
+
+
+def sample_of(values: Values, fields: Sequence[Field], name: str, record: int) -> Sample:
+    """A record's values as a sample. Raises ValueError naming the field."""
+    key = values.get(KEY)
+    if key is None:
+        key = own_key(name, record)
+    if not 0 < len(key) <= MAX_KEY:
+        raise ValueError(f"a key of {len(key):,} bytes; expected 1 to {MAX_KEY:,}")
+    sample: Sample = {KEY: key}
+    for field_name, source, convert in fields:
+        value = values.get(source)
+        if value is not None:
+            try:
+                value = convert(value)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{source}: {error}") from None
+        sample[field_name] = value
+    return sample
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class ForeignShard:
+    """One shard of a layout, open. See formats.base.Shard."""
+
+    def __init__(self, layout: Layout, opening: Opening, info: ShardInfo) -> None:
+        self._layout = layout
+        self._index = load(opening.index, info, opening.dataset_id)
+        self._file = layout.open(opening.storage, info.name, self._index.extra)
+        self._info = info
+        self.name = printable(f"{opening.storage.url.rstrip('/')}/{info.name}", 4096)
+        if self._file.size != info.size:
+            size = self._file.size
+            self._file.close()
+            raise DamageError(
+                f"{self.name}: it has {size:,} bytes, but had {info.size:,} when it was indexed. "
+                "Restore it, or index it anew"
+            )
+        self._fields = fields_of(opening.schema.fields, opening.options.get("fields", {}))
+        self.records = self._index.records
+        self.key_hashes = self._index.key_hashes
+        self.sizes: Column = self._index.lengths.astype(np.int64)
+        columns = self._index.columns  # by the format's own names
+        self.columns = {
+            name: columns[source]
+            for name, source, convert in self._fields
+            if convert in _COLUMNED and source in columns
+        }
+
+    def read(self, record: int) -> Sample:
+        return self.decode(record, self._bytes(record))
+
+    def scan(self, start: int, stop: int) -> Iterator[Sample]:
+        return map(self.decode, range(start, stop), self._blocks(start, stop))
+
+    def hold(self, start: int, stop: int) -> list[bytes]:
+        return list(self._blocks(start, stop))
+
+    def decode(self, record: int, held: bytes) -> Sample:
+        found = checksum(held)
+        if found != int(self._index.checksums[record]):
+            raise DamageError(
+                f"{self._where(record)}: its checksum is {found:#018x}, expected "
+                f"{int(self._index.checksums[record]):#018x}.\nThe file differs from what was "
+                "indexed; restore it, or index it anew"
+            )
+        return self._decoded(record, held)
+
+    def key(self, record: int) -> bytes:
+        return bytes(self._decoded(record, self._bytes(record))[KEY])
+
+    def offset(self, record: int) -> int:
+        return int(self._index.offsets[record])
+
+    def will_need(self, start: int, stop: int) -> None:
+        if start < stop:
+            begin = self.offset(start)
+            end = self.offset(stop - 1) + int(self.sizes[stop - 1])
+            if end > begin:
+                self._file.will_need(begin, end - begin)
+
+    def scattered(self) -> None:
+        self._file.scattered()
+
+    def check(self) -> None:
+        """Nothing: the index vouches for records, not for what lies between them."""
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _bytes(self, record: int) -> bytes:
+        return self._file.read(self.offset(record), int(self.sizes[record]))
+
+    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
+        """The bytes of records [start, stop), by large reads where they lie close together."""
+        offsets = self._index.offsets[start:stop].astype(np.int64)
+        lengths = self.sizes[start:stop]
+        ends = offsets + lengths
+        first = 0
+        while first < len(offsets):
+            last = first + 1
+            begin, limit = int(offsets[first]), int(offsets[first]) + _BLOCK
+            end = int(ends[first])
+            while last < len(offsets) and end <= int(offsets[last]) <= end + _GAP:
+                if int(ends[last]) > limit:
+                    break
+                end = int(ends[last])
+                last += 1
+            data = self._file.read(begin, end - begin)
+            if last == first + 1:
+                yield data
+            else:
+                for at, size in zip(
+                    (offsets[first:last] - begin).tolist(),
+                    lengths[first:last].tolist(),
+                    strict=True,
+                ):
+                    yield data[at : at + size]
+            first = last
+
+    def _decoded(self, record: int, data: bytes) -> Sample:
+        try:
+            values = self._layout.values(data, record, self._file)
+            return sample_of(values, self._fields, self._info.name, record)
+        except (ValueError, StorageError) as error:
+            raise DamageError(f"{self._where(record)}: {error}") from None
+
+    def _where(self, record: int) -> str:
+        return f"{self.name}: record {record} at byte {self.offset(record)}"

@@ -1,0 +1,262 @@
+"""MXNet RecordIO files, read in place: an image and its labels a record, or any bytes.
+
+    record    part, or several parts; whole records begin at multiples of 4
+    part      magic u32 0xced7230a | kind * 2**29 + length u32 | data | zeros up to a multiple of 4
+    kind      0 a whole record, 1 its first part, 2 one between, 3 its last
+    data      IRHeader: flag u32 | label f32 | id u64 | id2 u64 | labels f32[flag] | image
+
+Little-endian. Where the magic occurs in the data, at a multiple of 4 bytes, the writer leaves it
+out and begins another part. A record's range here spans its parts. The format has no checksums.
+
+`x.idx` beside `x.rec` has a line "key<tab>offset" a record: what `train.idx` calls 7 has the key
+`train/7` here. It must name every record, each by a key of its own, so that one that was cut short,
+or is of another file, is found. Without it records have no keys. A `.lst` is not read: its labels
+are in the records. Sources:
+https://mxnet.apache.org/versions/1.9.1/api/architecture/note_data_loading
+https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc
+https://github.com/apache/mxnet/blob/1.9.1/python/mxnet/recordio.py
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from ..errors import DamageError, SourceError, printable
+from ..sample import KEY, MAX_KEY, pack, unpack
+from ..storage.base import File, Storage
+from .base import Column
+from .foreign import Values
+
+MAGIC = 0xCED7230A
+_MAGIC = struct.pack("<I", MAGIC)
+_PART = struct.Struct("<II")
+_HEADER = struct.Struct("<IfQQ")
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_LENGTH = (1 << 29) - 1
+_BLOCK = 64 << 10  # bytes read at once: many small records, or the heads of large ones
+_MAX_INDEX = 1 << 32  # bytes of an .idx; 20 a record are usual
+_LABEL = np.dtype("<f4")
+_ZERO = ord("0")
+
+
+class RecFile:
+    """A .rec file, and the keys of its records where an .idx has them."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        file = self._file = storage.open(name)
+        self.storage, self.path = storage, name
+        self.name, self.size, self.read = file.name, file.size, file.read
+        self.keys: Column | list[bytes] | None = None  # int64 (records,), or text
+        self.prefix = name.removesuffix(".rec").encode("utf-8", "surrogateescape")
+
+    def key(self, record: int) -> bytes | None:
+        if self.keys is None:
+            return None
+        key = self.keys[record]
+        return b"%b/%b" % (self.prefix, key if isinstance(key, bytes) else b"%d" % key)
+
+    def sha256(self) -> bytes:
+        return self._file.sha256()
+
+    def will_need(self, start: int, length: int) -> None:
+        self._file.will_need(start, length)
+
+    def scattered(self) -> None:
+        self._file.scattered()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class RecordIOLayout:
+    """See formats.foreign.Layout.
+
+    values: `image`, bytes; `id`, and `id2` unless it is 0, ints; `label`: the one label, an int
+    where it has no fraction, as class numbers must be ints to be trained on, although the file has
+    floats only; several labels (flag > 0) are float32 (flag,). A record that does not begin with an
+    IRHeader is `data`, bytes.
+    """
+
+    name = "recordio"
+    lists = False
+
+    def open(self, storage: Storage, name: str, extra: bytes) -> RecFile:
+        file = RecFile(storage, name)
+        if extra:
+            keys = unpack(extra)
+            if isinstance(keys, bytes):
+                file.keys = np.frombuffer(keys, "<i8")
+            elif keys is not None:
+                file.keys = list(keys)
+        return file
+
+    def extra(self, file: File) -> bytes:
+        assert isinstance(file, RecFile)
+        keys = file.keys
+        return pack(keys.astype("<i8").tobytes() if isinstance(keys, np.ndarray) else keys)
+
+    def scan(self, file: File) -> Iterator[tuple[int, int]]:
+        assert isinstance(file, RecFile)
+        index = _index_name(file.path)
+        if not file.storage.exists(index):
+            yield from _records(file)
+            return
+        where = printable(f"{file.storage.url.rstrip('/')}/{index}", 4096)
+        offsets, file.keys = _read_index(file.storage.read(index, _MAX_INDEX), where)
+        advice = (
+            "One of the two was cut short, or belongs to another file; without the .idx, records "
+            "are read all the same, but have no keys"
+        )
+        count = 0
+        for offset, length in _records(file):
+            if count == len(offsets) or offsets[count] != offset:
+                raise DamageError(
+                    f"{where}: names no record at byte {offset} of {file.name}, where there is "
+                    f"one. {advice}"
+                )
+            yield offset, length
+            count += 1
+        if count < len(offsets):
+            raise DamageError(
+                f"{where}: names a record at byte {offsets[count]} of {file.name}, where there is "
+                f"none. {advice}"
+            )
+
+    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
+        at, stop = 8, _whole(data)
+        if stop < 0:
+            data = _join(data)
+            at, stop = 0, len(data)
+        values: Values = {}
+        if isinstance(file, RecFile) and (key := file.key(record)) is not None:
+            values[KEY] = key
+        if stop - at < _HEADER.size:
+            values["data"] = data[at:stop]
+            return values
+        flag, label, number, second = _HEADER.unpack_from(data, at)
+        image = at + _HEADER.size + 4 * flag
+        if image > stop:
+            values["data"] = data[at:stop]
+            return values
+        if flag:
+            label = np.frombuffer(data, _LABEL, flag, at + _HEADER.size).copy()
+        elif label.is_integer():
+            label = int(label)
+        values["image"], values["label"], values["id"] = data[image:stop], label, number
+        if second:
+            values["id2"] = second
+        return values
+
+
+def _records(file: RecFile) -> Iterator[tuple[int, int]]:
+    """Where each record begins, and its length with all parts and zeros. Raises DamageError."""
+    at, start, size = 0, 0, file.size
+    first = -1  # byte at which a record of parts began
+    block = b""  # bytes of the file from `start`
+    while at < size:
+        if at + 8 - start > len(block):
+            if size - at < 8:
+                raise _cut(file, at, 8)
+            start, block = at, file.read(at, min(_BLOCK, size - at))
+        magic, word = _PART.unpack_from(block, at - start)
+        if magic != MAGIC:
+            raise DamageError(
+                f"{file.name}: record at byte {at}: found {magic:#010x}, expected the magic "
+                f"{MAGIC:#010x}. It is no RecordIO file, or was damaged"
+            )
+        kind, length = word >> 29, word & _LENGTH
+        stop = at + 8 + length + (-length & 3)
+        if stop > size:
+            raise _cut(file, at, stop - at)
+        if kind not in ((_WHOLE, _FIRST) if first < 0 else (_MIDDLE, _LAST)):
+            raise DamageError(
+                f"{file.name}: record at byte {at}: a part of kind {kind}, expected "
+                f"{'0 or 1' if first < 0 else '2 or 3'}. The file was damaged"
+            )
+        if kind == _WHOLE:
+            yield at, stop - at
+        elif kind == _FIRST:
+            first = at
+        elif kind == _LAST:
+            yield first, stop - first
+            first = -1
+        at = stop
+    if first >= 0:
+        raise DamageError(
+            f"{file.name}: record at byte {first}: its last part is missing. The file was cut short"
+        )
+
+
+def _whole(data: bytes) -> int:
+    """Where the data of a record of one part ends; -1 when it has several. Raises ValueError."""
+    if len(data) < 8:
+        raise ValueError(f"{len(data)} bytes are too few for a record")
+    length: int
+    magic, length = _PART.unpack_from(data)
+    if length > _LENGTH:
+        return -1
+    if magic != MAGIC or 8 + length + (-length & 3) != len(data):
+        raise ValueError(f"its length, {length:,}, does not fit its {len(data):,} bytes")
+    return 8 + length
+
+
+def _join(data: bytes) -> bytes:
+    """The data of a record of several parts, the magic between them. Raises ValueError."""
+    parts = []
+    at, kind = 0, -1
+    while kind != _LAST:
+        if len(data) - at < 8:
+            raise ValueError("its last part is missing")
+        magic, word = _PART.unpack_from(data, at)
+        kind, length = word >> 29, word & _LENGTH
+        stop = at + 8 + length + (-length & 3)
+        if (
+            magic != MAGIC
+            or stop > len(data)
+            or kind not in ((_MIDDLE, _LAST) if at else (_FIRST,))
+        ):
+            raise ValueError(f"its part at byte {at} is not one")
+        parts.append(data[at + 8 : at + 8 + length])
+        at = stop
+    if at != len(data):
+        raise ValueError("bytes follow its last part")
+    return _MAGIC.join(parts)
+
+
+def _index_name(name: str) -> str:
+    return name.removesuffix(".rec") + ".idx"
+
+
+def _read_index(data: bytes, where: str) -> tuple[list[int], Column | list[bytes]]:
+    """The offsets that an .idx names, ascending, and their keys. Raises DamageError."""
+    named: list[tuple[int, bytes]] = []
+    for number, line in enumerate(data.splitlines(), 1):
+        key, _, offset = line.rstrip().partition(b"\t")
+        if not 0 < len(key) < MAX_KEY // 2 or not offset.isdigit() or len(offset) > 20:
+            raise DamageError(
+                f'{where}: line {number} is {printable(line)}, expected "key<tab>offset"'
+            )
+        named.append((int(offset), key))
+    named.sort()
+    keys = [key for _, key in named]
+    if len(set(keys)) < len(keys):
+        twice = next(a for a, b in pairwise(sorted(keys)) if a == b)
+        raise SourceError(
+            f"{where}: the key {printable(twice)} is there twice. Without the .idx, the records "
+            "are read all the same, but have no keys"
+        )
+    offsets = [offset for offset, _ in named]
+    if all(len(key) < 19 and key.isdigit() and (key[0] != _ZERO or key == b"0") for key in keys):
+        return offsets, np.array(keys, "S").astype(np.int64)
+    return offsets, keys
+
+
+def _cut(file: File, at: int, expected: int) -> DamageError:
+    return DamageError(
+        f"{file.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends after "
+        f"{file.size - at:,}. The file was cut short"
+    )

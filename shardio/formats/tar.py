@@ -1,0 +1,505 @@
+"""WebDataset shards: tar files in which the members of one sample follow one another.
+
+A member's name is split at the first dot of its last part: before it is the key of its sample,
+behind it, in lower case, the name of the field (`train/cat.seg.png`: key `train/cat`, field
+`seg.png`). A run of members with one key is a sample. Members whose names have no key, or begin
+with `__x__`, are no data and are skipped. All of this is as webdataset does it, but for what it
+loses without a word: a field that comes twice, a key that comes back, links, data behind the end.
+
+A record is the bytes from the first header of its first member to the end of the padding of its
+last. Member: header of 512 bytes, data, zeros up to a multiple of 512. Header: name at byte 0 (100
+bytes), size at 124 (12, octal, or base 256 where the high bit is set), checksum at 148 (8, octal;
+the sum of the header's bytes, these eight taken as blanks), type at 156, "ustar" at 257, and what
+goes before the name at 345 (155). Longer names are the data of a member before: type x (pax: lines
+"length keyword=value") or L (GNU). A block of zeros ends the file; so does the end of the file.
+
+Source: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html#tag_20_94_13_06, and
+https://www.gnu.org/software/tar/manual/html_node/Standard.html; for names and values, the modules
+tariterators and autodecode of webdataset 1.0.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import shlex
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import DamageError, SourceError, printable
+from ..sample import KEY, MAX_DIMENSIONS, MAX_FIELDS
+from ..storage.base import File
+from .foreign import PlainLayout, Values
+
+_BLOCK = 512
+_ZEROS = bytes(_BLOCK)
+_HEADER = struct.Struct("<100s24x11sB12x6s2x356s")  # name, size, byte behind it, checksum, tail
+
+MAX_EXTENSION = 1 << 20  # bytes of a pax header or long name; extended attributes make them large
+MAX_JSON = 16 << 20  # bytes; decoded it takes 20 times as much at worst
+_MAX_DIGITS = 64  # of an integer: int() of a long number takes quadratic time
+_MAX_NPY_HEADER = 1024  # bytes; of an array without named parts it takes 128, or 700 at worst
+
+# Read at once where members are small (malloc maps 128 KiB anew, see formats.record), and where
+# the one before was large: what lies between is then not read.
+_READ = 120 << 10
+_READ_APART = 4 << 10
+_FAR = 32 << 10
+
+_COMPRESSED = {  # first bytes, and what writes the content of such a file to its output
+    b"\x1f\x8b": "gzip -dc",
+    b"\x28\xb5\x2f\xfd": "zstd -dc",
+    b"BZh": "bzip2 -dc",
+    b"\xfd7zXZ\x00": "xz -dc",
+    b"\x04\x22\x4d\x18": "lz4 -dc",
+}
+_ENDING = re.compile(r"\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)$", re.IGNORECASE)
+
+_NAME = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")  # base_plus_ext of webdataset
+_META = re.compile(rb"__[^/]*__($|/)")
+_RESERVED = (KEY, "__url__")  # webdataset refuses them, too
+
+
+class _Unusable(ValueError):
+    """A file that is intact, but has what cannot be read in place."""
+
+
+class TarLayout(PlainLayout):
+    """Tar files as webdataset writes and reads them."""
+
+    name = "webdataset"
+
+    def __init__(self) -> None:
+        self._alike = _Alike()
+
+    def scan(self, file: File) -> Iterator[tuple[int, int]]:
+        _refuse_compressed(file)
+        try:
+            yield from _samples(file)
+        except _Unusable as error:
+            raise SourceError(f"{file.name}: {error}") from None
+        except ValueError as error:
+            raise DamageError(f"{file.name}: {error}") from None
+
+    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
+        values: Values = {}
+        first = None
+        for key, extension, _, start, stop, _ in _members(
+            data, len(data), _nothing, self._alike, check=False
+        ):
+            if key != first:
+                if first is not None:
+                    raise ValueError(f"members of samples {printable(first)} and {printable(key)}")
+                first = key
+            field, decode = field_of(extension)
+            value = data[start:stop]
+            if decode is None:
+                values[field] = value
+                continue
+            try:
+                values[field] = decode(value)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{printable(key + b'.' + extension)}: {error}") from None
+        if first is None:
+            raise ValueError("there is no member of a sample in it")
+        values[KEY] = first
+        return values
+
+
+def may_be_tar(start: bytes) -> bool:
+    """Whether the first 512 bytes of a file are the header of a tar file, or the end of one."""
+    header = start[:_BLOCK]
+    return len(header) == _BLOCK and (header == _ZEROS or _sealed(header))
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def split_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """The key of a member's sample and its extension, as written; None where it is no data."""
+    slash = name.rfind(b"/")
+    if name.startswith(b"__") and (_META.match(name) or (slash < 0 and name.endswith(b"__"))):
+        return None
+    dot = name.find(b".", slash + 1)
+    if dot > slash + 1 and b"\n" not in name:  # all names but odd ones; the same as the pattern
+        return name[:dot], name[dot + 1 :]
+    match = _NAME.match(name)
+    return (match[1], match[2]) if match else None
+
+
+@lru_cache(maxsize=4096)
+def field_of(extension: bytes) -> tuple[str, Callable[[bytes], Any] | None]:
+    """The field that members of this extension are, and what decodes them; None: they are bytes.
+
+    Raises ValueError.
+    """
+    try:
+        field = extension.decode("utf-8").lower()
+    except UnicodeDecodeError:
+        raise _Unusable(f"the extension {printable(extension)!r} is not UTF-8") from None
+    if field in _RESERVED:
+        raise _Unusable(f"a member cannot have the extension {field}")
+    return field, _DECODE.get(field.rpartition(".")[2])
+
+
+def _samples(file: File) -> Iterator[tuple[int, int]]:
+    """(offset, length) of each sample. Raises ValueError, _Unusable, and what reading raises."""
+    reached = 0  # byte up to which the file was read
+
+    def fetch(at: int, least: int) -> bytes:
+        nonlocal reached
+        ahead = _READ if at - reached < _FAR else _READ_APART
+        data = file.read(at, min(max(ahead, least), file.size - at))
+        reached = at + len(data)
+        return data
+
+    began: dict[bytes, int] = {}  # byte of each sample, by key
+    fields: dict[str, bytes] = {}  # extensions of this sample as written, by field
+    current, first, last = None, 0, 0
+    for key, extension, begin, _, _, end in _members(b"", file.size, fetch, _Alike(), check=True):
+        if key != current:
+            if current is not None:
+                yield first, last - first
+            if key in began:
+                raise _Unusable(
+                    f"byte {begin}: {printable(key + b'.' + extension)} belongs to sample "
+                    f"{printable(key)}, which began at byte {began[key]}, but members of others "
+                    "lie between.\nPack the files in the order of their names: tar --sort=name"
+                )
+            began[key] = first = begin
+            current, fields = key, {}
+        field = field_of(extension)[0]
+        if field in fields:
+            one, two = (printable(key + b"." + e) for e in (fields[field], extension))
+            raise _Unusable(
+                f"byte {begin}: {two} and {one}, of the sample at byte {first}, are both its field "
+                f"{field!r}; rename or leave out one"
+            )
+        if len(fields) == MAX_FIELDS:
+            raise _Unusable(
+                f"byte {begin}: sample {printable(key)} has over {MAX_FIELDS:,} members"
+            )
+        fields[field] = extension
+        last = end
+    if current is not None:
+        yield first, last - first
+
+
+def _refuse_compressed(file: File) -> None:
+    if file.size < _BLOCK:
+        raise DamageError(f"{file.name}: {file.size} bytes are too few for a tar file")
+    start = file.read(0, 8)
+    for magic, command in _COMPRESSED.items():
+        if start.startswith(magic):
+            plain = _ENDING.sub("", file.name) + ".tar"
+            source, target = shlex.quote(file.name), shlex.quote(plain)
+            if source == target:
+                target = shlex.quote(plain.removesuffix(".tar") + ".plain.tar")
+            raise SourceError(
+                f"{file.name}: it is compressed as a whole, so no record can be read without all "
+                f"before it.\nUnpack it first: {command} {source} > {target}"
+            )
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+class _Alike:
+    """What is known of headers that are much alike in a file: 3 us a record of four headers.
+
+    Each is one tuple, so that threads may share them. Those that values() knows were not checked.
+    """
+
+    __slots__ = ("tail", "twins")
+
+    def __init__(self) -> None:
+        # Bytes 156 to 512 (type, owner, prefix) are often those of the header before: they, their
+        # Adler-32, type and prefix.
+        self.tail = b"", 1, b"", b""
+        # The pax header for the time of a member, as Python writes it, is one of three, by the
+        # digits of the time: headers, and their sizes with what they hold.
+        self.twins: tuple[tuple[bytes, ...], tuple[int, ...]] = (), ()
+
+
+def _members(
+    block: bytes, size: int, fetch: Callable[[int, int], bytes], alike: _Alike, *, check: bool
+) -> Iterator[tuple[bytes, bytes, int, int, int, int]]:
+    """(key, extension, first header, start of data, its end, end of padding) of each data member.
+
+    block: the first bytes that are at hand, of `size`; fetch(at, least) gives bytes from `at`.
+    check: the sums of headers, and what lies behind the end; a record's were checked by the scan.
+    Raises ValueError naming the byte, _Unusable.
+    """
+    unpack, adler = _HEADER.unpack_from, zlib.adler32
+    at = base = 0
+    current = b""  # the key of the member before
+    same: bytes | tuple[()] = ()  # what others of that key begin with; () where that cannot tell
+    begin, said_name, said_size = -1, b"", -1  # by the headers before the member's own
+    tail, tail_sum, kind, prefix = alike.tail
+    twins, spans = alike.twins
+    while at < size:
+        i = at - base
+        if i + _BLOCK > len(block):
+            if at + _BLOCK > size:
+                raise ValueError(f"byte {at}: {size - at} bytes are no header; it was cut short")
+            block, base, i = fetch(at, _BLOCK), at, 0
+        if twins and (header := block[i : i + _BLOCK]) in twins:
+            span = spans[twins.index(header)]
+            data = block[i + _BLOCK : i + span]
+            if i + span <= len(block) and not (
+                b"path=" in data or b"size=" in data or b"GNU.sparse" in data
+            ):
+                begin = at if begin < 0 else begin
+                at += span + 511 & -512
+                continue
+        name, digits, after, seal, found = unpack(block, i)
+        if found != tail:
+            tail = found
+            tail_sum, kind, prefix = adler(tail), tail[:1], b""
+            if tail[189] and tail[101:107] == b"ustar\0":
+                prefix = tail[189:344].partition(b"\0")[0] + b"/"
+            alike.tail = tail, tail_sum, kind, prefix
+        try:
+            length = int(digits, 8)
+            # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521 (no header of
+            # ASCII sums up to that); sum() takes five times as long. All else: _sealed.
+            plain = after <= 32 and (
+                not check or int(seal, 8) == (adler(block[i : i + 148], tail_sum) & 0xFFFF) + 255
+            )
+        except ValueError:
+            plain = False
+        if not plain or length < 0:
+            header = block[i : i + _BLOCK]
+            if check and header == _ZEROS:
+                _check_end(at, size, fetch)
+                break
+            if check and not _sealed(header):
+                raise ValueError(
+                    f"byte {at}: the sum of the header's bytes is not the one it states; it is "
+                    "damaged, or no tar header"
+                )
+            length = _number(header[124:136], at)
+        start = at + _BLOCK
+        stop = start + length
+        end = stop + 511 & -512
+        if kind == b"0" or kind == b"\0" or kind == b"7":
+            name = name.partition(b"\0")[0]
+            if prefix:
+                name = prefix + name
+            if begin < 0:
+                begin = at
+            else:
+                name = said_name or name
+                if said_size >= 0:
+                    stop = start + said_size
+                    end = stop + 511 & -512
+                said_name, said_size = b"", -1
+            if end > size:
+                raise ValueError(_cut(at, stop - start, size))
+            if name.startswith(same) and name.find(b"/", len(same)) < 0:
+                yield current, name[len(same) :], begin, start, stop, end
+            elif pair := split_name(name):
+                current, extension = pair
+                same = () if current.startswith(b"__") else current + b"."
+                yield current, extension, begin, start, stop, end
+            begin = -1
+        elif kind in b"xXgLK":
+            if length > MAX_EXTENSION or end > size:
+                raise ValueError(_cut(at, length, size))
+            if kind == b"x" and (header := block[i : i + _BLOCK]) not in twins:
+                twins, spans = (header, *twins[:3]), (stop - at, *spans[:3])
+                alike.twins = twins, spans
+            if stop - base > len(block):
+                block, base = fetch(start, length), start
+            data = block[start - base : stop - base]
+            if begin < 0 and kind != b"g":
+                begin = at
+            if kind == b"L":
+                said_name = said_name or data.partition(b"\0")[0]
+            elif kind != b"K" and (b"path=" in data or b"size=" in data or b"GNU.sparse" in data):
+                pax_name, pax_size = _pax(data, at, everywhere=kind == b"g")
+                said_name = said_name or pax_name
+                said_size = said_size if said_size >= 0 else pax_size
+        else:
+            end = start + _passed(said_name or prefix + name.partition(b"\0")[0], kind, at, length)
+            if end > size:
+                raise ValueError(_cut(at, length, size))
+            begin, said_name, said_size = -1, b"", -1
+        at = end
+    if begin >= 0:
+        raise ValueError(f"byte {begin}: a header without its member; the file was cut short")
+
+
+def _passed(name: bytes, kind: bytes, at: int, length: int) -> int:
+    """Bytes of the data of a member that is no file and is passed over. Raises _Unusable."""
+    shown = printable(name)
+    if kind in b"3456":  # devices, folders, pipes; what size they state counts for nothing
+        return 0
+    if kind in b"12":
+        if split_name(name) is None:
+            return 0
+        what, option = ("hard", "--hard-dereference") if kind == b"1" else ("symbolic", "-h")
+        raise _Unusable(
+            f"byte {at}: {shown} is a {what} link, so its content is not here.\nPack the files "
+            f"again with content in place of links: tar {option}"
+        )
+    if kind in b"VD":  # the label of the volume; a list of the files in a folder
+        return length + 511 & -512
+    if kind == b"S":
+        raise _sparse(at)
+    why = "goes on in, or comes from, another file" if kind == b"M" else "is of an unknown type"
+    raise _Unusable(f"byte {at}: {shown} {why} ({printable(kind)!r}).\nPack the files again")
+
+
+def _pax(data: bytes, at: int, *, everywhere: bool) -> tuple[bytes, int]:
+    """Name and size of the member that follows, b"" and -1 where a pax header says neither."""
+    name, size, i = b"", -1, 0
+    while i < len(data) and data[i]:
+        blank = data.find(b" ", i, i + 9)
+        digits = data[i:blank] if blank > i else b""
+        end = i + int(digits) if digits.isdigit() else 0
+        if not i < blank < end <= len(data) or data[end - 1] != 0x0A:
+            raise ValueError(f"byte {at}: its pax header is damaged at its byte {i}")
+        keyword, _, value = data[blank + 1 : end - 1].partition(b"=")
+        if keyword.startswith(b"GNU.sparse"):
+            raise _sparse(at)
+        if keyword in (b"path", b"size") and everywhere:
+            raise _Unusable(f"byte {at}: a global pax header states a {keyword.decode()}")
+        if keyword == b"path":
+            name = value.rstrip(b"/")
+        elif keyword == b"size":
+            if not value.isdigit() or len(value) > 20:
+                raise ValueError(f"byte {at}: its pax header states no size, but {value[:20]!r}")
+            size = int(value)
+        i = end
+    return name, size
+
+
+def _sparse(at: int) -> _Unusable:
+    return _Unusable(
+        f"byte {at}: a sparse member, whose holes are left out.\nPack the files again without "
+        "--sparse"
+    )
+
+
+def _number(digits: bytes, at: int) -> int:
+    """A size that is not eleven octal digits: more, fewer, none, or in base 256."""
+    if digits[0] == 0x80:
+        return int.from_bytes(digits[1:], "big")
+    try:
+        length = int(digits.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        length = -1
+    if length < 0:
+        raise ValueError(f"byte {at}: its header states no size, but {digits!r}")
+    return length
+
+
+def _sealed(header: bytes) -> bool:
+    """Whether the sum of a header's bytes is the one it states, unsigned or signed as of old."""
+    field = header[148:156]
+    try:
+        stated = int(field.partition(b"\0")[0].strip(), 8)
+    except ValueError:
+        return False
+    rest = header[:148] + header[156:]
+    total = sum(rest) + 8 * ord(" ")
+    return stated in (total, total - 256 * sum(byte > 127 for byte in rest))
+
+
+def _check_end(at: int, size: int, fetch: Callable[[int, int], bytes]) -> None:
+    """Raise _Unusable unless zeros follow: a reader would lose what lies behind, without a word."""
+    end = at
+    while at < size:
+        data = fetch(at, min(1 << 20, size - at))
+        if data.count(0) != len(data):
+            found = at + len(data) - len(data.lstrip(b"\0"))
+            raise _Unusable(
+                f"byte {end}: zeros end the tar file here, but data follow at byte {found}: zeros "
+                "were written over members, or tar files were joined.\nRestore it, or take it "
+                "apart and pack the files again: tar --ignore-zeros -x"
+            )
+        at += len(data)
+
+
+def _cut(at: int, length: int, size: int) -> str:
+    return (
+        f"byte {at}: its header states {length:,} bytes, but the file ends at byte {size}; it was "
+        "cut short, or the header is damaged"
+    )
+
+
+def _nothing(at: int, least: int) -> bytes:
+    raise ValueError(f"its headers do not fit its {at} bytes")
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _int(data: bytes) -> int:
+    if len(data) > _MAX_DIGITS:
+        raise ValueError(f"expected an integer, found {len(data):,} bytes")
+    try:
+        value = int(data)
+    except ValueError:
+        raise ValueError(f"expected an integer, found {printable(data)!r}") from None
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"{value} is outside of 64 bits")
+    return value
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _json(data: bytes) -> Any:
+    if len(data) > MAX_JSON:
+        raise ValueError(f"JSON of {len(data):,} bytes; at most {MAX_JSON:,} are decoded")
+    return json.loads(data)
+
+
+def _npy(data: bytes) -> Any:
+    """An array, in C order and the machine's byte order; as bytes what would be no plain array."""
+    if data[:6] != b"\x93NUMPY" or len(data) < 12:
+        raise ValueError("it is no .npy file")
+    begin = 10 if data[6] == 1 else 12
+    begin += int.from_bytes(data[8:begin], "little")
+    if begin > len(data):
+        raise ValueError(f"its header takes {begin:,} bytes, more than it has")
+    if data[6] > 2 or begin > _MAX_NPY_HEADER:  # what only arrays of named parts need
+        return data
+    shape, fortran, dtype = _npy_header(data[:begin])
+    if dtype.kind not in "biufcmMSU" or dtype.char in "gG" or not dtype.itemsize:
+        return data  # objects are pickles; a long double differs between machines
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS or size != len(data) - begin:
+        raise ValueError(f"shape {shape} of {dtype} does not take {len(data) - begin:,} bytes")
+    seen = np.ndarray(shape, dtype, data, begin, order="F" if fortran else "C")
+    return np.array(seen, dtype.newbyteorder("="), order="C")
+
+
+@lru_cache(maxsize=256)  # parsing takes 30 us, and the arrays of a data set are often of one shape
+def _npy_header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(start)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(stream)
+        return np.lib.format.read_array_header_2_0(stream)
+    except Exception as error:  # of numpy, its tokenizer and Python's parser
+        raise ValueError(f"its header is no .npy header: {type(error).__name__}") from None
+
+
+_DECODE: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _int),
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("json", "jsn"), _json),
+    "npy": _npy,
+}

@@ -1,0 +1,111 @@
+"""New files of a directory, in a hidden folder within it until all of them are there.
+
+`commit` then gives each its place by a rename. A reader sees whole files only, and none of those
+whose writing failed; what a killed process leaves is one hidden folder, `.shardio-...tmp`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+
+from ..errors import ExistsError, StorageError, printable
+from .local import is_temporary, make_directory, sync_directory, token
+
+
+class Staging:
+    """A hidden folder, `path`, whose content becomes that of `directory`.
+
+    replace: files that are there already are replaced; without it they are an error, and so is a
+    directory that has anything in it. Raises ExistsError, StorageError.
+    """
+
+    def __init__(self, directory: str, *, replace: bool = False) -> None:
+        self._directory, self._replace = directory, replace
+        self._made = _missing(directory)  # to be removed again, if nothing comes of it
+        make_directory(directory)
+        try:
+            with os.scandir(directory) as entries:
+                taken = sorted(one.name for one in entries if not is_temporary(one.name))
+        except OSError as error:
+            raise _refused(directory, error) from None
+        if taken and not replace:
+            raise ExistsError(
+                f"{printable(directory, 4096)}: is not empty, {printable(taken[0])} is in it; "
+                "choose an empty directory, or replace files with --overwrite"
+            )
+        self.path = os.path.join(directory, f".shardio-{token()}-staging.tmp")
+        try:
+            os.mkdir(self.path)
+        except OSError as error:
+            self._unmake()
+            raise _refused(self.path, error) from None
+
+    def commit(self) -> None:
+        """Move everything to its place, and flush the directories; files are flushed before."""
+        _move(self.path, self._directory, self._replace)
+        self._made = []
+
+    def discard(self) -> None:
+        """Remove what was not moved; fine after `commit`, too."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._unmake()
+
+    def _unmake(self) -> None:
+        with contextlib.suppress(OSError):  # another put something there
+            for path in self._made:
+                os.rmdir(path)
+
+
+def _missing(directory: str) -> list[str]:
+    """The folders that `make_directory` will make, innermost first."""
+    made = []
+    path = os.path.abspath(directory)
+    while not os.path.lexists(path):
+        made.append(path)
+        path = os.path.dirname(path)
+    return made
+
+
+def _move(source: str, target: str, replace: bool) -> None:
+    """The content of one folder into another, which is there; then the first is gone."""
+    try:
+        names = sorted(os.listdir(source), key=os.fsencode)
+        for name in names:
+            old, new = os.path.join(source, name), os.path.join(target, name)
+            try:
+                if os.path.isdir(old):
+                    _move_folder(old, new, replace)
+                elif replace:
+                    os.replace(old, new)
+                elif os.path.lexists(new):  # since the directory was found empty
+                    raise ExistsError(f"{printable(new, 4096)}: exists")
+                else:
+                    os.rename(old, new)
+            except OSError as error:
+                raise _refused(new, error) from None
+        os.rmdir(source)
+    except OSError as error:
+        raise _refused(source, error) from None
+    sync_directory(target)
+
+
+def _move_folder(old: str, new: str, replace: bool) -> None:
+    try:
+        os.rename(old, new)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        _move(old, new, replace)  # it is there, and has other files: ENOTDIR were it a link
+
+
+def _refused(path: str, error: OSError) -> StorageError:
+    shown = printable(path, 4096)
+    if error.errno in (errno.ENOTDIR, errno.EISDIR):
+        return StorageError(
+            f"{shown}: a file or link is where a folder is to be, or the other way round; move it "
+            "away"
+        )
+    return StorageError(f"{shown}: cannot be written: {error.strerror}")

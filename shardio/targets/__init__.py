@@ -1,0 +1,30 @@
+"""The formats that `export` writes, by name. A format is one file beside this one, and one row."""
+
+from __future__ import annotations
+
+from ..errors import OptionError, printable
+from .base import Target
+from .caffe import Caffe
+from .imagefolder import ImageFolder
+from .mds import Mds
+from .recordio import RecordIO
+from .tfrecord import TFRecord
+from .webdataset import WebDataset
+
+TARGETS: dict[str, type[Target]] = {
+    "webdataset": WebDataset,
+    "tfrecord": TFRecord,
+    "recordio": RecordIO,
+    "mds": Mds,
+    "lmdb-caffe": Caffe,
+    "imagefolder": ImageFolder,
+}
+
+
+def target(name: str) -> type[Target]:
+    """Raises OptionError."""
+    if name not in TARGETS:
+        raise OptionError(
+            f"format {printable(str(name))!r}: formats that are exported are {', '.join(TARGETS)}"
+        )
+    return TARGETS[name]

@@ -1,0 +1,111 @@
+"""Caffe's LMDB: one environment, data.mdb, of images and labels (the only door to py-lmdb).
+
+    key     number of the record, in 8 digits or more | _ | its key
+    value   Datum {4: the image's file, 5: label, 7: encoded = true}
+
+as Caffe's `convert_imageset -encoded` writes it. Values are committed some at a time and in the
+order of their keys, so the bytes follow from the records and the machine's page size. Source:
+https://github.com/BVLC/caffe/blob/master/src/caffe/proto/caffe.proto (Datum),
+https://github.com/BVLC/caffe/blob/master/tools/convert_imageset.cpp
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import lmdb
+
+from ..errors import OptionError, SampleError, StorageError, printable
+from ..sample import KEY, Sample
+from .base import Plan, image_and_label, misfit
+from .tfrecord import _varint
+
+_COMMIT = 64 << 20  # bytes
+_MAX_KEY = 511  # LMDB's own
+
+
+class Caffe:
+    shards: ClassVar[bool] = False
+    keyed: ClassVar[bool] = False
+    ours: ClassVar[re.Pattern[str] | None] = None
+
+    def __init__(self, plan: Plan) -> None:
+        self.notes: list[str] = []
+        self._image, self._label = image_and_label(plan, "lmdb-caffe", ("int",))
+        self.called = {self._image: "data"}
+        if self._label is not None:
+            self.called[self._label] = "label"
+        self._digits = max(8, len(str(max(plan.made.records - 1, 0))))  # else keys lose their order
+        self._pending: list[tuple[bytes, bytes]] = []
+        self._bytes = 0
+        # Address space, not a size on the disk; it grows where this is not enough.
+        room = 2 * plan.made.size + (16 << 10) * plan.made.records + (64 << 20)
+        with _explained(plan.folder):
+            self._environment = lmdb.open(
+                plan.folder, map_size=room >> 20 << 20, lock=False, sync=False, mode=0o666
+            )
+        self._room, self._folder = room, plan.folder
+
+    def add(self, number: int, sample: Sample) -> bool:
+        key = b"%0*d_%b" % (self._digits, number, sample[KEY])
+        if len(key) > _MAX_KEY:
+            raise OptionError(
+                f"the key {printable(sample[KEY])} is {len(sample[KEY]):,} bytes long; LMDB has "
+                f"room for {_MAX_KEY - self._digits - 1}; `--keys number` names the records by "
+                "their numbers"
+            )
+        image = sample[self._image]
+        if image is None:
+            raise misfit(sample, self._image, "it is None, and a Datum has an image")
+        value = b"".join(
+            (b"\x22", _varint(len(image)), image, self._datum_label(sample), b"\x38\1")
+        )
+        if len(value) >> 32:
+            raise SampleError(f"record {printable(sample[KEY])}: LMDB has room for 4 GiB")
+        self._pending.append((key, value))
+        self._bytes += len(value)
+        if self._bytes >= _COMMIT:
+            self._commit()
+        return True
+
+    def finish(self) -> None:
+        self._commit()
+        with _explained(self._folder):
+            self._environment.sync(True)
+        self.close()
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _datum_label(self, sample: Sample) -> bytes:
+        label = None if self._label is None else sample[self._label]
+        if label is None:
+            return b""
+        if not -(1 << 31) <= label < 1 << 31:
+            raise misfit(sample, str(self._label), f"{label} does not fit int32, as labels do")
+        return b"\x28" + _varint(label)
+
+    def _commit(self) -> None:
+        while True:
+            try:
+                with _explained(self._folder), self._environment.begin(write=True) as transaction:
+                    for key, value in self._pending:
+                        transaction.put(key, value, append=True)
+                break
+            except lmdb.MapFullError:
+                self._room *= 2
+                self._environment.set_mapsize(self._room)
+        self._pending, self._bytes = [], 0
+
+
+@contextmanager
+def _explained(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.MapFullError:
+        raise
+    except lmdb.Error as error:
+        raise StorageError(f"{printable(folder, 4096)}: LMDB cannot write: {error}") from None

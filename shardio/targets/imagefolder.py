@@ -1,0 +1,108 @@
+"""A folder of images: class folders where the labels have names, else the paths that the keys are.
+
+A key that begins with its class (`cat/1.jpg`) is the file's path; any other is put into the class's
+folder. A key without the ending of an image file gets that of its real type, since readers look for
+it. Classes without images become empty folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
+from ..sample import KEY, Sample
+from ..unpacking import _folders, _parts, _Tree
+from .base import IMAGE_ENDINGS, Plan, image_and_label, image_extension, misfit
+
+
+class ImageFolder:
+    shards: ClassVar[bool] = False
+    keyed: ClassVar[bool] = False
+    ours: ClassVar[re.Pattern[str] | None] = None
+
+    def __init__(self, plan: Plan) -> None:
+        self.notes: list[str] = []
+        self._image, self._label = image_and_label(plan, "imagefolder", ("int",))
+        self.called = {self._image: "files"}
+        self._made = plan.made
+        self._classes: list[bytes] = []
+        if self._label is not None:
+            if plan.made.classes is None:
+                raise OptionError(
+                    f"{plan.made.where}: {printable(self._label)} has no names of classes, which "
+                    "folders could have. Leave it out, and the paths are the keys: --fields "
+                    f"{printable(self._image)}"
+                )
+            self._classes = [os.fsencode(name) for name in plan.made.classes]
+            self.called[self._label] = "folders"
+            if self._classes != sorted(self._classes):
+                self.notes.append("classes: readers number folders by their names, so not as here")
+        self._tree = _Tree(plan.folder, False)
+        if self._label is not None:
+            for name in _folders(plan.made):
+                self._tree.folder(self._path(os.fsencode(name)))
+
+    def add(self, number: int, sample: Sample) -> bool:
+        data = sample[self._image]
+        if data is None:
+            return False
+        key = self._in_class(sample)
+        name = key.rpartition(b"/")[2]
+        stem, _, ending = name.rpartition(b".")
+        if not stem or ending.decode("latin-1").lower() not in IMAGE_ENDINGS:
+            found = image_extension(data)
+            if found is not None:
+                key += b"." + found.encode()
+        parts = self._path(key)
+        try:
+            self._tree.write(parts, data)
+        except ExistsError:
+            raise self._clash(key) from None
+        except StorageError:
+            above = (b"/".join(parts[:at]) for at in range(1, len(parts)))
+            if any(os.path.isfile(os.path.join(os.fsencode(self._tree._root), p)) for p in above):
+                raise self._clash(key) from None
+            raise
+        return True
+
+    def finish(self) -> None:
+        self.close()
+        os.sync()  # one call; a million files' fsync would be most of the time
+
+    def close(self) -> None:
+        tree, self._tree = getattr(self, "_tree", None), None  # type: ignore[assignment]
+        if tree is not None:
+            tree.close()
+
+    def _in_class(self, sample: Sample) -> bytes:
+        key: bytes = sample[KEY]
+        if self._label is None:
+            return key
+        label = sample[self._label]
+        if label is None or not 0 <= label < len(self._classes):
+            why = "it has no class" if label is None else f"{label} is no class"
+            raise misfit(
+                sample,
+                self._label,
+                f"{why}, so no folder. Paths are the keys with --fields {printable(self._image)}",
+            )
+        folder = self._classes[label] + b"/"
+        return key if key.startswith(folder) else folder + key
+
+    def _path(self, key: bytes) -> Sequence[bytes]:
+        try:
+            return _parts(key, self._made.where)
+        except DamageError:
+            raise OptionError(
+                f"the key {printable(key)} is no path within a directory; `--keys number` names "
+                "the files by the numbers of their records"
+            ) from None
+
+    def _clash(self, key: bytes) -> OptionError:
+        return OptionError(
+            f"the path {printable(key)} is that of two records, or of one and the folder of "
+            "another; `--keys number` names the files by the numbers of their records"
+        )

@@ -1,0 +1,219 @@
+"""MosaicML's MDS, version 2: shard.00000.mds ... and index.json.
+
+    shard     u32 records | u32 where each begins, and the end [records + 1] | JSON of the columns
+              | records
+    record    u32 size of each column without a fixed one | values; both in the order of the names
+
+    image            jpeg or png where all are; else bytes
+    bytes            bytes
+    str, bool, json  str; json
+    int, float       int (uint64 where one is above 2**63); float64
+    array            ndarray: integers and floats, not empty, of at least one dimension
+    the key          str, or bytes where one is not UTF-8: the format has no keys
+
+The format has no None, so a field that is None somewhere is an error. A shard is kept in memory
+until it is written, as its writer in streaming does. Each has its SHA-256 in the index. Source:
+https://github.com/mosaicml/streaming/tree/main/streaming/base/format/mds
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import OptionError, SampleError, printable
+from ..sample import KEY, Sample
+from ..sources import image_type
+from ..storage.local import Draft, token, write_file
+from .base import Again, Plan, check_distinct, json_bytes, key_name, misfit
+
+_SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer
+_LIMIT = (1 << 32) - 1  # offsets are u32
+_U32 = struct.Struct("<I")
+_FIXED = {"int": 8, "uint64": 8, "float64": 8}
+_IMAGES = {"JPEG": "jpeg", "PNG": "png"}
+_DTYPES = {
+    "uint8": 8,
+    "int8": 9,
+    "uint16": 16,
+    "int16": 17,
+    "float16": 18,
+    "uint32": 32,
+    "int32": 33,
+    "float32": 34,
+    "uint64": 64,
+    "int64": 65,
+    "float64": 66,
+}
+_WIDE = 1 << 63
+
+
+class Mds:
+    shards: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"shard\.\d{5,}\.mds|index\.json")
+
+    def __init__(self, plan: Plan) -> None:
+        self.notes: list[str] = []
+        self._folder, self._learned = plan.folder, plan.learned
+        self._limit = min(plan.shard_size or _SIZE, _LIMIT)
+        columns = [(one.theirs or one.name, one.name, one.kind) for one in plan.fields]
+        name = key_name(plan, [theirs for theirs, _, _ in columns])
+        if name is not None:
+            columns.append((name, KEY, "key"))
+        if not columns:
+            raise OptionError(f"{plan.made.where}: there is no field to export")
+        check_distinct([theirs for theirs, _, _ in columns], "mds")
+        self._columns = sorted(columns)
+        self._encodings: dict[str, str] = {}
+        self._config = b""
+        self._records: list[bytes] = []
+        self._bytes = 0
+        self._described: list[dict[str, Any]] = []
+
+    @property
+    def called(self) -> dict[str, str]:
+        found = self._encodings
+        return {ours: f"{theirs} ({found.get(ours, 'none')})" for theirs, ours, _ in self._columns}
+
+    def add(self, number: int, sample: Sample) -> bool:
+        if not self._encodings:
+            self._choose(sample)
+        sizes, values = [], []
+        for _, ours, kind in self._columns:
+            value = sample[ours]
+            if value is None:
+                raise misfit(
+                    sample, ours, "it is None, which mds does not have; leave it out by --fields"
+                )
+            encoding = self._encodings[ours]
+            self._check(ours, kind, encoding, value)
+            try:
+                data = _ENCODE[encoding](value)
+            except (TypeError, ValueError, struct.error) as error:
+                raise misfit(sample, ours, str(error)) from None
+            if encoding not in _FIXED:
+                sizes.append(_U32.pack(len(data)))
+            values.append(data)
+        record = b"".join((*sizes, *values))
+        whole = self._bytes + len(record) + 4 * (len(self._records) + 3) + len(self._config)
+        if self._records and whole > self._limit:
+            self._flush()
+        elif whole > _LIMIT:
+            raise SampleError(
+                f"record {printable(sample[KEY])}: {len(record):,} bytes; a shard of mds has room "
+                f"for {_LIMIT:,}"
+            )
+        self._records.append(record)
+        self._bytes += len(record)
+        return True
+
+    def finish(self) -> None:
+        if self._records:
+            self._flush()
+        text = json.dumps({"version": 2, "shards": self._described}, sort_keys=True)
+        write_file(self._folder, "index.json", text.encode())
+
+    def close(self) -> None:
+        self._records = []
+
+    def _choose(self, sample: Sample) -> None:
+        """The encoding of each column, by the first record and by what was learned before."""
+        for _, ours, kind in self._columns:
+            encoding = {"key": "str", "float": "float64", "bool": "json", "array": "ndarray"}.get(
+                kind, kind
+            )
+            if kind == "image":
+                data = sample[ours]
+                encoding = _IMAGES.get((data and image_type(data[:32])) or "", "bytes")
+            self._encodings[ours] = self._learned.get(ours, encoding)
+        names = [theirs for theirs, _, _ in self._columns]
+        encodings = [self._encodings[ours] for _, ours, _ in self._columns]
+        self._layout = {
+            "version": 2,
+            "format": "mds",
+            "compression": None,
+            "hashes": ["sha256"],
+            "size_limit": self._limit,
+            "column_names": names,
+            "column_encodings": encodings,
+            "column_sizes": [_FIXED.get(encoding) for encoding in encodings],
+        }
+        self._config = json.dumps(self._layout, sort_keys=True).encode()
+
+    def _check(self, ours: str, kind: str, encoding: str, value: Any) -> None:
+        """Begin anew where the encoding of a column does not fit all records."""
+        wider = None
+        if kind == "image" and encoding != "bytes":
+            if _IMAGES.get(image_type(value[:32]) or "") != encoding:
+                wider = "bytes"
+        elif kind == "int" and encoding == "int" and value >= _WIDE:
+            wider = "uint64"
+        elif kind == "key" and encoding == "str":
+            try:
+                value.decode("utf-8")
+            except UnicodeDecodeError:
+                wider = "bytes"
+        if wider is not None:
+            self._learned[ours] = wider
+            raise Again
+
+    def _flush(self) -> None:
+        name = f"shard.{len(self._described):05d}.mds"
+        count = len(self._records)
+        sizes = np.array([0, *map(len, self._records)], np.int64)
+        begins = np.cumsum(sizes) + 4 + 4 * (count + 1) + len(self._config)
+        draft = Draft(self._folder, name, token())
+        try:
+            draft.write(_U32.pack(count) + begins.astype("<u4").tobytes() + self._config)
+            draft.write(b"".join(self._records))
+            described = self._layout | {
+                "samples": count,
+                "raw_data": {
+                    "basename": name,
+                    "bytes": draft.size,
+                    "hashes": {"sha256": draft.digest().hex()},
+                },
+                "zip_data": None,
+            }
+            draft.commit(name)
+        except BaseException:
+            draft.discard()
+            raise
+        self._described.append(described)
+        self._records, self._bytes = [], 0
+
+
+def _ndarray(value: np.ndarray[Any, Any]) -> bytes:
+    number = _DTYPES.get(value.dtype.name)
+    if number is None:
+        raise TypeError(f"mds has no arrays of dtype {value.dtype}")
+    if not value.size or not value.ndim:
+        raise ValueError(f"mds has no arrays of shape {value.shape}")
+    if value.ndim > 63:
+        raise ValueError(f"mds has no arrays of {value.ndim} dimensions")
+    width = next(i for i in range(4) if max(value.shape) < 1 << (8 << i))
+    shape = np.array(value.shape, f"<u{1 << width}").tobytes()
+    return bytes((number, value.ndim << 2 | width)) + shape + value.tobytes()
+
+
+def _text(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
+_ENCODE: dict[str, Callable[[Any], bytes]] = {
+    "bytes": bytes,
+    "jpeg": bytes,
+    "png": bytes,
+    "str": _text,
+    "json": json_bytes,
+    "int": struct.Struct("<q").pack,
+    "uint64": struct.Struct("<Q").pack,
+    "float64": struct.Struct("<d").pack,
+    "ndarray": _ndarray,
+}

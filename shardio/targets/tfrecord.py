@@ -1,0 +1,130 @@
+"""TFRecord files of `tf.train.Example`, with real checksums, and the index that DALI wants.
+
+formats/tfrecord.py has the layout. A field becomes a feature of its own name:
+
+    image, bytes   BytesList
+    str, json      BytesList: UTF-8, or JSON text
+    int, bool      Int64List
+    float          FloatList: float32, the format has no other
+    array          Int64List or FloatList, by its dtype, in C order; unless it has one dimension,
+                   feature `NAME/shape` has its shape
+    the key        BytesList `key`: the format has no keys
+
+A field that is None has no feature. Index: a line `OFFSET SIZE` a record. Source:
+https://github.com/NVIDIA/DALI/blob/main/tools/tfrecord2idx
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import OptionError
+from ..formats.tfrecord import _crc32c, _masked
+from ..sample import KEY, Sample
+from .base import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit
+
+_BYTES, _FLOATS, _INTS = 0x0A, 0x12, 0x1A
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+
+
+class TFRecord(ShardTarget):
+    """Raises DependencyError, too, without CRC-32C."""
+
+    suffix = ".tfrecord"
+    keyed: ClassVar[bool] = True
+    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"\d{5,}\.(tfrecord|idx)")
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._crc = _crc32c()[0]
+        self._fields = [(one.name, one.kind, one.theirs or one.name) for one in plan.fields]
+        name = key_name(plan, [theirs for _, _, theirs in self._fields])
+        if name is not None:
+            self._fields.insert(0, (KEY, "bytes", name))
+        shapes = [f"{theirs}/shape" for _, kind, theirs in self._fields if kind == "array"]
+        check_distinct([*(theirs for _, _, theirs in self._fields), *shapes], "tfrecord")
+        self.called = {ours: theirs for ours, _, theirs in self._fields}
+        floats = [ours for ours, kind, _ in self._fields if kind == "float"]
+        if floats:
+            self.notes.append(f"{', '.join(floats)}: rounded to float32, the format has no other")
+        if not self._fields:
+            raise OptionError(f"{plan.made.where}: there is no field to export")
+
+    def encode(self, number: int, sample: Sample) -> bytes:
+        entries = bytearray()
+        for ours, kind, theirs in self._fields:
+            value = sample[ours]
+            if value is None:
+                continue
+            try:
+                for name, feature in _features(theirs, kind, value):
+                    entries += _message(
+                        0x0A, _message(0x0A, name.encode()) + _message(0x12, feature)
+                    )
+            except (TypeError, ValueError, OverflowError) as error:
+                raise misfit(sample, ours, str(error)) from None
+        data = _message(0x0A, bytes(entries))
+        length = _LENGTH.pack(len(data))
+        seals = [_CRC.pack(_masked(self._crc(part))) for part in (length, data)]
+        return b"".join((length, seals[0], data, seals[1]))
+
+    def entry(self, number: int, at: int, size: int) -> bytes:
+        return b"%d %d\n" % (at, size)
+
+
+def _features(name: str, kind: str, value: Any) -> Iterator[tuple[str, bytes]]:
+    """The names and Features of a field."""
+    if kind in ("image", "bytes"):
+        yield name, _message(_BYTES, _message(0x0A, value))
+    elif kind == "str":
+        yield name, _message(_BYTES, _message(0x0A, value.encode()))
+    elif kind == "json":
+        yield name, _message(_BYTES, _message(0x0A, json_bytes(value)))
+    elif kind in ("int", "bool"):
+        yield name, _integers([int(value)])
+    elif kind == "float":
+        yield name, _floats(np.array([value]))
+    else:
+        if value.dtype.kind in "iub":
+            yield name, _integers(value.ravel().tolist())
+        elif value.dtype.kind == "f":
+            yield name, _floats(value.ravel())
+        else:
+            raise TypeError(f"arrays of dtype {value.dtype} are neither integers nor floats")
+        if value.ndim != 1:
+            yield f"{name}/shape", _integers(list(value.shape))
+
+
+def _integers(values: list[int]) -> bytes:
+    if values and max(values) >= 1 << 63:
+        raise OverflowError(f"{max(values)} does not fit int64, and the format has no other")
+    return _message(_INTS, _message(0x0A, b"".join(map(_varint, values))))
+
+
+def _floats(values: np.ndarray[Any, Any]) -> bytes:
+    with np.errstate(over="ignore"):
+        narrow = values.astype("<f4")
+    if not np.array_equal(np.isfinite(values), np.isfinite(narrow)):
+        raise OverflowError("a number in it is too large for float32, and the format has no other")
+    return _message(_FLOATS, _message(0x0A, narrow.tobytes()))
+
+
+def _message(tag: int, content: bytes) -> bytes:
+    return bytes((tag,)) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Negative ones as 64 bits in two's complement."""
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
