@@ -278,7 +278,7 @@ class ShardDataset(Described, Stream):
 
     @property
     def _structure(self) -> tuple[str, ...] | None:
-        return None if self._decoder.fields is None else self._decoder.fields
+        return self._decoder.fields
 
     @property
     def _evaluates(self) -> bool:

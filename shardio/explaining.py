@@ -178,7 +178,7 @@ def explain(
     epoch = options.epoch(counts, 0)
     each = max(1, workers)
     share = options.share(epoch, world_size=ranks, num_workers=each)
-    mean = max(1.0, manifest.size / max(1, manifest.records))
+    mean = manifest.mean_bytes
     keeping = fetch.keep(
         share,
         mean,

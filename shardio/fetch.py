@@ -58,9 +58,9 @@ OPEN_SHARDS = 256
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
 SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB
 RUN = 1 << 20  # bytes of storage that are read or announced at a time
-GAP = (
-    64 << 10
-)  # unwanted bytes between records of a selection that are read rather than sought over
+# Unwanted bytes between records of a selection that are read rather than sought over. Of 0.9 KB
+# records, warm, each 30th: 8.3 us a record, and 20 us with 64 KiB.
+GAP = 16 << 10
 LEAST_BLOCK = 64 << 10  # with less room than this per span, held blocks are not worth it
 BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
 # Share of the available memory that announced windows may take; with more, the kernel drops pages
@@ -136,7 +136,7 @@ class Reader:
     @property
     def mean_bytes(self) -> float:
         """Bytes of storage per record, index included."""
-        return max(1.0, self.manifest.size / max(1, self.records))
+        return self.manifest.mean_bytes
 
     def shard(self, number: int, scattered: bool = False) -> Shard:
         """The open shard. It stays usable while it is referenced, also when it leaves the cache.

@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from . import __version__, manifest, parallel
 from .errors import DamageError, ExistsError, OptionError, SourceError, printable
 from .formats import FOREIGN, FOREIGN_FILES
 from .formats.base import MAX_RECORDS, ShardInfo
 from .formats.columns import checksum, key_hash
-from .formats.foreign import MAX_RECORD, Values, dump, own_key, sidecar_name
+from .formats.foreign import MAX_RECORD, Values, dump, only, own_key, sidecar_name
 from .sample import KEY, MAX_KEY, MAX_NAME, Schema
 from .sources import image_type
 from .storage import local, local_path, locate
@@ -284,10 +282,7 @@ def _observe(
         if value is None:
             continue
         if lists:
-            if isinstance(value, np.ndarray):
-                value = value.item() if value.size == 1 else value
-            elif isinstance(value, list) and len(value) == 1:
-                value = value[0]
+            value = only(value)
         kind = type(value).__name__
         one = seen.get(name)
         if one is None:

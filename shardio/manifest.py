@@ -98,6 +98,11 @@ class Manifest:
             int(self.shard_index[number]),
         )
 
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of storage per record, index included; at least 1."""
+        return max(1.0, self.size / max(1, self.records))
+
     def opening(
         self, index: Storage, root: Storage | None = None, *, verify: bool = True
     ) -> Opening:

@@ -266,7 +266,7 @@ def tune_path(
         batch_size=batch_size,
         num_workers=num_workers,
         world_size=world_size,
-        mean_bytes=max(1.0, found.manifest.size / max(1, found.manifest.records)),
+        mean_bytes=found.manifest.mean_bytes,
         is_network=locate(path).is_network(),
         memory=memory,
         progress=progress,

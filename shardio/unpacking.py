@@ -67,10 +67,10 @@ def unpack(
         _check_keys(dataset, _content_field(dataset.manifest))
     for dataset, into in datasets:
         content = _content_field(dataset.manifest)
-        tree = _Tree(into, overwrite)
+        tree = Tree(into, overwrite)
         try:
-            for name in _folders(dataset.manifest):
-                tree.folder(_parts(os.fsencode(name), dataset.manifest.where))
+            for name in class_folders(dataset.manifest):
+                tree.folder(key_parts(os.fsencode(name), dataset.manifest.where))
                 done.folders += 1
             for sample in dataset:
                 data = sample[content]
@@ -78,7 +78,7 @@ def unpack(
                     done.without += 1
                     continue
                 key = sample[KEY] + _ending(dataset.manifest, content, sample[KEY], data)
-                tree.write(_parts(key, dataset.manifest.where), data)
+                tree.write(key_parts(key, dataset.manifest.where), data)
                 done.files += 1
                 done.bytes += len(data)
                 if progress is not None:
@@ -88,7 +88,7 @@ def unpack(
     return done
 
 
-class _Tree:
+class Tree:
     """A directory that is written into, and never left."""
 
     def __init__(self, root: str, overwrite: bool) -> None:
@@ -169,7 +169,7 @@ class _Tree:
             raise StorageError(f"{shown}: cannot be written: {error.strerror}") from None
 
 
-def _parts(key: bytes, where: str) -> list[bytes]:
+def key_parts(key: bytes, where: str) -> list[bytes]:
     """A key as the names on its path. Raises DamageError when it would leave the directory."""
     parts = key.split(b"/")
     if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
@@ -198,7 +198,7 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
     keys = dataset.keys()
     folders = {
         b"/".join(parts[:at])
-        for parts in (_parts(key, made.where) for key in keys)
+        for parts in (key_parts(key, made.where) for key in keys)
         for at in range(1, len(parts))
     }
     seen: set[bytes] = set()
@@ -212,7 +212,7 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
         seen.add(key)
 
 
-def _folders(made: Manifest) -> list[str]:
+def class_folders(made: Manifest) -> list[str]:
     """The class folders of the tree that was packed; none when it was a stream of samples."""
     if made.options.get("source") != "imagefolder":
         return []

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from datasets import make, simple
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from test_order import cases
 from trees import shardio_json
 
 from shardio import cli, explaining, fetch, manifest, tuning
@@ -26,16 +27,6 @@ from shardio.storage import locate
 Packed = Callable[..., Path]
 GiB = 1 << 30
 TAILS = ("pad", "drop", "exact")
-
-
-def cases(n: int) -> settings:
-    return settings(
-        max_examples=n,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
 
 
 def imagined(counts: list[int], size: int | list[int] = 1000, **header: Any) -> Manifest:

@@ -16,7 +16,7 @@ errors
 sizes sample storage.base
 storage.local formats.base
 storage storage.staging
-formats.columns lock
+formats.columns formats.protobuf lock
 formats.record formats.foreign
 formats.lmdb formats.tar formats.mds formats.tfrecord formats.recordio
 formats.lmdb_foreign formats.parquet

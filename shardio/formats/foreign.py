@@ -87,6 +87,26 @@ class PlainLayout:
         return b""
 
 
+class WrappedFile:
+    """A file of storage, and what a layout knows of it besides: the base of such."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.name, self.size = file.name, file.size
+
+    def sha256(self) -> bytes:
+        return self._file.sha256()
+
+    def will_need(self, start: int, length: int) -> None:
+        self._file.will_need(start, length)
+
+    def scattered(self) -> None:
+        self._file.scattered()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 # --- the index ------------------------------------------------------------------------------------
 
 
@@ -205,7 +225,7 @@ class Misfit(ValueError):
     """A value is not of its field's kind."""
 
 
-def _one(value: Any) -> Any:
+def only(value: Any) -> Any:
     """The element of a list or array of one; other values as they are."""
     if isinstance(value, np.ndarray) and value.size == 1:
         return value.reshape(()).item()
@@ -215,7 +235,7 @@ def _one(value: Any) -> Any:
 
 
 def _blob(value: Any) -> bytes:
-    value = _one(value) if not isinstance(value, bytes) else value
+    value = only(value) if not isinstance(value, bytes) else value
     if not isinstance(value, bytes):
         raise Misfit(f"expected bytes, found {type(value).__name__}")
     return value
@@ -231,7 +251,7 @@ def _scalar(kind: type) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if type(value) is kind:
             return value
-        value = _one(value)
+        value = only(value)
         if type(value) not in allowed:
             raise Misfit(f"expected {kind.__name__}, found {type(value).__name__}")
         return kind(value)
@@ -240,7 +260,7 @@ def _scalar(kind: type) -> Callable[[Any], Any]:
 
 
 def _text(value: Any) -> str:
-    value = _one(value) if not isinstance(value, (str, bytes)) else value
+    value = only(value) if not isinstance(value, (str, bytes)) else value
     if isinstance(value, bytes):
         value = value.decode("utf-8")
     if not isinstance(value, str):

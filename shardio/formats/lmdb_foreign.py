@@ -45,7 +45,8 @@ import numpy as np
 from ..errors import DamageError, SourceError, printable
 from ..sample import KEY, pack, unpack
 from ..storage.base import File, Storage
-from .foreign import Values
+from .foreign import Values, WrappedFile
+from .protobuf import read_varint
 
 SPECIAL = frozenset((b"__keys__", b"__len__"))  # keys of other tools' notes, not of records
 
@@ -67,12 +68,12 @@ _MAX_DEPTH = 32  # LMDB's CURSOR_STACK
 _TOLD = 64 << 20  # bytes of a value by which the kind of a file is told; larger ones are not asked
 
 
-class LmdbFile:
+class LmdbFile(WrappedFile):
     """A database, and what scanning it found out."""
 
     def __init__(self, file: File, extra: bytes) -> None:
-        self._file = file
-        self.name, self.size, self.read = file.name, file.size, file.read
+        super().__init__(file)
+        self.read = file.read
         self.kind = "bytes"  # or "datum", "image"
         self._keys = b""  # all, joined
         self._sizes = b""  # of each, u16
@@ -98,18 +99,6 @@ class LmdbFile:
 
     def key(self, record: int) -> bytes:
         return self._keys[self._ends[record] : self._ends[record + 1]]
-
-    def sha256(self) -> bytes:
-        return self._file.sha256()
-
-    def will_need(self, start: int, length: int) -> None:
-        self._file.will_need(start, length)
-
-    def scattered(self) -> None:
-        self._file.scattered()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class LmdbForeignLayout:
@@ -204,7 +193,7 @@ def _datum(data: bytes) -> Values:
             tag = data[at]
             at += 1
             if tag == 0x22 or tag == 0x32:  # data; packed floats
-                length, at = _varint(data, at)
+                length, at = read_varint(data, at)
                 if length > size - at:
                     raise ValueError("a field of a Datum does not fit")
                 if tag == 0x22:
@@ -216,7 +205,7 @@ def _datum(data: bytes) -> Values:
                 floats.append(data[at : at + 4])
                 at += 4
             else:
-                value, at = _varint(data, at)
+                value, at = read_varint(data, at)
                 if tag == 0x08:
                     channels = value
                 elif tag == 0x10:
@@ -263,19 +252,6 @@ def _check_shape(shape: tuple[int, int, int], found: float) -> None:
             f"a Datum of {channels:,} channels, height {height:,} and width {width:,} has "
             f"{found:,} values"
         )
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends. Raises ValueError, IndexError."""
-    value = shift = 0
-    while shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError("a number of more than 10 bytes")
 
 
 # --- the tree -------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ..errors import DamageError, SourceError, printable
 from ..sample import KEY, MAX_KEY, pack, unpack
 from ..storage.base import File, Storage
 from .base import Column
-from .foreign import Values
+from .foreign import Values, WrappedFile
 
 MAGIC = 0xCED7230A
 _MAGIC = struct.pack("<I", MAGIC)
@@ -43,13 +43,14 @@ _LABEL = np.dtype("<f4")
 _ZERO = ord("0")
 
 
-class RecFile:
+class RecFile(WrappedFile):
     """A .rec file, and the keys of its records where an .idx has them."""
 
     def __init__(self, storage: Storage, name: str) -> None:
-        file = self._file = storage.open(name)
+        file = storage.open(name)
+        super().__init__(file)
         self.storage, self.path = storage, name
-        self.name, self.size, self.read = file.name, file.size, file.read
+        self.read = file.read
         self.keys: Column | list[bytes] | None = None  # int64 (records,), or text
         self.prefix = name.removesuffix(".rec").encode("utf-8", "surrogateescape")
 
@@ -58,18 +59,6 @@ class RecFile:
             return None
         key = self.keys[record]
         return b"%b/%b" % (self.prefix, key if isinstance(key, bytes) else b"%d" % key)
-
-    def sha256(self) -> bytes:
-        return self._file.sha256()
-
-    def will_need(self, start: int, length: int) -> None:
-        self._file.will_need(start, length)
-
-    def scattered(self) -> None:
-        self._file.scattered()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class RecordIOLayout:

@@ -30,6 +30,7 @@ from ..errors import DamageError, DependencyError, SourceError
 from ..sample import MAX_FIELDS
 from ..storage.base import File
 from .foreign import PlainLayout, Values
+from .protobuf import read_varint
 
 FRAME = 16  # bytes of a record besides its data
 _HEAD = struct.Struct("<QI")
@@ -68,7 +69,7 @@ class TFRecordLayout(PlainLayout):
 
     def scan(self, file: File) -> Iterator[tuple[int, int]]:
         """Checks both checksums of each record. Raises DependencyError without CRC-32C."""
-        crc32c, extend = _crc32c()
+        crc32c, extend = checksums()
         at, start, size = 0, 0, file.size
         block = b""  # bytes of the file from `start`
         while at < size:
@@ -137,7 +138,7 @@ def _features(data: bytes, at: int, stop: int, values: Values) -> None:
             continue
         size, at = data[at + 1], at + 2
         if size > 127:
-            size, at = _varint(data, at - 1)
+            size, at = read_varint(data, at - 1)
         end = at + size
         if end > stop:
             raise ValueError("a feature that does not fit")
@@ -171,7 +172,7 @@ def _long(data: bytes, at: int, stop: int) -> tuple[int, int]:
             return 0, 0
         if tags is _SINGLE:
             kind = data[at]
-        size, at = _varint(data, at + 1)
+        size, at = read_varint(data, at + 1)
         if at + size != stop:
             return 0, 0
     return kind, at
@@ -275,7 +276,7 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
         tag = data[at]
         at += 1
         if tag > 127:
-            tag, at = _varint(data, at - 1)
+            tag, at = read_varint(data, at - 1)
             if tag >> 32:
                 raise ValueError("a field of no such number")
         wire = tag & 7
@@ -283,10 +284,10 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
             length = data[at]
             at += 1
             if length > 127:
-                length, at = _varint(data, at - 1)
+                length, at = read_varint(data, at - 1)
             end = at + length
         elif wire == 0:
-            _, end = _varint(data, at)
+            _, end = read_varint(data, at)
         elif wire == 5:
             end = at + 4
         elif wire == 1:
@@ -299,24 +300,10 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
         at = end
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift == 70:
-            raise ValueError("a number of more than 10 bytes")
-
-
 # --- checksums ------------------------------------------------------------------------------------
 
 
-def _crc32c() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
+def checksums() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
     """CRC-32C of bytes, and of bytes that follow others. Raises DependencyError."""
     try:
         import google_crc32c
@@ -346,7 +333,7 @@ def _checked_apart(
     return crc, _U32.unpack(file.read(end, 4))[0]
 
 
-def _masked(crc: int) -> int:
+def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
@@ -365,7 +352,7 @@ def _wrong(file: File, at: int, what: str, found: int, expected: int) -> DamageE
     if at == 0 and what == "length":
         advice = "It is no TFRecord file, or was damaged"
     return DamageError(
-        f"{file.name}: record at byte {at}: the checksum of its {what} is {_masked(found):#010x}, "
+        f"{file.name}: record at byte {at}: the checksum of its {what} is {masked(found):#010x}, "
         f"expected {expected:#010x}. {advice}"
     )
 

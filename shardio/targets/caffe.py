@@ -19,9 +19,9 @@ from typing import ClassVar
 import lmdb
 
 from ..errors import OptionError, SampleError, StorageError, printable
+from ..formats.protobuf import write_varint
 from ..sample import KEY, Sample
 from .base import Plan, image_and_label, misfit
-from .tfrecord import _varint
 
 _COMMIT = 64 << 20  # bytes
 _MAX_KEY = 511  # LMDB's own
@@ -61,7 +61,7 @@ class Caffe:
         if image is None:
             raise misfit(sample, self._image, "it is None, and a Datum has an image")
         value = b"".join(
-            (b"\x22", _varint(len(image)), image, self._datum_label(sample), b"\x38\1")
+            (b"\x22", write_varint(len(image)), image, self._datum_label(sample), b"\x38\1")
         )
         if len(value) >> 32:
             raise SampleError(f"record {printable(sample[KEY])}: LMDB has room for 4 GiB")
@@ -86,7 +86,7 @@ class Caffe:
             return b""
         if not -(1 << 31) <= label < 1 << 31:
             raise misfit(sample, str(self._label), f"{label} does not fit int32, as labels do")
-        return b"\x28" + _varint(label)
+        return b"\x28" + write_varint(label)
 
     def _commit(self) -> None:
         while True:

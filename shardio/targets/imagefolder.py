@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ..sample import KEY, Sample
-from ..unpacking import _folders, _parts, _Tree
+from ..unpacking import Tree, class_folders, key_parts
 from .base import IMAGE_ENDINGS, Plan, image_and_label, image_extension, misfit
 
 
@@ -40,9 +40,9 @@ class ImageFolder:
             self.called[self._label] = "folders"
             if self._classes != sorted(self._classes):
                 self.notes.append("classes: readers number folders by their names, so not as here")
-        self._tree = _Tree(plan.folder, False)
+        self._tree = Tree(plan.folder, False)
         if self._label is not None:
-            for name in _folders(plan.made):
+            for name in class_folders(plan.made):
                 self._tree.folder(self._path(os.fsencode(name)))
 
     def add(self, number: int, sample: Sample) -> bool:
@@ -94,7 +94,7 @@ class ImageFolder:
 
     def _path(self, key: bytes) -> Sequence[bytes]:
         try:
-            return _parts(key, self._made.where)
+            return key_parts(key, self._made.where)
         except DamageError:
             raise OptionError(
                 f"the key {printable(key)} is no path within a directory; `--keys number` names "

@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import OptionError
-from ..formats.tfrecord import _crc32c, _masked
+from ..formats.protobuf import write_varint
+from ..formats.tfrecord import checksums, masked
 from ..sample import KEY, Sample
 from .base import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit
 
@@ -42,7 +43,7 @@ class TFRecord(ShardTarget):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self._crc = _crc32c()[0]
+        self._crc = checksums()[0]
         self._fields = [(one.name, one.kind, one.theirs or one.name) for one in plan.fields]
         name = key_name(plan, [theirs for _, _, theirs in self._fields])
         if name is not None:
@@ -71,7 +72,7 @@ class TFRecord(ShardTarget):
                 raise misfit(sample, ours, str(error)) from None
         data = _message(0x0A, bytes(entries))
         length = _LENGTH.pack(len(data))
-        seals = [_CRC.pack(_masked(self._crc(part))) for part in (length, data)]
+        seals = [_CRC.pack(masked(self._crc(part))) for part in (length, data)]
         return b"".join((length, seals[0], data, seals[1]))
 
     def entry(self, number: int, at: int, size: int) -> bytes:
@@ -104,7 +105,7 @@ def _features(name: str, kind: str, value: Any) -> Iterator[tuple[str, bytes]]:
 def _integers(values: list[int]) -> bytes:
     if values and max(values) >= 1 << 63:
         raise OverflowError(f"{max(values)} does not fit int64, and the format has no other")
-    return _message(_INTS, _message(0x0A, b"".join(map(_varint, values))))
+    return _message(_INTS, _message(0x0A, b"".join(map(write_varint, values))))
 
 
 def _floats(values: np.ndarray[Any, Any]) -> bytes:
@@ -116,15 +117,4 @@ def _floats(values: np.ndarray[Any, Any]) -> bytes:
 
 
 def _message(tag: int, content: bytes) -> bytes:
-    return bytes((tag,)) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    """Negative ones as 64 bits in two's complement."""
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes((tag,)) + write_varint(len(content)) + content
