@@ -20,6 +20,7 @@ NAMES = (
     "train",
     "pack",
     "lmdb",
+    "formats",
     "startup",
     "manifest",
     "order",
@@ -36,7 +37,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="file of the result; default: benchmarks/results")
     parser.add_argument("--scratch", type=Path, help="where to unpack; up to 10 GB, removed again")
-    parser.add_argument("--without-rivals", action="store_true", help="leave LitData out")
+    parser.add_argument(
+        "--without-rivals", action="store_true", help="leave out what setup_rivals installs"
+    )
     options = parser.parse_args()
     if options.name is None:
         for name in NAMES:
@@ -75,7 +78,9 @@ def _run(name: str, options: argparse.Namespace) -> None:
         result = Result(name, ["python", "-m", "benchmarks", *sys.argv[1:]], options.quick)
         rivals = RIVALS.exists() and not options.without_rivals
         if not rivals:
-            result.note("LitData was not measured (benchmarks/setup_rivals makes its environment)")
+            result.note(
+                "Rivals in an environment of their own (benchmarks/setup_rivals) were left out"
+            )
         module.run(Data(options.data.resolve(), scratch, options.quick, rivals), result)
         result.store(out, scratch)
     finally:

@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RIVALS = ROOT / "benchmarks" / ".venv-rivals" / "bin" / "python"
 PACKAGES = ("torch", "numpy", "lmdb", "msgpack", "xxhash", "pillow-simd", "pillow", "litdata")
+RIVAL_PACKAGES = (
+    *("litdata", "webdataset", "mosaicml-streaming", "tensorflow-cpu", "pyarrow", "lmdb"),
+)
 
 
 class BenchmarkError(Exception):
@@ -344,10 +347,22 @@ def versions() -> dict[str, str | None]:
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
     )
     found["commit"] = commit.stdout.strip() or None
-    if RIVALS.exists():
-        script = "from importlib.metadata import version; print(version('litdata'))"
-        asked = subprocess.run([str(RIVALS), "-c", script], capture_output=True, text=True)
-        found["litdata"] = asked.stdout.strip() or None
+    return found | {name: version for name, version in rival_versions().items() if version}
+
+
+def rival_versions() -> dict[str, str | None]:
+    """What the rivals' environment has of RIVAL_PACKAGES."""
+    script = (
+        "import json, sys; from importlib import metadata as m\n"
+        "there = {d.metadata['Name'].lower().replace('_', '-'): d.version "
+        "for d in m.distributions()}\n"
+        "print(json.dumps({name: there.get(name) for name in sys.argv[1:]}))"
+    )
+    if not RIVALS.exists():
+        return {}
+    command = [str(RIVALS), "-c", script, *RIVAL_PACKAGES]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    found: dict[str, str | None] = json.loads(asked.stdout) if asked.returncode == 0 else {}
     return found
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from .exporting import export
     from .image import CenterCrop, RandomResizedCrop
+    from .indexing import index
     from .packing import commit, pack
     from .sequence import open as open
     from .unpacking import unpack
@@ -68,6 +69,7 @@ _HOMES = {
     "collate": "collating",
     "commit": "packing",
     "export": "exporting",
+    "index": "indexing",
     "open": "sequence",
     "pack": "packing",
     "unpack": "unpacking",
@@ -99,6 +101,7 @@ __all__ = [
     "collate",
     "commit",
     "export",
+    "index",
     "pack",
     "unpack",
     "verify",

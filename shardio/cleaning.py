@@ -1,8 +1,9 @@
-"""Remove what no manifest names: shards of replaced datasets, and what killed packers left.
+"""Remove what no manifest names: shards and indexes of replaced datasets, and what killed packers
+left.
 
 Deleted is only what shardio provably wrote: by its name and by its first bytes. Readers of a
 replaced dataset go on for `keep_s` seconds; unfinished packings stay, to be resumed. While files
-are removed the directory is locked, as by a packer.
+are removed the directory is locked, as by a packer, or by `index`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import journal, lock, manifest
+from . import indexing, journal, lock, manifest
 from .errors import BusyError, printable
+from .formats.foreign import sidecar_name
 from .lock import JOURNAL, WRITER_MAGIC
 from .storage import local, local_path, locate
 
@@ -101,7 +103,7 @@ def _unnamed(
     folder: str, data: bytes | None, keep_s: float
 ) -> Iterator[tuple[str, os.stat_result, bool]]:
     """Files of ours that nobody needs, and whether they are old enough to go."""
-    named = journal.named_shards(folder)
+    named = journal.named_shards(folder) | _named_sidecars(folder)
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
     # committed, and killed before it had cleaned up, need not.
     resumable = (
@@ -126,8 +128,20 @@ def _unnamed(
         elif name == JOURNAL:
             if resumable or data is None:
                 continue
+        elif indexing.is_sidecar(folder, name):
+            if name in named:
+                continue
         elif resumable or not (
             journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
         ):
             continue
         yield name, status, time.time() - max(status.st_mtime, replaced) >= keep_s
+
+
+def _named_sidecars(folder: str) -> set[str]:
+    """Names of the indexes of the dataset in a folder: its shards are of another format."""
+    made = manifest.load(locate(folder))
+    if made.names is None:
+        return set()
+    shards = map(made.shard, range(made.shards))
+    return {sidecar_name(shard.number, shard.index_checksum) for shard in shards}

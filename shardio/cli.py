@@ -93,6 +93,7 @@ def _drop_output() -> None:
 
 def _pack(options: argparse.Namespace) -> int:
     from .packing import pack
+    from .selection import conditions
 
     with _progress("packing", options) as progress:
         done = pack(
@@ -103,6 +104,10 @@ def _pack(options: argparse.Namespace) -> int:
             max_records=options.max_records,
             shuffle=options.shuffle,
             seed=options.seed,
+            from_=options.source_kind,
+            root=options.root,
+            fields=_named(options.fields),
+            where=conditions(options.where) if options.where else None,
             jobs=options.jobs,
             part=options.part,
             splits=options.splits,
@@ -137,7 +142,9 @@ def _index(options: argparse.Namespace) -> int:
             options.directory,
             out=options.out,
             format=options.format,
+            files=options.files,
             fields=_named(options.fields),
+            classes=options.classes,
             jobs=options.jobs,
             overwrite=options.overwrite,
             progress=progress,
@@ -145,22 +152,34 @@ def _index(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        fields = ", ".join(
-            f"{printable(name)} ({kind})"
-            + (f" from {printable(done.sources[name])}" if name in done.sources else "")
-            for name, kind in done.fields.items()
-        )
         rate = done.bytes / max(done.seconds, 1e-9) / 1e6
         print(
             f"{printable(done.root)}: {done.format}: {done.records:,} records in {done.shards:,} "
             f"shards, {show_size(done.bytes)}, in {done.seconds:.1f} s, {rate:,.0f} MB/s"
         )
-        print(f"fields: {fields}")
+        named = "" if done.classes is None else f"; {done.classes:,} classes"
+        print(f"{_fields_text(done.fields, done.sources)}{named}")
+        if done.format == "imagefolder":
+            print("a folder of images: they stay as they are, in the order `shardio pack` gives")
+        if done.ignored:
+            print(f"{done.ignored:,} hidden files were ignored")
+        for note in done.notes[:10]:
+            print(note)
         for name in done.left_out:
             print(f"left out: {printable(name)!r} cannot be a field's name; give one by --fields")
         if os.path.abspath(done.out) != os.path.abspath(done.root):
             print(f"open it by {printable(done.out)} with root={printable(done.root)!r}")
     return DONE
+
+
+def _fields_text(fields: dict[str, str], theirs: dict[str, str]) -> str:
+    """Fields by name, their kinds, and their names in the source where those are others."""
+    return "fields: " + ", ".join(
+        f"{printable(name)} ({kind})"
+        + (f" from {printable(theirs[name])}" if name in theirs else "")
+        for name, kind in fields.items()
+        if kind != "key"
+    )
 
 
 def _named(text: str | None) -> dict[str, str]:
@@ -275,6 +294,8 @@ def _ls(options: argparse.Namespace) -> int:
     label = None
     if options.class_name is not None:
         label = manifest.class_index(made.classes, options.class_name)
+        if "label" not in dict(made.schema.fields):
+            raise OptionError("--class: the classes here are not those of a field `label`")
     root = None if options.root is None else locate(options.root)
     rows = _rows(Reader(storage, made, root=root), shards, label)
     if options.json:
@@ -405,7 +426,8 @@ def _explain(options: argparse.Namespace) -> int:
     from .storage import locate
 
     storage = locate(options.out)
-    reader = Reader(storage, manifest.load(storage))
+    root = None if options.root is None else locate(options.root)
+    reader = Reader(storage, manifest.load(storage), root=root)
     chosen = Given(
         batch_size=options.batch_size,
         shuffle_buffer=options.shuffle_buffer,
@@ -419,7 +441,7 @@ def _explain(options: argparse.Namespace) -> int:
         num_workers=options.workers,
         world_size=options.world_size,
         local_world_size=options.local_world_size,
-        is_network=storage.is_network(),
+        is_network=reader.storage.is_network(),
         files_limit=reader.limit,
         labels=lambda number: reader.shard(number).columns.get("label"),
     )
@@ -442,6 +464,7 @@ def _tune(options: argparse.Namespace) -> int:
     with _progress("simulating", options, unit=" orders", scale=1, delay_s=2) as progress:
         found = tune_path(
             options.out,
+            root=options.root,
             batch_size=options.batch_size,
             num_workers=options.workers,
             world_size=options.world_size,
@@ -495,7 +518,8 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             continue
         where = printable(one.out)
         labels = "no classes" if one.classes is None else f"{one.classes:,} classes"
-        what = f"{one.records:,} files, {labels}, {show_size(one.source_bytes)}"
+        units = "files" if one.source == "imagefolder" else "records"
+        what = f"{one.records:,} {units}, {labels}, {show_size(one.source_bytes)}"
         if dry and not one.already:
             there = f"; {one.kept:,} of these are there, to be checked" if one.kept else ""
             print(f"{where}: would pack {what} into {one.shards:,} shards{there}")
@@ -511,6 +535,8 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             print(f"{where}: {what} -> {one.built + one.kept:,} shards{kept}", end="")
             size = f", {show_size(one.bytes)}" if one.committed else " (not committed)"
             print(f"{size}, in {one.seconds:.1f} s, {rate:,.0f} MB/s")
+        if one.source != "imagefolder":
+            print(f"{where}: {one.source}: {_fields_text(one.fields, one.theirs)}")
         if one.full_size:
             print(
                 f"{where}: {one.full_size:,} images kept their size: animations, several pages or "
@@ -718,9 +744,11 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--quiet", action="store_true", help="no progress and no summary")
         return one
 
-    pack = command("pack", _pack, "pack a folder of images into shards")
+    pack = command("pack", _pack, "pack a folder of images, or another source, into shards")
     pack.add_argument(
-        "source", metavar="SRC", help="the folder: class folders of images, or images"
+        "source",
+        metavar="SRC",
+        help="a folder of images; or a listing, COCO file, or dataset (docs/sources.md)",
     )
     pack.add_argument("out", metavar="OUT", help="the directory that becomes the dataset")
     pack.add_argument(
@@ -732,11 +760,28 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="pack in a shuffled order (default), or in the order of keys",
+        help="pack in a shuffled order (default, but of Parquet), or in the order of the source",
     )
     pack.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of that shuffle (default 0)"
+    )
+    pack.add_argument(
+        "--from",
+        dest="source_kind",
+        metavar="KIND",
+        help="what SRC is, where that cannot be told: imagefolder, dataset, ...",
+    )
+    pack.add_argument(
+        "--root", metavar="DIR", help="where the files of a listing are, or the data of an index"
+    )
+    pack.add_argument(
+        "--fields", metavar="NAME=THEIRS,...", help="names of fields: image=jpg,label=cls"
+    )
+    pack.add_argument(
+        "--where",
+        action="append",
+        metavar="COND",
+        help="only records with label=cat,dog, or width>=256; several: all must hold",
     )
     pack.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     pack.add_argument(
@@ -777,13 +822,19 @@ def _parser() -> argparse.ArgumentParser:
     commit.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
 
     index = command("index", _index, "make a dataset of files of another format, in place")
-    index.add_argument("directory", metavar="DIR", help="the folder that holds the files")
+    index.add_argument("directory", metavar="DIR", help="the folder of the files, or one file")
     index.add_argument(
         "--out", metavar="IDX", help="where manifest and index go (default: beside the data)"
     )
     index.add_argument("--format", help="of the files (default: told from their names)")
     index.add_argument(
+        "--files", metavar="PATTERN", help="only those whose names fit, such as 'train-*'"
+    )
+    index.add_argument(
         "--fields", metavar="NAME=THEIRS,...", help="names of fields: image=jpg,label=cls"
+    )
+    index.add_argument(
+        "--classes", metavar="OTHER", help="number the classes of a folder of images as there"
     )
     index.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     index.add_argument("--overwrite", action="store_true", help="replace a manifest that is there")
@@ -871,11 +922,11 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
     )
 
-    for one in (unpack, export, ls, cat, verify):
+    for one in (unpack, export, ls, cat, verify, explain, tune):
         one.add_argument(
             "--root",
             metavar="DIR",
-            help="where the data is, if its index is elsewhere (`index --out`)",
+            help="where the data is, if `shardio index` put its index elsewhere",
         )
 
     gc = command("gc", _gc, "remove files that no manifest names")

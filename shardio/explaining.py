@@ -22,6 +22,7 @@ import numpy as np
 from . import fetch, order
 from .fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from .formats.base import Column
+from .formats.parquet import cache_bytes
 from .manifest import Manifest
 from .options import SHUFFLE_BUFFER, Options
 from .order import Epoch, Int64s, Share
@@ -269,7 +270,10 @@ def explain(
     # Of a subset it is not known which classes it has, nor how they lie.
     is_whole = np.array_equal(epoch.shard_records, manifest.shard_records)
     ordered = is_whole and _in_class_order(manifest, options, labels)
-    advice = tuple(_advise(explanation, epoch, keeping, manifest if ordered else None))
+    advice = (
+        *_advise(explanation, epoch, keeping, manifest if ordered else None),
+        *_decoded_again(explanation, manifest),
+    )
     return replace(explanation, warnings=advice, notes=tuple(notes))
 
 
@@ -732,6 +736,36 @@ def _too_large(e: Explanation) -> Iterator[Advice]:
                 f"shuffle_buffer={buffer}",
                 {"shuffle_buffer": buffer},
             )
+
+
+def _decoded_again(e: Explanation, manifest: Manifest) -> Iterator[Advice]:
+    """Row groups of Parquet that a process needs at once, and cannot keep decoded."""
+    group = manifest.options.get("row_group")
+    if manifest.format != "parquet" or type(group) is not dict or not e.records:
+        return
+    rows, size = max(1, group["rows"]), group["bytes"]
+    # Records that are held are read in order; others are when they are handed out: _files_needed.
+    reach = 2 * e.window_records / rows if e.policy == "hinted" else 0
+    groups = e.records / rows
+    if not e.shuffles_all:
+        groups = min(groups, e.worker_spans * (1 + reach))
+    limit = cache_bytes(e.available_bytes)
+    if groups * size <= limit:
+        return
+    mend = "pack it: `shardio pack DIR OUT`"
+    change: dict[str, Any] = {}
+    window = int((limit / size / e.worker_spans - 1) * rows / 2) if e.policy == "hinted" else 0
+    if window >= e.unit:
+        change = {"shuffle_buffer": window * e.canonical_workers}
+        mend += f", or shuffle_buffer={change['shuffle_buffer']}"
+    yield Advice(
+        "row_groups",
+        f"a process reads from about {_some(math.ceil(groups), 'row group')} at once, "
+        f"{show_size(groups * size)} decoded, and keeps {show_size(limit)} of them: the same ones "
+        "are decoded again and again",
+        mend,
+        change,
+    )
 
 
 # --- words ------------------------------------------------------------------------------------

@@ -3,44 +3,43 @@
     index("imagenet-wds/")                  manifest.json and one index a shard, beside the data
     index("imagenet-wds/", out="idx/")      or elsewhere; then opened with root="imagenet-wds/"
 
-How it works. Each shard is scanned by its format's layout, in parallel: the place and checksum of
-every record, its key, its small numbers. What kind a field is follows from all its values, over all
-shards. Nothing is copied, and no file of the data is touched. Until the manifest is in place,
-nothing was indexed.
+Nothing is copied, and no file of the data is touched. Until the manifest is in place, nothing was
+indexed: an index that fails takes back what it wrote. Meanwhile the folder is locked, as by a
+packer (lock.py). What is in a shard, `scanning` knows.
+
+A folder of images is indexed by the very plan that packing would make of it: its runs of files are
+the shards, so that the order of records, and of every epoch, is that of the packed one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
 import os
+import re
+import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
-from . import __version__, manifest, parallel
-from .errors import DamageError, ExistsError, OptionError, SourceError, printable
-from .formats import FOREIGN, FOREIGN_FILES
-from .formats.base import MAX_RECORDS, ShardInfo
-from .formats.columns import checksum, key_hash
-from .formats.foreign import MAX_RECORD, Values, dump, only, own_key, sidecar_name
-from .sample import KEY, MAX_KEY, MAX_NAME, Schema
-from .sources import image_type
-from .storage import local, local_path, locate
+from . import journal, lock, manifest, parallel, plan
+from .errors import ExistsError, OptionError, ShardioError, SourceError, printable
+from .formats import FOREIGN, FOREIGN_FILES, claims
+from .formats.foreign import MAGIC, sidecar_name
+from .formats.imagefolder import describe
+from .lock import JOURNAL, WRITER_MAGIC
+from .scanning import Found, dataset_id_of, explain, manifest_of, scan_all
+from .sources.base import Listing, renumber
+from .sources.imagefolder import ENDINGS, image_folder
+from .storage import Storage, local, local_path, locate
+from .storage.memory import MemoryStorage
 
-_CHECK_BYTES = 4 << 20  # between two looks at whether to stop
-_SNIFFED = 16  # values of a field, in each shard, that are looked at for being images
-
-# Names that the field `image`, and `label`, have in common datasets; the first that is there wins.
-IMAGES = (
-    *("image", "jpg", "jpeg", "png", "webp", "image/encoded", "img", "x", "data", "image.jpg"),
-    *("image.png", "pil", "picture", "content", "bytes", "tif", "tiff", "bmp", "gif", "ppm", "jp2"),
+# Words in names that say which split a file is of, as Hugging Face's own rules have them.
+_SPLIT = re.compile(
+    r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?)(?![a-z])"
 )
-LABELS = (
-    *("label", "cls", "class", "image/class/label", "target", "y", "labels", "class_id"),
-    *("category_id", "fine_label", "label.cls"),
-)
+_SIDECAR = re.compile(r"\d{5,}-[0-9a-f]{8}\.index")
 
 
 @dataclass
@@ -55,32 +54,11 @@ class Indexed:
     bytes: int = 0
     fields: dict[str, str] = field(default_factory=dict)  # name and kind
     sources: dict[str, str] = field(default_factory=dict)  # of fields that have another name
+    classes: int | None = None  # that have names
     left_out: list[str] = field(default_factory=list)  # whose names no field can have
+    ignored: int = 0  # hidden files and the like, beside images
+    notes: list[str] = field(default_factory=list)  # worth knowing
     seconds: float = 0.0
-
-
-@dataclass
-class Seen:
-    """The values that one field had."""
-
-    types: set[str] = field(default_factory=set)
-    images: bool = True  # of bytes: all that were looked at are images
-    looked: int = 0
-
-    def merge(self, other: Seen) -> None:
-        self.types |= other.types
-        self.images &= other.images
-
-
-@dataclass(frozen=True)
-class _Task:
-    format: str
-    root: str
-    name: str
-    number: int
-    out: str
-    token: str
-    dataset_id: bytes
 
 
 def index(
@@ -88,121 +66,164 @@ def index(
     *,
     out: str | os.PathLike[str] | None = None,
     format: str | None = None,
+    files: str | None = None,
     fields: Mapping[str, str] | None = None,
+    classes: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     overwrite: bool = False,
     progress: parallel.Progress | None = None,
 ) -> Indexed:
-    """Make a dataset of files that another tool wrote, where they are.
+    """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
 
+    directory  the folder, or a single file in it
     out        where manifest and index go; default: beside the data
-    format     default: told from the names of the files
+    format     default: told from the names of the files; "imagefolder" where only images are
+    files      only those that this pattern fits, such as "train-*": by their names, or, with a
+               slash, their paths from the right
     fields     our names of fields, and theirs: {"image": "jpg"}; others keep their own, and the
                field `image`, and `label`, are found in common datasets by themselves
+    classes    another dataset, whose numbering of classes a folder of images takes
     jobs       processes; default: one a core
     overwrite  replace the manifest that is there
 
-    Raises OptionError, SourceError, DamageError, StorageError, ExistsError.
+    Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
     """
     began = time.perf_counter()
-    root = local_path(directory)
-    folder = root if out is None else local_path(out)
     wanted = dict(fields or {})
-    chosen, names = _shards(root, format)
+    found = _find(local_path(directory), format, files, classes, out)
+    folder = found.root if out is None else local_path(out)
     jobs = parallel.processes(jobs)
     local.make_directory(folder)
-    storage = locate(folder)
-    if storage.exists(manifest.MANIFEST) and not overwrite:
-        raise ExistsError(
-            f"{printable(folder)}: holds a {manifest.MANIFEST} already; --overwrite replaces it"
-        )
-    sizes = [os.path.getsize(os.path.join(root, name)) for name in names]
-    plan = {"format": chosen, "fields": wanted, "shards": list(zip(names, sizes, strict=True))}
-    dataset_id = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).digest()[:16]
-    token = local.token()
-    tasks = [
-        _Task(chosen, root, name, number, folder, token, dataset_id)
-        for number, name in enumerate(names)
-    ]
-    report = parallel.Report(progress, sum(sizes))
-    infos: list[ShardInfo] = []
-    seen: dict[str, Seen] = {}
-    blobs = 0
-    for info, found, size in parallel.run(_scan, tasks, jobs=min(jobs, len(tasks)), report=report):
-        infos.append(info)
-        blobs += size
-        for name, one in found.items():
-            seen.setdefault(name, Seen()).merge(one)
-    kinds = {name: _kind(one) for name, one in seen.items() if one.types}
-    left_out = [name for name in kinds if not _nameable(name) and name not in wanted.values()]
-    for name in left_out:
-        del kinds[name]
-    sources = _mapping(kinds, wanted)
-    listed = [(name, kinds[source]) for name, source in sources.items()]
-    schema = Schema([(KEY, "key"), *listed])
-    made = manifest.make(
-        infos,
-        dataset_id=dataset_id,
-        format=chosen,
-        schema=schema,
-        classes=None,
-        options={"fields": {name: source for name, source in sources.items() if name != source}},
-        library=__version__,
-        blob_bytes=blobs,
-        names=tuple(names),
-    )
-    local.write_file(folder, manifest.MANIFEST, made.dump(), replace=overwrite)
+    _refuse_other(folder, overwrite)
+    dataset_id = dataset_id_of(found, wanted)
+    with _working(folder, dataset_id):
+        _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
+        scanned = scan_all(found, folder, dataset_id, jobs, progress)
+        made, left_out = manifest_of(found, scanned, wanted, dataset_id)
+        local.write_file(folder, manifest.MANIFEST, made.dump(), replace=overwrite)
+    sources = made.options["fields"]
     return Indexed(
         out=folder,
-        root=root,
-        format=chosen,
-        shards=len(infos),
+        root=found.root,
+        format=found.format,
+        shards=made.shards,
         records=made.records,
         bytes=made.size,
-        fields=dict(schema.fields),
-        sources={name: source for name, source in sources.items() if name != source},
+        fields=dict(made.schema.fields),
+        sources=sources,
+        classes=None if made.classes is None else len(made.classes),
         left_out=left_out,
+        ignored=found.ignored,
+        notes=found.notes,
         seconds=time.perf_counter() - began,
     )
 
 
-def detect(names: Iterable[str]) -> dict[str, list[str]]:
-    """The files that each format claims by their names."""
-    claimed: dict[str, list[str]] = {}
-    for name in names:
-        for format, pattern in FOREIGN_FILES.items():
-            if pattern.search(name):
-                claimed.setdefault(format, []).append(name)
-                break
-    return claimed
+def in_memory(
+    path: str,
+    *,
+    format: str,
+    fields: Mapping[str, str],
+    jobs: int | None = None,
+    progress: parallel.Progress | None = None,
+) -> tuple[manifest.Manifest, Storage, Storage]:
+    """As `index`, but nothing is written: the manifest, where the index is, and where the data is.
+
+    For reading a dataset once. Raises as `index` does.
+    """
+    found = _find(path, format, None, None, None)
+    dataset_id = dataset_id_of(found, fields)
+    scanned = scan_all(found, None, dataset_id, parallel.processes(jobs), progress)
+    made, _ = manifest_of(found, scanned, fields, dataset_id)
+    indexes = {
+        sidecar_name(shard.info.number, shard.info.index_checksum): shard.index
+        for shard in scanned
+        if shard.info is not None
+    }
+    return made, MemoryStorage(found.root, indexes), locate(found.root)
 
 
-def _shards(root: str, format: str | None) -> tuple[str, list[str]]:
-    """The format, and the names of its files below a folder, sorted."""
+def is_sidecar(folder: str, name: str) -> bool:
+    """Whether a file is the index of a shard: by its name and its first bytes.
+
+    Or one that is being written, or was when its process died.
+    """
+    if not (_SIDECAR.fullmatch(name) or local.is_temporary(name)):
+        return False
+    try:
+        file = locate(folder).open(name)
+        try:
+            start = file.read(0, min(file.size, len(MAGIC)))
+        finally:
+            file.close()
+    except (OSError, ShardioError):
+        return False
+    return start == MAGIC
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+def _find(
+    root: str,
+    format: str | None,
+    files: str | None,
+    classes: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str] | None,
+) -> Found:
+    """What a folder holds, or a file is."""
     if format is not None and format not in FOREIGN:
         raise OptionError(
             f"--format {printable(format)}: formats that are read in place are {', '.join(FOREIGN)}"
         )
     shown = printable(root)
+    if os.path.isfile(root):
+        return _one_file(root, format, files, classes)
     if not os.path.isdir(root):
-        raise SourceError(f"{shown}: expected a directory")
-    files = sorted(_files(root), key=os.fsencode)
-    claimed = detect(files)
-    if format is not None:
-        names = claimed.get(format, [])
-        if not names:
-            raise SourceError(f"{shown}: no file in it has a name of {format}")
-        return format, names
-    if not claimed:
-        known = ", ".join(FOREIGN)
-        raise SourceError(
-            f"{shown}: no file in it looks like one of {known}; `shardio pack` packs folders of "
-            "images"
-        )
-    if len(claimed) > 1:
-        found = ", ".join(f"{len(names):,} of {name}" for name, names in claimed.items())
-        raise SourceError(f"{shown}: holds files of several formats: {found}; choose by --format")
-    return next(iter(claimed.items()))
+        raise SourceError(f"{shown}: expected a directory, or a file")
+    names = sorted(_files(root), key=os.fsencode)
+    if files is not None:
+        names = _matching(shown, names, files)
+    claimed = claims(names)
+    if format == "imagefolder" or (format is None and not claimed and any(map(_is_image, names))):
+        if files is not None:
+            raise OptionError(
+                f"--files {printable(files)}: a folder of images is indexed as a whole; give the "
+                "folder that is wanted, alone"
+            )
+        return _images(root, classes, out)
+    if classes is not None:
+        raise OptionError("--classes: only the classes of a folder of images are numbered here")
+    if format is None:
+        if not claimed:
+            raise SourceError(f"{shown}: no file in it looks like one of {', '.join(FOREIGN)}")
+        if len(claimed) > 1:
+            found = ", ".join(f"{len(some):,} of {name}" for name, some in claimed.items())
+            raise SourceError(
+                f"{shown}: holds files of several formats: {found}; choose by --format"
+            )
+        format = next(iter(claimed))
+    names = claimed.get(format, [])
+    if not names:
+        raise SourceError(f"{shown}: no file in it has a name of {format}")
+    if files is None:
+        _refuse_splits(root, names, out)
+    sizes = [os.path.getsize(os.path.join(root, name)) for name in names]
+    return Found(root, format, names, sizes)
+
+
+def _one_file(root: str, format: str | None, files: str | None, classes: Any) -> Found:
+    """One file, as the only one of its folder."""
+    shown = printable(root)
+    folder, name = os.path.split(root)
+    if files is not None or classes is not None:
+        which = "--files" if files is not None else "--classes"
+        raise OptionError(f"{which}: only of a folder; {shown} is a file")
+    format = format or next(iter(claims([name])), None)
+    if format is None or format == "imagefolder":
+        formats = ", ".join(FOREIGN_FILES)
+        raise SourceError(f"{shown}: its name is of none of {formats}; --format says what it is")
+    return Found(folder or os.curdir, format, [name], [os.path.getsize(root)])
 
 
 def _files(root: str) -> Iterable[str]:
@@ -213,152 +234,197 @@ def _files(root: str) -> Iterable[str]:
                 yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
 
-def _scan(task: _Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, Seen], int]:
-    """Scan one shard and write its index. What the manifest says of it, and what its fields are."""
-    layout = FOREIGN[task.format]
-    storage = locate(task.root)
-    file = layout.open(storage, task.name, b"")
-    try:
-        ranges: list[tuple[int, int]] = []
-        checksums: list[int] = []
-        hashes: list[int] = []
-        scalars: dict[str, list[Any]] = {}
-        seen: dict[str, Seen] = {}
-        passed = blobs = 0
-        for record, (offset, length) in enumerate(layout.scan(file)):
-            if length > MAX_RECORD or record >= MAX_RECORDS:
-                raise DamageError(
-                    f"{file.name}: record {record} at byte {offset}: {length:,} bytes; a record "
-                    f"has at most {MAX_RECORD:,}, and a shard {MAX_RECORDS:,} of them"
-                )
-            data = file.read(offset, length)
-            try:
-                values = layout.values(data, record, file)
-                key = values.pop(KEY, None)
-                if key is None:
-                    key = own_key(task.name, record)
-                if not 0 < len(key) <= MAX_KEY:
-                    raise ValueError(f"a key of {len(key):,} bytes; expected 1 to {MAX_KEY:,}")
-            except ValueError as error:
-                raise DamageError(
-                    f"{file.name}: record {record} at byte {offset}: {error}"
-                ) from None
-            ranges.append((offset, length))
-            checksums.append(checksum(data))
-            hashes.append(key_hash(key))
-            blobs += _observe(values, layout.lists, record, seen, scalars)
-            if offset + length - passed >= _CHECK_BYTES:
-                add(offset + length - passed)
-                passed = offset + length
-        records = len(ranges)
-        columns = {
-            name: values + [None] * (records - len(values))
-            for name, values in scalars.items()
-            if seen[name].types <= {"int", "float"} or seen[name].types == {"bool"}
-        }
-        body = dump(
-            task.number, task.dataset_id, ranges, checksums, hashes, columns, layout.extra(file)
+def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
+    """The names that a pattern fits. Raises OptionError, SourceError."""
+    if not files:
+        raise OptionError("--files: an empty pattern; expected one such as 'train-*'")
+    found = [name for name in names if PurePosixPath(name).match(files)]
+    if not found:
+        raise SourceError(
+            f"{shown}: --files {printable(files)} fits none of its {len(names):,} files, such as "
+            f"{', '.join(map(printable, names[:3])) or 'none'}"
         )
-        sealed = int.from_bytes(body[-8:], "little")
-        local.write_file(task.out, sidecar_name(task.number, sealed), body)
-        digest = file.sha256()
-        add(max(0, file.size - passed))
-        info = ShardInfo(task.name, task.number, records, file.size, digest, sealed)
-        return info, seen, blobs
-    finally:
-        file.close()
+    return found
 
 
-def _observe(
-    values: Values,
-    lists: bool,
-    record: int,
-    seen: dict[str, Seen],
-    scalars: dict[str, list[Any]],
-) -> int:
-    """Note what the values of a record are; the bytes of its blobs."""
-    blobs = 0
-    for name, value in values.items():
-        if value is None:
-            continue
-        if lists:
-            value = only(value)
-        kind = type(value).__name__
-        one = seen.get(name)
-        if one is None:
-            one = seen[name] = Seen()
-        one.types.add(kind)
-        if kind == "bytes":
-            blobs += len(value)
-            if one.looked < _SNIFFED:
-                one.looked += 1
-                one.images = one.images and image_type(value[:32]) is not None
-        elif kind in ("int", "float", "bool"):
-            column = scalars.get(name)
-            if column is None:
-                column = scalars[name] = []
-            if len(column) < record:
-                column += [None] * (record - len(column))
-            column.append(value)
-    return blobs
+def _refuse_splits(root: str, names: Sequence[str], out: str | os.PathLike[str] | None) -> None:
+    """Raise SourceError where files of several splits lie together: one dataset would mix them."""
+    splits: dict[str, list[str]] = {}
+    for name in names:
+        for part in reversed(name.split("/")):
+            if word := _SPLIT.search(part):
+                splits.setdefault(word[0], []).append(name)
+                break
+    if len(splits) < 2:
+        return
+    counts = ", ".join(f"{len(some):,} of {printable(split)}" for split, some in splits.items())
+    tops = {split: {name.partition("/")[0] for name in some} for split, some in splits.items()}
+    alone = sum(map(len, tops.values())) == len(splits) == len(set().union(*tops.values()))
+    commands = []
+    for split, some in splits.items():
+        target = None if out is None else os.path.join(os.fspath(out), split)
+        if alone and all("/" in name for name in names):  # each in a folder of its own
+            line = f"  shardio index {_quoted(os.path.join(root, *tops[split]))}"
+        else:
+            pattern = _quoted(_pattern(split, some, names))
+            line = f"  shardio index {_quoted(root)} --files {pattern}"
+            target = target or f"{os.fspath(root).rstrip('/')}-{split}"
+        commands.append(f"{line} --out {_quoted(target)}" if target else line)
+    raise SourceError(
+        f"{printable(root)}: holds files of several splits, {counts}, which would be mixed. Index "
+        "each by itself (--files '*' takes all of them as one):\n" + "\n".join(commands)
+    )
 
 
-def _kind(seen: Seen) -> str:
-    """The kind of a field, by the types of all its values."""
-    types = seen.types
-    if types == {"bytes"}:
-        return "image" if seen.images else "bytes"
-    for kind, fitting in (
-        ("bool", {"bool"}),
-        ("int", {"int"}),
-        ("float", {"int", "float"}),
-        ("str", {"str"}),
-        ("array", {"ndarray"}),
-    ):
-        if types <= fitting:
-            return kind
-    if types <= {"ndarray", "int", "float"}:  # of lists: some of one element
-        return "array"
-    return "json"
+def _pattern(split: str, some: Sequence[str], names: Sequence[str]) -> str:
+    """A pattern that fits just these names."""
+    tries = [f"{split}-*", f"{split}*", f"*{split}*", f"{split}/*", f"*{split}*/*"]
+    fitting = (
+        one for one in tries if [n for n in names if PurePosixPath(n).match(one)] == list(some)
+    )
+    return next(fitting, f"*{split}*")
 
 
-def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Our name of each field, and theirs. Raises OptionError."""
-    for name, source in wanted.items():
-        if source not in kinds:
+def _quoted(text: str) -> str:
+    return printable(shlex.quote(text), 4096)
+
+
+# --- folders of images ----------------------------------------------------------------------------
+
+
+def _is_image(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in ENDINGS
+
+
+def _images(
+    root: str, classes: str | os.PathLike[str] | None, out: str | os.PathLike[str] | None
+) -> Found:
+    """A folder of images: its files in the order that packing gives them, and in such shards."""
+    if out is not None:
+        folder, target = os.path.realpath(root), os.path.realpath(local_path(out))
+        if target != folder and f"{target}/".startswith(f"{folder.rstrip('/')}/"):
             raise OptionError(
-                f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; there are {', '.join(map(printable, kinds))}"
+                f"{printable(local_path(out))}: --out lies in the folder of images, where it would "
+                "be a class; choose a directory outside of it"
             )
-    sources = dict(wanted)
-    used = set(wanted.values())
-    for name, known, fitting in (
-        ("image", IMAGES, ("image", "bytes")),
-        ("label", LABELS, ("int", "float")),
-    ):
-        if name in sources:
+    listings = image_folder(os.fsencode(root))
+    if list(listings) != [""]:
+        raise SourceError(_each_split(root, listings, out))
+    listing = listings[""]
+    if classes is not None:
+        listing = renumber(listing, _classes_of(local_path(classes)))
+    if listing.problems:
+        raise SourceError(explain(root, listing.problems))
+    # As `pack` without options has them, so that the order is the same.
+    options = plan.options(
+        shard_size=None,
+        max_records=None,
+        shuffle=True,
+        seed=0,
+        extra={"resize": None, "quality": None, "format": "imagefolder"},
+    )
+    made = plan.make(listing, options)
+    number = {os.fsencode(name): label for label, name in enumerate(listing.classes or ())}
+    names, sizes, extras = [], [], []
+    for shard in range(made.shards):
+        part = slice(int(made.bounds[shard]), int(made.bounds[shard + 1]))
+        keys = made.keys[part]
+        labels = [number[key[: key.index(b"/")]] for key in keys] if number else None
+        names.append(f"files-{shard:05d}")
+        sizes.append(int(made.sizes[part].sum()))
+        extras.append(describe(keys, made.sizes[part], labels))
+    return Found(
+        root,
+        "imagefolder",
+        names,
+        sizes,
+        extras,
+        made.dataset_id,
+        listing.classes,
+        made.header["options"],
+        listing.ignored,
+        list(listing.notes),
+    )
+
+
+def _classes_of(other: str) -> tuple[str, ...]:
+    there = manifest.load(locate(other))
+    if there.classes is None:
+        raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
+    return there.classes
+
+
+def _each_split(
+    root: str, listings: Mapping[str, Listing], out: str | os.PathLike[str] | None
+) -> str:
+    """What to do with a folder of splits, each with folders of classes."""
+    first = min(listings, key=lambda name: len(listings[name].absent))
+    lines = []
+    for name in [first, *(name for name in listings if name != first)]:
+        line = f"  shardio index {_quoted(os.path.join(root, name))}"
+        base = root if out is None else local_path(out)
+        if out is not None:
+            line += f" --out {_quoted(os.path.join(base, name))}"
+        if name != first and listings[name].absent:  # else its labels would be others
+            line += f" --classes {_quoted(os.path.join(base, first))}"
+        lines.append(line)
+    return (
+        f"{printable(root)}: its folders {', '.join(map(printable, listings))} are splits; index "
+        "each by itself:\n" + "\n".join(lines)
+    )
+
+
+# --- the folder that is written -------------------------------------------------------------------
+
+
+def _refuse_other(folder: str, overwrite: bool) -> None:
+    if locate(folder).exists(manifest.MANIFEST) and not overwrite:
+        raise ExistsError(
+            f"{printable(folder)}: holds a {manifest.MANIFEST} already; --overwrite replaces it"
+        )
+
+
+@contextlib.contextmanager
+def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
+    """Hold a folder, as a Writer does; after an error, what was written into it is taken back."""
+    held = _begin(folder, dataset_id)
+    try:
+        before = set(os.listdir(folder))
+        try:
+            yield
+        except BaseException:
+            for name in sorted(set(os.listdir(folder)) - before):
+                if is_sidecar(folder, name):
+                    local.remove(os.path.join(folder, name))
+            raise
+        finally:
+            local.remove(os.path.join(folder, JOURNAL))
+            local.sync_directory(folder)
+    finally:
+        held.release()
+
+
+def _begin(folder: str, dataset_id: bytes) -> lock.Lock:
+    """A journal of our own, locked. Raises BusyError, ExistsError."""
+    ours = journal.of_writer(dataset_id, journal.shards_in(folder))
+    while True:
+        lock.begin(folder, ours)
+        try:
+            held = lock.take(folder)
+        except FileNotFoundError:  # whose it was has just removed it
             continue
-        found = [one for one in known if one not in used and kinds.get(one) in fitting]
-        if name == "image":
-            found.sort(key=lambda one: kinds[one] != "image")
-        if found:
-            sources[name] = found[0]
-            used.add(found[0])
-    for source in kinds:
-        if source not in used:
-            if source in sources:
-                raise OptionError(
-                    f"two fields would be called {printable(source)!r}; name them by --fields"
+        try:
+            data = held.read()
+            if data == ours:
+                return held
+            # Its lock is free, so its owner is dead. A Writer or an index cannot be resumed.
+            if not data.startswith(WRITER_MAGIC) and not journal.is_committed(folder, data):
+                raise ExistsError(
+                    f"{printable(folder)}: an unfinished packing is here; finish it, or choose "
+                    "another directory by --out"
                 )
-            sources[source] = source
-    return {name: sources[name] for name in sorted(sources, key=_place)}
-
-
-def _nameable(name: str) -> bool:
-    return 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()
-
-
-def _place(name: str) -> tuple[int, str]:
-    """image, label, then the others by name."""
-    order = ("image", "label")
-    return (order.index(name) if name in order else len(order), name)
+            journal.clean(folder, data)
+        except BaseException:
+            held.release()
+            raise
+        held.release()

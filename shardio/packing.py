@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from .errors import (
     ExistsError,
     NotPackedError,
     OptionError,
+    SampleError,
     SourceChangedError,
     SourceError,
     StorageError,
@@ -34,7 +36,7 @@ from .formats.base import MAX_RECORDS, ShardInfo
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
 from .plan import Plan
-from .sample import Schema
+from .sample import Sample, Schema
 from .shard import ShardWriter, check_packed, open_own
 from .storage import local, local_path, locate
 
@@ -53,6 +55,9 @@ class Packed:
 
     out: str
     split: str = ""
+    source: str = "imagefolder"  # its kind
+    fields: dict[str, str] = field(default_factory=dict)  # name and kind
+    theirs: dict[str, str] = field(default_factory=dict)  # names of the source, where others
     shards: int = 0
     records: int = 0
     classes: int | None = None
@@ -77,8 +82,12 @@ def pack(
     format: str = "record",
     shard_size: int | str | None = None,
     max_records: int | None = None,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
     seed: int = 0,
+    from_: str | None = None,
+    root: Path_ | None = None,
+    fields: Mapping[str, str] | None = None,
+    where: Mapping[str, Any] | None = None,
     jobs: int | None = None,
     part: tuple[int, int] | str | None = None,
     splits: bool | None = None,
@@ -91,13 +100,19 @@ def pack(
     dry_run: bool = False,
     progress: parallel.Progress | None = None,
 ) -> list[Packed]:
-    """Pack a folder of images into OUT: one dataset, or one for each split.
+    """Pack a folder of images, or another source, into OUT: one dataset, or one for each split.
 
     format         of the shards: "record" or "lmdb"
     shard_size     bytes of source a shard, or like "64MB"; default 256 MiB, less where that gave
                    under 16 shards
     max_records    records a shard, at most
-    shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated
+    shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated;
+                   default: but for sources that are read slowly in any order but their own
+    from_          the kind of source, where it cannot be told: see docs/sources.md
+    root           the folder that the paths of a listing are relative to, or that holds the data
+                   of an index
+    fields         our names of fields, and the source's: {"image": "jpg"}
+    where          only records that meet conditions on their small fields: {"label": ["cat"]}
     jobs           processes; default: one a core
     part           (i, n) or "i/n", i from 1 to n: build only this part; `commit(out)` when all are
                    built
@@ -116,22 +131,32 @@ def pack(
     """
     check_packed(format)
     jobs = parallel.processes(jobs)
-    wanted = _options(shard_size, max_records, shuffle, seed, resize, quality)
+    source, out = os.fsencode(local_path(source)), local_path(out)
+    asked = sources.tell(
+        sources.Wanted(
+            path=source,
+            kind=from_,
+            splits=_splits(splits),
+            fields=dict(fields or {}),
+            where=where,
+            root=None if root is None else local_path(root),
+            jobs=jobs,
+            progress=progress,
+        )
+    )
+    wanted = _options(asked.kind, shard_size, max_records, shuffle, seed, resize, quality)
     if format != "record":  # which datasets had before there was another
         wanted["format"] = format
     chosen = _part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
-    if splits not in (None, True, False):
-        raise OptionError(f"splits is {splits!r}; expected True, False or None")
-    source, out = os.fsencode(local_path(source)), local_path(out)
     if resize is not None:
         from . import image
 
         image.engine()  # fails now, not in the middle
     _check_directory(out)
     _check_apart(source, out)
-    names = sources.split_names(source, splits)
+    names = sources.names(asked)
     # All that can be refused is refused before the source is listed, which may take minutes.
     _check_kind(out, names)
     folders = {name: os.path.join(out, name) if name else out for name in names}
@@ -140,7 +165,7 @@ def pack(
         if not overwrite:
             _refuse_other(folder, wanted | _of_split(name, names))
     numbering = None if classes is None else _classes_of(local_path(classes))
-    listings = sources.image_folder(source, splits)
+    listings = sources.find(asked)
     if numbering is not None:
         listings = {
             name: listing if listing.classes is None else sources.renumber(listing, numbering)
@@ -152,7 +177,10 @@ def pack(
         raise SourceChangedError(f"{printable(source)}: its top folders changed just now")
     packings = [
         _Packing(
-            plan.make(listing, wanted | _of_split(name, names)), folders[name], listing.root, chosen
+            plan.make(listing, wanted | _of_split(name, names)),
+            folders[name],
+            listing.source,
+            chosen,
         )
         for name, listing in listings.items()
     ]
@@ -208,7 +236,7 @@ def commit(
             except FileNotFoundError:
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
-            packings.append(_Packing(_plan_of_parts(held, folder), folder, b"", None, held))
+            packings.append(_Packing(_plan_of_parts(held, folder), folder, None, None, held))
         if not packings and (not splits or _has_splits(out, splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = parallel.Report(progress, sum(int(one.plan.sizes.sum()) for one in packings))
@@ -233,15 +261,13 @@ class _Task:
     """One shard to build, or to check where it is there already."""
 
     number: int
-    root: bytes
     directory: str
     token: str
     dataset_id: bytes
     fields: tuple[tuple[str, str], ...]
     keys: list[bytes]
     sizes: list[int]
-    mtimes: list[int]
-    labels: list[int] | None
+    places: list[int]  # of the records, for the source
     resize: int | None
     quality: int | None
     format: str
@@ -270,11 +296,11 @@ class _Packing:
         self,
         made: Plan,
         directory: str,
-        root: bytes,
+        source: sources.Source | None,
         part: tuple[int, int] | None,
         held: lock.Lock | None = None,
     ) -> None:
-        self.plan, self.directory, self.root = made, directory, root
+        self.plan, self.directory, self._source = made, directory, source
         self.dataset_id = made.dataset_id
         self.token = local.token()
         header = made.header
@@ -284,6 +310,9 @@ class _Packing:
         self.result = Packed(
             out=directory,
             split=header["options"].get("split", ""),
+            source=header["options"]["source"],
+            fields=dict(header["fields"]),
+            theirs=dict(header["options"].get("fields", {})),
             shards=made.shards,
             records=last - first,
             classes=None if header["classes"] is None else len(header["classes"]),
@@ -492,7 +521,8 @@ class _Packing:
         finished = self._finished() if resumed else {}
         tasks = (self._task(number, skip, finished.get(number, []), build) for number in numbers)
         try:
-            for one in parallel.run(_do, tasks, jobs=min(jobs, len(numbers)), report=report):
+            work = functools.partial(_do, self._source)  # inherited by workers, never pickled
+            for one in parallel.run(work, tasks, jobs=min(jobs, len(numbers)), report=report):
                 self._built.append(one)
                 self.result.kept += one.kept
                 self.result.built += one.info is not None and not one.kept
@@ -515,15 +545,13 @@ class _Packing:
         options = self.plan.header["options"]
         return _Task(
             number=number,
-            root=self.root,
             directory=self.directory,
             token=self.token,
             dataset_id=self.dataset_id,
             fields=tuple((name, kind) for name, kind in self.plan.header["fields"]),
             keys=self.plan.keys[start:stop],
             sizes=self.plan.sizes[start:stop].tolist(),
-            mtimes=self.plan.mtimes[start:stop].tolist(),
-            labels=self.plan.labels(start, stop) if build else None,
+            places=[] if self.plan.places is None else self.plan.places[start:stop].tolist(),
             resize=options["resize"],
             quality=options["quality"],
             format=_format(options),
@@ -565,43 +593,38 @@ class _Packing:
 # --- one shard ------------------------------------------------------------------------------------
 
 
-def _do(task: _Task, add: Callable[[int], None]) -> _Built:
+def _do(source: sources.Source | None, task: _Task, add: Callable[[int], None]) -> _Built:
     """Build a shard, or keep it when an interrupted packing finished it. Runs in any process."""
     found = [kept for name in task.finished if (kept := _keep(task, name))]
     if found:
         add(sum(task.sizes))
         return min(found, key=lambda kept: len(kept.problems))
-    return _build_shard(task, add) if task.build else _Built(None)
+    if source is None or not task.build:
+        return _Built(None)
+    return _build_shard(source, task, add)
 
 
-def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
+def _build_shard(source: sources.Source, task: _Task, add: Callable[[int], None]) -> _Built:
     shard = ShardWriter(
         task.directory, task.token, Schema(task.fields), task.dataset_id, task.number, task.format
     )
     problems: list[Problem] = []
     try:
-        folder = os.open(task.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with source.open() as read:
             done = full_size = 0
-            for i, key in enumerate(task.keys):
-                data, problem = sources.read(folder, key, task.sizes[i], task.mtimes[i])
-                if not problem and task.resize is not None:
-                    data, problem, whole = _resized(data, task.resize, task.quality or QUALITY)
-                    full_size += whole
-                if problem:
-                    problems.append((key, problem))
-                else:
-                    values = [key, len(data)]
-                    if task.labels is not None:
-                        values.append(task.labels[i])
-                    shard.append(values, (data,))
+            for i, place in enumerate(task.places):
+                try:
+                    sample = read(place)
+                    if task.resize is not None:
+                        full_size += _resize(sample, task.resize, task.quality or QUALITY)
+                    shard.write(sample)
                     shard.flush()
+                except (sources.Rejected, SampleError) as error:
+                    problems.append((task.keys[i], str(error)))
                 done += task.sizes[i]
                 if done >= _CHECK_BYTES or i % _CHECK == _CHECK - 1:
                     add(done)
                     done = 0
-        finally:
-            os.close(folder)
         if problems and not task.skip:
             shard.discard()
             return _Built(None, problems=problems)
@@ -616,17 +639,22 @@ def _build_shard(task: _Task, add: Callable[[int], None]) -> _Built:
     return _Built(info, shard.blob_bytes, full_size=full_size, problems=problems)
 
 
-def _resized(data: bytes, side: int, quality: int) -> tuple[bytes, str, bool]:
-    """The image to pack; why it cannot be packed; whether it stays at full size, though larger."""
+def _resize(sample: Sample, side: int, quality: int) -> bool:
+    """Shrink a sample's image; whether it stays at full size, though larger. Raises Rejected."""
     from . import image
 
+    data = sample.get("image")
+    if data is None:
+        return False
     try:
         small = image.resize_short(data, side, quality)
-        if small is not None:
-            return small, "", False
-        return data, "", min(image._open(data, image.MAX_PIXELS).size) > side
+        if small is None:
+            width, height = image._open(data, image.MAX_PIXELS).size
+            return bool(min(width, height) > side)
     except DecodeError as error:
-        return b"", f"cannot be resized: {error}", False
+        raise sources.Rejected(f"cannot be resized: {error}") from None
+    sample["image"] = small
+    return False
 
 
 def _keep(task: _Task, name: str) -> _Built | None:
@@ -666,10 +694,18 @@ def _format(options: dict[str, Any]) -> str:
 # --- checks ---------------------------------------------------------------------------------------
 
 
+def _splits(splits: Any) -> bool | None:
+    """Raises OptionError."""
+    if splits is None or splits in (True, False):
+        return None if splits is None else bool(splits)
+    raise OptionError(f"splits is {splits!r}; expected True, False or None")
+
+
 def _options(
+    source: str | None,
     shard_size: int | str | None,
     max_records: int | None,
-    shuffle: bool,
+    shuffle: bool | None,
     seed: int,
     resize: int | None,
     quality: int,
@@ -683,9 +719,10 @@ def _options(
         resize = sizes.whole("resize", resize)
     quality = sizes.whole("quality", quality, 1, 100)
     return plan.options(
+        source=source or "imagefolder",
         shard_size=shard_size,
         max_records=max_records,
-        shuffle=bool(shuffle),
+        shuffle=None if shuffle is None else bool(shuffle),
         seed=sizes.whole("seed", seed, 0, (1 << 64) - 1),
         extra={"resize": resize, "quality": quality if resize else None},
     )
@@ -715,6 +752,8 @@ def _part(part: tuple[int, int] | str | None) -> tuple[int, int] | None:
 
 
 def _check_apart(source: bytes, out: str) -> None:
+    if not os.path.isdir(source):
+        return
     folder, target = os.path.realpath(os.fsdecode(source)), os.path.realpath(out)
     if f"{target}/".startswith(f"{folder.rstrip('/')}/"):
         raise OptionError(
@@ -746,10 +785,13 @@ def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
         there = manifest.load(locate(directory))
     except NotPackedError:
         return
-    # The files decide on the rest: `absent`, and the size of shards where none is asked for.
+    # The source decides on the rest: `absent`, and what was not asked for.
     known = {name: there.options.get(name) for name in wanted}
     if wanted["shard_size"] is None:
         known["shard_size"] = None
+    if wanted["shuffle"] is None:
+        known["shuffle"] = None
+        known["seed"] = wanted["seed"] if known["seed"] is None else known["seed"]
     if known != wanted:
         raise ExistsError(_another(directory, there, plan.changed(known, wanted)))
 

@@ -23,13 +23,12 @@ from .errors import DamageError, printable
 from .formats.record import VERSION
 from .lock import PLAN_MAGIC
 from .sample import KEY
-from .sources import Listing
+from .sources.base import Ints, Listing
 
 SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
 MIN_SHARDS = 16  # that the default aims at,
 MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more than a MiB's reading
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 # Shards that lay in OUT when a packing was begun: name to time of change. They are of another
 # packing, which may have had other content under the same id; all others are of this one. (Being
 # younger than the journal would say less: clocks of two machines differ, and ticks are coarse.)
@@ -38,10 +37,11 @@ Before = dict[str, int]
 
 @dataclass(frozen=True)
 class Plan:
-    """Files in the order they are packed, and where shards begin.
+    """Records in the order they are packed, and where shards begin.
 
     Shard k is [bounds[k]:bounds[k+1]]. `header`: {"fields", "classes", "options", "problems",
-    "ignored", "notes"}; the first three, with keys and sizes, make the dataset's id.
+    "ignored", "notes"}; the first three, with keys and sizes, make the dataset's id. `places` are
+    the records' for the listing's source; a journal does not hold them.
     """
 
     header: dict[str, Any]
@@ -50,6 +50,7 @@ class Plan:
     mtimes: Ints
     bounds: Ints
     before: Before = field(default_factory=dict)
+    places: Ints | None = None
 
     @property
     def shards(self) -> int:
@@ -68,14 +69,6 @@ class Plan:
     def problems(self) -> list[tuple[bytes, str]]:
         """Files that cannot be packed by what the listing says of them: key, reason."""
         return [(os.fsencode(key), why) for key, why in self.header["problems"]]
-
-    def labels(self, start: int, stop: int) -> list[int] | None:
-        """Class numbers of files [start, stop); None without classes."""
-        classes = self.header["classes"]
-        if classes is None:
-            return None
-        number = {os.fsencode(name): i for i, name in enumerate(classes)}
-        return [number[key[: key.index(b"/")]] for key in self.keys[start:stop]]
 
     def dump(self) -> bytes:
         body = b"".join(
@@ -101,40 +94,47 @@ class Plan:
 
 def options(
     *,
+    source: str = "imagefolder",
     shard_size: int | None,
     max_records: int | None,
-    shuffle: bool,
+    shuffle: bool | None,
     seed: int,
     extra: dict[str, Any],
 ) -> dict[str, Any]:
-    """What is recorded of how a dataset was packed. shard_size None: the files will decide."""
+    """What is recorded of how a dataset was packed. shard_size, shuffle None: the source decides"""
     return {
-        "source": "imagefolder",
+        "source": source,
         "shuffle": shuffle,
-        "seed": seed if shuffle else None,
+        "seed": seed if shuffle is not False else None,
         "shard_size": shard_size,
         "max_records": max_records,
     } | extra
 
 
 def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
-    """Order the files and cut them into shards by their bytes, as the options say."""
+    """Order the records and cut them into shards by their bytes, as the options say."""
     shuffle, seed, shard_size = (wanted[name] for name in ("shuffle", "seed", "shard_size"))
+    if shuffle is None:
+        shuffle = listing.shuffled
     count = len(listing.keys)
     packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
     sizes = listing.sizes[packed]
     if shard_size is None:
         fair = -(-int(sizes.sum()) // MIN_SHARDS)
         shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
-    fields = [(KEY, "key"), ("image", "image")] + ([("label", "int")] if listing.classes else [])
-    wanted = wanted | {"shard_size": shard_size}
+    wanted = wanted | {
+        "shuffle": shuffle,
+        "seed": seed if shuffle else None,
+        "shard_size": shard_size,
+        **listing.options,
+    }
     if listing.absent:  # `unpack` makes no folders of these
         known = listing.classes or ()
         absent = set(listing.absent)
         wanted["absent"] = [i for i, name in enumerate(known) if name in absent]
     return Plan(
         header={
-            "fields": [list(pair) for pair in fields],
+            "fields": [list(pair) for pair in ((KEY, "key"), *listing.fields)],
             "classes": None if listing.classes is None else list(listing.classes),
             "options": wanted,
             "problems": [[os.fsdecode(key), reason] for key, reason in listing.problems],
@@ -145,6 +145,7 @@ def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
         sizes=sizes,
         mtimes=listing.mtimes[packed],
         bounds=cut(sizes, shard_size, wanted["max_records"]),
+        places=packed if listing.places is None else listing.places[packed],
     )
 
 

@@ -6,8 +6,11 @@ has in it; `fetch` asks here which ones they are. So subsets obey the same order
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -65,20 +68,13 @@ def where(
     chosen = np.ones(int(shard_starts[-1]), np.bool_)
     for name, wanted in conditions.items():
         values = column(name)
-        if callable(wanted):
-            met = np.ma.filled(wanted(values), False)
-            if met.shape != chosen.shape or met.dtype != np.bool_:
-                raise OptionError(
-                    f"where: the function for {name!r} gave shape {met.shape} of {met.dtype}; "
-                    f"expected shape {chosen.shape} of bool, one for each record"
-                )
-        else:
-            met = _among(values, [_value(classes, name, one) for one in _several(wanted)])
-        chosen &= met
+        for one in wanted if isinstance(wanted, All) else [wanted]:
+            chosen &= _met(name, values, one, len(chosen), classes)
     numbers = np.flatnonzero(chosen)
     if not len(numbers):
+        asked = {name: one[0] if isinstance(one, All) else one for name, one in conditions.items()}
         raise OptionError(
-            f"where={printable(repr(dict(conditions)))}: none of {len(chosen):,} records meets "
+            f"where={printable(repr(asked))}: none of {len(chosen):,} records meets "
             "all conditions"
         )
     return Selection(numbers, shard_starts)
@@ -122,20 +118,110 @@ def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None
     return Selection(array if within is None else within.numbers[array], shard_starts)
 
 
+class Word(str):
+    """A value as a command line has it: a number where the column holds numbers."""
+
+
+_CONDITION = re.compile(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", re.DOTALL)
+_ORDERS: dict[str, Callable[[Any, float], Any]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+}
+
+
+def conditions(texts: Iterable[str]) -> dict[str, All]:
+    """Conditions of a command line, as `where` takes them. Raises OptionError.
+
+    label=cat,dog   split!=test   width>=256; `null` stands for no value. Several on one field must
+    all hold.
+    """
+    found: dict[str, All] = {}
+    for text in texts:
+        matched = _CONDITION.fullmatch(text)
+        if matched is None:
+            raise OptionError(
+                f"--where {printable(text)}: expected NAME=VALUE,VALUE,... or NAME!=, <, <=, >, >="
+            )
+        name, sign, right = matched.groups()
+        if sign in _ORDERS:
+            one: Any = _ordered(text, _ORDERS[sign], right)
+        else:
+            values = [None if one == "null" else Word(one) for one in right.split(",")]
+            one = values if sign == "=" else Not(values)
+        found.setdefault(name, All()).append(one)
+    return found
+
+
+class All(list[Any]):
+    """Several conditions on one column."""
+
+
+class Not(list[Any]):
+    """Values that a column must not have."""
+
+
+def _ordered(text: str, compare: Callable[[Any, float], Any], right: str) -> Callable[[Any], Any]:
+    try:
+        limit = float(right)
+    except ValueError:
+        raise OptionError(f"--where {printable(text)}: {printable(right)} is no number") from None
+
+    def met(column: Any) -> Any:
+        if np.ma.getdata(column).dtype.kind not in "iufb":
+            raise OptionError(f"--where {printable(text)}: that field has no numbers")
+        return compare(column, limit)
+
+    return met
+
+
+def _met(
+    name: str, values: Any, wanted: Any, count: int, classes: Sequence[str] | None
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """(count,) bool: which values of a column meet one condition."""
+    if callable(wanted):
+        met = np.ma.filled(wanted(values), False)
+        if met.shape != (count,) or met.dtype != np.bool_:
+            raise OptionError(
+                f"where: the function for {name!r} gave shape {met.shape} of {met.dtype}; "
+                f"expected shape {(count,)} of bool, one for each record"
+            )
+        return np.asarray(met, np.bool_)
+    texts = values.dtype.kind == "O"  # the index of a dataset has no columns of text
+    met = _among(values, [_value(classes, name, one, texts) for one in _several(wanted)])
+    return np.asarray(~met if isinstance(wanted, Not) else met, np.bool_)
+
+
 def _several(wanted: Any) -> list[Any]:
     if isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable):
         return [wanted]
     return list(wanted)
 
 
-def _value(classes: Sequence[str] | None, name: str, value: Any) -> Any:
-    if isinstance(value, str) and name == "label":
+def _value(classes: Sequence[str] | None, name: str, value: Any, texts: bool) -> Any:
+    if isinstance(value, str) and name == "label" and not (texts and classes is None):
+        if isinstance(value, Word) and value.isdecimal() and value not in (classes or ()):
+            return int(value)
         return class_index(classes, value)
+    if isinstance(value, str) and texts:
+        return value
+    if isinstance(value, Word):
+        return _number(name, value)
     if value is None or isinstance(value, (int, float, np.number, np.bool_)):
         return value
     raise OptionError(
         f"where: {name} cannot be {printable(repr(value))}: expected numbers, or names of classes"
     )
+
+
+def _number(name: str, text: Word) -> int | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    raise OptionError(f"--where: {printable(name)} has numbers, and {printable(text)} is none")
 
 
 def _among(column: Any, values: list[Any]) -> Any:

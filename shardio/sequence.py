@@ -153,6 +153,11 @@ class ShardSequence(Described, Sequence[Any]):
             else values[np.array(self._rows, np.int64)]
         )
 
+    def sizes(self) -> Column:
+        """(N,) int64: bytes of storage that reading each record costs, by the indexes."""
+        sizes = self._column(lambda shard: self._reader.shard(shard).sizes, "<i8")
+        return sizes[self._rows.start : self._rows.stop : self._rows.step]
+
     def _item(self, sample: Sample, number: int) -> Any:
         draw = order.draw(0, 0, number) if self._decoder.wants_draw else 0
         return self._decoder(sample, number, draw)

@@ -249,6 +249,7 @@ classes    distinct ones in a batch, mean
 def tune_path(
     path: str | os.PathLike[str],
     *,
+    root: str | os.PathLike[str] | None = None,
     batch_size: int,
     num_workers: int = 0,
     world_size: int = 1,
@@ -257,9 +258,10 @@ def tune_path(
 ) -> Tuning:
     """`tune` for a packed directory, with the labels of its index columns.
 
+    root: where the data lies, when `shardio index --out` put its index elsewhere.
     Raises OptionError, NotPackedError, DamageError, VersionError.
     """
-    found = sequence.open(path, decode=None)
+    found = sequence.open(path, decode=None, root=root)
     return tune(
         found.manifest.shard_records,
         labels_of(found),
@@ -267,10 +269,11 @@ def tune_path(
         num_workers=num_workers,
         world_size=world_size,
         mean_bytes=found.manifest.mean_bytes,
-        is_network=locate(path).is_network(),
+        is_network=locate(path if root is None else root).is_network(),
         memory=memory,
         progress=progress,
         path=os.fspath(path),
+        root=None if root is None else os.fspath(root),
     )
 
 
@@ -294,6 +297,7 @@ def tune(
     canonical_workers: int = CANONICAL_WORKERS,
     progress: Progress | None = None,
     path: str | None = "out/",
+    root: str | None = None,
 ) -> Tuning:
     """Simulate, judge, recommend.
 
@@ -304,6 +308,7 @@ def tune(
     memory         bytes, or "2GiB": buffers that need more are left out
     progress       called with (done, total)
     path           of the dataset, for the call; None: the call is only what to change
+    root           where its data lies, if elsewhere, for the call
 
     Raises OptionError.
     """
@@ -421,7 +426,7 @@ def tune(
         default=default,
         call="",
     )
-    return _conclude(tuning, left_out, path)
+    return _conclude(tuning, left_out, path, root)
 
 
 # --- the ladder -----------------------------------------------------------------------------------
@@ -771,20 +776,22 @@ def _shuffled(classes: Classes, batch_size: int, count: int, whole: bool) -> Ite
 # --- the recommendation ---------------------------------------------------------------------------
 
 
-def _conclude(tuning: Tuning, left_out: list[int | None], path: str | None) -> Tuning:
+def _conclude(
+    tuning: Tuning, left_out: list[int | None], path: str | None, root: str | None
+) -> Tuning:
     """With what to say at the end, and the call."""
     chosen, repack = tuning.least_bad, "shardio pack SRC OUT --shuffle"
     buffer = None if chosen is None else chosen.shuffle_buffer
     unit = order.default_unit(tuning.batch_size) if chosen is None else chosen.unit
     options = {"shuffle_buffer": '"all"' if buffer is None else f"{buffer:_}", "unit": str(unit)}
     if path is not None:
-        options = {"batch_size": str(tuning.batch_size)} | options
+        where = {} if root is None else {"root": _quoted(root)}
+        options = where | {"batch_size": str(tuning.batch_size)} | options
         if tuning.canonical_workers != CANONICAL_WORKERS:
             options["canonical_workers"] = str(tuning.canonical_workers)
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     if path is not None:
-        name = printable(json.dumps(path, ensure_ascii=False), 4096)
-        call = f"ShardDataset({name}, {call})"
+        call = f"ShardDataset({_quoted(path)}, {call})"
     if chosen is None or tuning.default is None:
         few = "There are fewer records than a batch takes, so every order is one batch: nothing to "
         return replace(tuning, notes=(few + "tune.",), call=call)
@@ -832,6 +839,10 @@ def _conclude(tuning: Tuning, left_out: list[int | None], path: str | None) -> T
             "definition."
         )
     return replace(tuning, notes=tuple(notes), call=call)
+
+
+def _quoted(path: str) -> str:
+    return printable(json.dumps(path, ensure_ascii=False), 4096)
 
 
 def _told(row: Row) -> str:

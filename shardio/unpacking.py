@@ -1,5 +1,8 @@
 """Shards back to files: each record's image to DIR/key, byte for byte what was packed.
 
+Records of several files (sources/grouped.py) become these again: `cls`, `json` and `npy` files hold
+the same values then, but may be written otherwise.
+
 Keys come from a file that may be anybody's, so each is checked part by part, and every folder on
 the way is opened relative to the one above without following links: nothing outside DIR is written.
 """
@@ -8,17 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from . import manifest, sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
+from .imagetypes import image_type
 from .manifest import Manifest
 from .parallel import Progress
-from .sample import KEY
+from .sample import KEY, Sample
 from .sequence import ShardSequence
-from .sources import image_type
 from .storage import local, local_path
 
 _OPEN = 256  # folders at a time
@@ -64,23 +72,22 @@ def unpack(
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
     done = Unpacked()
     for dataset, _ in datasets:  # all of them, before a file is written
-        _check_keys(dataset, _content_field(dataset.manifest))
+        if not _is_grouped(dataset.manifest):  # whose files lay side by side
+            _check_keys(dataset, _content_field(dataset.manifest))
     for dataset, into in datasets:
-        content = _content_field(dataset.manifest)
+        files_of = _grouped if _is_grouped(dataset.manifest) else _one
         tree = Tree(into, overwrite)
         try:
             for name in class_folders(dataset.manifest):
                 tree.folder(key_parts(os.fsencode(name), dataset.manifest.where))
                 done.folders += 1
             for sample in dataset:
-                data = sample[content]
-                if data is None:
-                    done.without += 1
-                    continue
-                key = sample[KEY] + _ending(dataset.manifest, content, sample[KEY], data)
-                tree.write(key_parts(key, dataset.manifest.where), data)
-                done.files += 1
-                done.bytes += len(data)
+                files = list(files_of(dataset.manifest, sample))
+                done.without += not files
+                for key, data in files:
+                    tree.write(key_parts(key, dataset.manifest.where), data)
+                    done.files += 1
+                    done.bytes += len(data)
                 if progress is not None:
                     progress(done.bytes, total)
         finally:
@@ -177,9 +184,62 @@ def key_parts(key: bytes, where: str) -> list[bytes]:
     return parts
 
 
+def _one(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
+    """The file of a record: its path and its bytes."""
+    content = _content_field(made)
+    if (data := sample[content]) is not None:
+        yield sample[KEY] + _ending(made, content, sample[KEY], data), data
+
+
+def _is_grouped(made: Manifest) -> bool:
+    return made.options.get("source") == "files"
+
+
+def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
+    """The files that were one record: bytes and texts as they were, other values written anew."""
+    theirs = made.options.get("fields", {})
+    for name, value in sample.items():
+        if value is None or name == KEY:
+            continue
+        endings = theirs.get(name, name).split("/")  # several: of images
+        ending = endings[0]
+        if len(endings) > 1:
+            kind = _ENDINGS.get(image_type(value[:32]) or "", ())
+            ending = next((one for one in endings if one in kind), ending)
+        yield sample[KEY] + b"." + ending.encode(), _file(value)
+
+
+_ENDINGS = {
+    "JPEG": ("jpg", "jpeg", "jpe", "jfif"),
+    "PNG": ("png",),
+    "GIF": ("gif",),
+    "BMP": ("bmp",),
+    "TIFF": ("tif", "tiff"),
+    "WEBP": ("webp",),
+    "JPEG 2000": ("jp2", "j2k"),
+    "JPEG XL": ("jxl",),
+    "PNM": ("ppm", "pgm", "pbm", "pnm"),
+    "AVIF or HEIF": ("avif", "heic", "heif"),
+}
+
+
+def _file(value: Any) -> bytes:
+    """A value as the content of a file that decodes to it."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, np.ndarray):
+        out = io.BytesIO()
+        np.lib.format.write_array(out, value, allow_pickle=False)
+        return out.getvalue()
+    return json.dumps(value).encode()
+
+
 def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
     """What a file's name lacks: keys of other formats have no endings."""
-    if made.names is None or b"." in key.rpartition(b"/")[2]:
+    own = made.names is None or made.options.get("source") == "imagefolder"
+    if own or b"." in key.rpartition(b"/")[2]:
         return b""
     source = made.options.get("fields", {}).get(content, content)
     kind = image_type(data[:32])

@@ -14,11 +14,11 @@ import numpy as np
 
 from . import manifest, parallel
 from .errors import DamageError, DecodeError, StorageError, VersionError, printable
-from .formats import check_format, open_shard
+from .formats import check_format, open_shard, sha256
 from .formats.base import Opening, Shard, ShardInfo
 from .formats.columns import key_hash
 from .sample import KEY, Sample
-from .storage import Storage, locate
+from .storage import locate
 
 Bad = DamageError | StorageError
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
@@ -104,12 +104,12 @@ def verify(
 
 
 def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage]]:
-    info, storage = task.info, task.opening.storage
-    name = printable(os.path.join(storage.url, info.name), 4096)
+    info = task.info
+    name = printable(os.path.join(task.opening.storage.url, info.name), 4096)
     damages: list[Damage] = []
     shard: Shard | None = None
     try:
-        if task.sha256 and _sha256(storage, info) != info.sha256:
+        if task.sha256 and sha256(task.format, task.opening, info) != info.sha256:
             what = "its SHA-256 is not the manifest's"
             damages.append(Damage(name, None, None, None, what))
         shard = open_shard(task.format, task.opening, info)
@@ -129,14 +129,6 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
     finally:
         if shard is not None:
             shard.close()
-
-
-def _sha256(storage: Storage, info: ShardInfo) -> bytes:
-    file = storage.open(info.name)
-    try:
-        return file.sha256()
-    finally:
-        file.close()
 
 
 def _check_records(

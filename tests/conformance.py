@@ -177,6 +177,20 @@ class FormatConformance:
         shard.close()
         assert same(second, self.SAMPLES[2])
 
+    def test_one_file_is_open_twice_and_each_reads_on_without_the_other(self, path: Path) -> None:
+        first, second = self.open(path), self.open(path)
+        scan = second.scan(0, second.records)
+        assert same(next(scan), self.SAMPLES[0])
+        assert same(first.read(0), self.SAMPLES[0])
+        first.close()
+        assert same_all(scan, self.SAMPLES[1:])
+        assert same(second.read(1), self.SAMPLES[1])
+        second.close()
+
+    def test_a_record_lies_behind_the_one_before_it(self, shard: Shard) -> None:
+        offsets = [shard.offset(record) for record in range(shard.records)]
+        assert offsets == sorted(offsets) and offsets[0] >= 0
+
     def test_closing_twice_does_no_harm(self, path: Path) -> None:
         shard = self.open(path)
         shard.close()

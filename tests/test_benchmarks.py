@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("cold", "raw", "train", "pack", "lmdb", "startup", "manifest", "order", "workers")
+NAMES = (
+    *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
+)
 
 
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,3 +82,25 @@ def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Pat
     assert litdata["found"] is None and litdata["met"] is None  # named, though not measured
     for target in found["targets"]:
         assert target["what"] in done.stderr
+
+
+def test_formats_are_measured_without_their_own_readers(archives: Path, tmp_path: Path) -> None:
+    out, scratch = tmp_path / "formats.json", tmp_path / "scratch"
+    done = benchmarks(
+        *("formats", "--quick", "--data", str(archives), "--out", str(out)),
+        *("--scratch", str(scratch), "--without-rivals"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(scratch.iterdir()) == []
+    found = json.loads(out.read_text())
+    names = {"webdataset", "tfrecord", "mds", "recordio", "lmdb-caffe", "parquet"}
+    for size in ("0.9 KB", "110 KB"):
+        assert names <= set(found["raw"][f"indexing, {size}"])
+        reading = found["raw"][f"reading, {size}"]
+        for name in (*names, "record", "lmdb"):
+            for way in ("open", "dataset"):
+                assert all(one["us"] > 0 for one in reading[f"{name}: {way}"])
+            assert f"{name}: own" not in reading
+    rivals = [t for t in found["targets"] if "tf.data" in t["what"]]
+    assert len(rivals) == 2 and all(t["met"] is None for t in rivals)  # named, though not measured
+    assert any("tensorflow-cpu was not measured" in note for note in found["notes"])

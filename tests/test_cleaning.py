@@ -12,6 +12,7 @@ from shardio import journal, lock
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import BusyError, DamageError, NotPackedError
+from shardio.indexing import index
 from shardio.packing import pack
 from shardio.storage import local
 
@@ -243,3 +244,93 @@ def test_the_command_says_what_it_removed(out: Path) -> None:
     assert len(shardio_json("gc", out, "--keep", "0")["removed"]) == 3
     for wrong in ("", "soon", "-1h", "nan"):
         shardio("gc", out, f"--keep={wrong}", code=2)
+
+
+@pytest.fixture
+def indexed(source: Path) -> Path:
+    """A folder of images indexed in place, and once more after an image was added."""
+    index(source)
+    plant(source, {"class0/new.jpg": JPEG + b"new"})
+    index(source, overwrite=True)
+    return source
+
+
+def sidecars(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.index")}
+
+
+def test_indexes_that_were_replaced_go_and_those_in_use_stay(indexed: Path) -> None:
+    assert len(sidecars(indexed)) == 2
+    young = gc(indexed)
+    assert (young.removed, len(young.kept)) == ([], 1)
+    for path in indexed.iterdir():
+        age(path, 1.1)
+    age(indexed / "manifest.json", 0)
+    assert gc(indexed).removed == []
+    before = content(indexed)
+    dry = gc(indexed, keep_s=0, dry_run=True)
+    assert content(indexed) == before
+    assert gc(indexed, keep_s=0).removed == dry.removed
+    [gone] = before.keys() - content(indexed).keys()
+    assert dry.removed == [str(indexed / gone.decode())]
+    assert len(list(sequences.open(indexed, decode=None))) == 25
+
+
+def test_what_only_looks_like_an_index_stays(indexed: Path, out: Path) -> None:
+    [used] = sidecars(indexed) - {Path(p).name for p in gc(indexed, keep_s=0).removed}
+    magic = (indexed / used).read_bytes()[:8]
+    mine: dict[str | bytes, bytes | None] = {
+        "00000-01234567.index": b"mine",
+        "00001-01234567.index": b"",
+        "00000-0123456.index": magic,
+        "0000-01234567.index": magic,
+        "00000-01234567.index.old": magic,
+        "x00000-01234567.index": magic,
+        "class0/00000-01234567.index": magic,
+    }
+    ours: dict[str | bytes, bytes | None] = {
+        "00001-01234568.index": magic,
+        ".shardio-0123456789abcdef-00000-01234567.index.tmp": magic + b"half",
+    }
+    for folder in (indexed, out):
+        plant(folder, {**mine, **ours})
+        removed = {Path(path).name for path in gc(folder, keep_s=0).removed}
+        assert removed >= ours.keys()
+        left = content(folder)
+        assert all(left[os.fsencode(name)] == data for name, data in mine.items())
+    assert len(list(sequences.open(indexed, decode=None))) == 25
+
+
+def test_nothing_goes_while_an_index_is_made(
+    indexed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what is old by --keep: the manifest that names it is still to come."""
+    refused = []
+    commit = local.write_file
+
+    def looking(directory: str, name: str, data: bytes, **options: Any) -> None:
+        if name == "manifest.json":
+            with pytest.raises(BusyError) as caught:
+                gc(indexed, keep_s=0)
+            refused.append(str(caught.value))
+        commit(directory, name, data, **options)
+
+    monkeypatch.setattr(local, "write_file", looking)
+    plant(indexed, {"class0/newer.jpg": JPEG + b"newer"})
+    index(indexed, overwrite=True, jobs=1)
+    assert len(refused) == 1
+    assert len(list(sequences.open(indexed, decode=None))) == 26
+
+
+def test_what_a_killed_index_left_goes(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its journal has no lock any more, so that nothing is in progress."""
+    plant(
+        indexed,
+        {
+            lock.JOURNAL: journal.of_writer(bytes(16), {}),
+            "00007-01234567.index": (indexed / next(iter(sidecars(indexed)))).read_bytes(),
+        },
+    )
+    removed = {Path(path).name for path in gc(indexed, keep_s=0).removed}
+    assert {lock.JOURNAL, "00007-01234567.index"} < removed
+    assert len(list(sequences.open(indexed, decode=None))) == 25

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -14,11 +15,20 @@ import numpy as np
 import pytest
 from datasets import flip, jpeg
 from torch.utils.data import DataLoader
-from trees import shardio, shardio_json
+from trees import images, plant, shardio, shardio_json
 
 import shardio as library
-from shardio import DamageError, ExistsError, OptionError, ShardDataset, SourceError
+from shardio import (
+    BusyError,
+    DamageError,
+    ExistsError,
+    OptionError,
+    ShardDataset,
+    SourceError,
+    lock,
+)
 from shardio.indexing import index
+from shardio.tuning import tune_path
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 COUNTS = [7, 1, 12]
@@ -229,3 +239,157 @@ def test_a_scalar_that_some_shards_lack_is_none_there(tmp_path: Path) -> None:
     assert column.tolist() == [0, None, 2] and np.ma.getmaskarray(column).tolist() == [0, 1, 0]
     dataset: Callable[..., Any] = ShardDataset
     assert dataset(tmp_path, where={"label": [0, None]}).records == 2
+
+
+# --- which files ----------------------------------------------------------------------------------
+
+
+def packed_tar(path: Path, key: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        add(tar, f"{key}.jpg", jpeg(len(key)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("train-*", ["a", "b"]),
+        ("*-1.tar", ["b"]),
+        ("sub/*", ["c"]),
+        ("*", ["a", "b", "c"]),
+        ("sub/train*", None),
+        ("TRAIN-*", None),
+    ],
+)
+def test_files_can_be_chosen(tmp_path: Path, pattern: str, keys: list[str] | None) -> None:
+    packed_tar(tmp_path / "train-0.tar", "a")
+    packed_tar(tmp_path / "train-1.tar", "b")
+    packed_tar(tmp_path / "sub" / "val-0.tar", "c")
+    if keys is None:
+        with pytest.raises(SourceError, match=r"fits none of its 3 files, such as sub/val-0\.tar"):
+            index(tmp_path, files=pattern)
+        return
+    index(tmp_path, files=pattern)
+    assert sorted(library.open(tmp_path).keys()) == [key.encode() for key in keys]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {
+            "train": ["train-00000-of-00002", "train-00001-of-00002"],
+            "test": ["test-00000-of-00001"],
+        },
+        {"Train": ["x_Train_2017-0", "x_Train_2017-1"], "val": ["x_val2017"]},
+        {"train": ["data/train/0000", "data/train/0001"], "validation": ["data/validation/0000"]},
+        {"training": ["training"], "testing": ["testing"], "dev": ["dev"]},
+        {"train": ["train/0", "train/more/1"], "val": ["val/0"]},
+    ],
+)
+def test_splits_that_lie_together_are_chosen_by_the_commands_that_the_error_names(
+    tmp_path: Path, names: dict[str, list[str]]
+) -> None:
+    folder = tmp_path / "my data"
+    for split, files in names.items():
+        for file in files:
+            packed_tar(folder / f"{file}.tar", f"{split}/{file}")
+    before = {path for path in folder.rglob("*")}
+    with pytest.raises(SourceError, match="would be mixed") as caught:
+        index(folder)
+    assert set(folder.rglob("*")) == before
+    first, *commands = str(caught.value).splitlines()
+    for split, files in names.items():
+        assert f"{len(files)} of {split}" in first
+    assert len(commands) == len(names)
+    done = [shardio_json(*shlex.split(command)[1:]) for command in commands]
+    made = {one["out"]: library.open(one["out"], root=one["root"]) for one in done}
+    for split, files in names.items():
+        data = made.get(f"{folder}-{split}") or made[f"{folder}/{split}"]
+        assert sorted(data.keys()) == [f"{split}/{file}".encode() for file in sorted(files)]
+    assert index(folder, files="*").shards == sum(map(len, names.values()))
+    with pytest.raises(SourceError, match=r"--out '?\S*/idx/"):
+        index(folder, out=tmp_path / "idx", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "names", [["train-0", "train-1"], ["trainer-0", "latest-1"], ["valve", "evaluate", "x"]]
+)
+def test_names_of_one_split_or_none_are_one_dataset(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        packed_tar(tmp_path / f"{name}.tar", name)
+    assert index(tmp_path).shards == len(names)
+
+
+def test_a_single_file_is_a_dataset(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = index(tars / "part-2.tar", out=tmp_path / "idx")
+    assert (done.root, done.format, done.records) == (str(tars), "webdataset", 12)
+    assert library.open(tmp_path / "idx", root=tars, decode=None)[0]["image"] == jpeg(8)
+    (tars / "part-2.tar").rename(tars / "odd")
+    with pytest.raises(SourceError, match="its name is of none of webdataset"):
+        index(tars / "odd")
+    monkeypatch.chdir(tars)
+    assert index("odd", format="webdataset").root == "."
+    assert len(library.open(tars)) == 12
+    with pytest.raises(OptionError, match="--files: only of a folder"):
+        index("odd", files="*")
+
+
+# --- the folder that is written -------------------------------------------------------------------
+
+
+def test_an_index_that_fails_takes_back_what_it_wrote(tars: Path) -> None:
+    (tars / "part-9.tar").write_bytes(b"\xff" * 2048)
+    before = contents(tars)
+    for jobs in (1, 2):
+        with pytest.raises(DamageError):
+            index(tars, jobs=jobs)
+        assert contents(tars) == before
+    (tars / "part-9.tar").unlink()
+    index(tars)
+    before = contents(tars)
+    (tars / "part-9.tar").write_bytes(b"\xff" * 2048)
+    with pytest.raises(DamageError):
+        index(tars, overwrite=True)
+    (tars / "part-9.tar").unlink()
+    assert contents(tars) == before  # the indexes of the one that is there, too
+    assert len(list(library.open(tars, decode=None))) == N
+
+
+def test_two_do_not_index_into_one_folder_at_once(tars: Path) -> None:
+    index(tars)
+    before = contents(tars)
+    (tars / lock.JOURNAL).write_bytes(b"shardio-writer 0\n{}")
+    held = lock.take(str(tars))
+    try:
+        with pytest.raises(BusyError, match="another shardio process"):
+            index(tars, overwrite=True)
+    finally:
+        held.release()
+    assert contents(tars).items() > before.items()
+    index(tars, overwrite=True)  # whose journal it was is dead
+    assert contents(tars) == before
+
+
+def test_an_unfinished_packing_is_not_written_over(tars: Path, tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", images())
+    library.pack(source, tmp_path / "out", jobs=1, max_records=8, part=(1, 2))
+    with pytest.raises(ExistsError, match="an unfinished packing is here"):
+        index(tars, out=tmp_path / "out")
+    assert (tmp_path / "out" / lock.JOURNAL).exists()
+
+
+def test_advice_needs_no_data_beside_the_index(tars: Path, tmp_path: Path) -> None:
+    index(tars, out=tmp_path / "idx")
+    dataset = ShardDataset(tmp_path / "idx", root=tars, batch_size=4)
+    assert dataset.explain(num_workers=2).records == N
+    assert dataset.tune().records == N
+    found = tune_path(tmp_path / "idx", root=tars, batch_size=4)
+    assert found.call.startswith(f'ShardDataset("{tmp_path}/idx", root="{tars}", batch_size=4, ')
+    assert eval(found.call, {"ShardDataset": ShardDataset}).records == N
+    assert tune_path(tmp_path / "idx", root=tars, batch_size=4).labels == "label"
+    told = shardio("explain", tmp_path / "idx", "--root", tars, "--batch-size", "4").stdout
+    assert "20 records in 3 shards" in told
+    with pytest.raises(DamageError, match="is not there"):
+        tune_path(tmp_path / "idx", batch_size=4)

@@ -35,11 +35,13 @@ from shardio.errors import (
     SampleError,
     ShardioError,
     SourceChangedError,
+    SourceError,
     VersionError,
 )
 from shardio.formats.base import ShardInfo
-from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, may_be_shard
+from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, may_be_shard, places
 from shardio.formats.record import RecordEncoder
+from shardio.indexing import index
 from shardio.packing import commit
 from shardio.sample import KEY, Schema
 from shardio.storage import locate
@@ -503,6 +505,116 @@ for size in (100_000, 8192, 4096, 1, 0):
     folder = tmp_path / "copy"
     shutil.copytree(packed, folder)
     run(program, folder)
+
+
+def test_values_beyond_4_gib_lie_where_their_sizes_say() -> None:
+    """liblmdb takes values of 4 GiB, and py-lmdb reads those above 2 GiB since 2.3."""
+
+    class Large(bytes):
+        """As long as it says, without the memory."""
+
+        length = 0
+
+        def __len__(self) -> int:
+            return self.length
+
+    encoder = LmdbEncoder(Schema(PLAIN), ID, 0)
+    at, found, sizes = 2 * PAGE, [], [5, (1 << 32) - 1, 3 << 30, 100, (1 << 31) + 1, 7]
+    for key, size in enumerate(sizes):
+        value = Large()
+        value.length = size
+        for piece in encoder._add(key, value if size > PAGE else bytes(size)):
+            if piece is value:
+                found.append((key, at))
+            at += len(piece)
+    placed = places(np.array(sizes, np.int64))
+    assert found == [(key, placed.starts[key]) for key in (1, 2, 4)]
+    assert placed.upto * PAGE == at + len(encoder._end_leaf()) > 2 << 32
+
+
+WRITES = """
+import sys
+import lmdb, shardio
+from shardio.errors import ShardioError
+folder, path, subdir = sys.argv[1], sys.argv[2], sys.argv[3] == "subdir"
+opened = shardio.open(folder, decode=None)
+right = list(opened)
+errors = 0
+with lmdb.open(path, subdir=subdir, map_size=64 << 20) as env:  # with locks, in this very process
+    readers = env.readers()
+    for step in range(12):
+        with env.begin(write=True) as transaction:
+            keys = [key for key, _ in transaction.cursor()]
+            for key in keys[step :: 3]:
+                transaction.put(key, b"another value %d" % step * 200)
+                transaction.put(key + b"x", bytes(9000))
+            for key in keys[step + 1 :: 5]:
+                transaction.delete(key)
+        for data in opened, None:
+            for i, values in enumerate(right):
+                try:
+                    data = data or shardio.open(folder, decode=None)
+                    assert data[i] == values, (step, i)
+                except ShardioError as error:
+                    assert path in str(error), error
+                    errors += 1
+    assert env.readers() == readers  # no slot of the lock is ours
+assert errors
+assert shardio.verify(folder, jobs=1).damages
+"""
+
+
+def test_what_lmdb_writes_under_a_reader_is_damage_and_no_signal(
+    packed: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(packed, tmp_path / "copy")
+    shard = min((tmp_path / "copy").glob("*.lmdb"))
+    run(WRITES, tmp_path / "copy", shard, "file")
+
+
+# --- databases of others, as liblmdb has them open ------------------------------------------------
+
+
+def theirs(folder: Path, count: int = 60, **options: Any) -> Path:
+    """As Caffe's tools leave it: a folder with a lock file, which nobody needs."""
+    with lmdb.open(str(folder), map_size=64 << 20, **options) as env:
+        for start in range(0, count, 7):
+            with env.begin(write=True) as transaction:
+                for number in range(start, min(start + 7, count)):
+                    value = b"\xff\xd8\xff\xe0" + bytes([number]) * (200 + 300 * (number % 20))
+                    transaction.put(b"%08d" % number, value)
+    assert (folder / "lock.mdb").exists()
+    return folder / "data.mdb"
+
+
+def test_what_lmdb_writes_into_an_indexed_database_is_damage_and_no_signal(tmp_path: Path) -> None:
+    path = theirs(tmp_path / "db")
+    assert index(tmp_path, jobs=1).records == 60
+    run(WRITES, tmp_path, path.parent, "subdir")
+
+
+def test_a_database_in_use_is_indexed_and_read(tmp_path: Path) -> None:
+    """Opened in this process, locked by a reader in the midst of a transaction; by two names."""
+    path = theirs(tmp_path / "db")
+    (tmp_path / "again").mkdir()
+    os.link(path, tmp_path / "again" / "data.mdb")
+    with lmdb.open(str(path.parent), max_readers=1) as env, env.begin() as transaction:
+        assert index(tmp_path, jobs=1).records == 120
+        many = [sequences.open(tmp_path, decode=None) for _ in range(3)]
+        first = [dict(values) for values in many[0]]
+        del many[0]
+        for opened in many:
+            assert same_all(opened, first)
+        expected = sorted(2 * list(transaction.cursor()))
+        assert sorted((values[KEY], values["image"]) for values in first) == expected
+    assert not [name for name in os.listdir(tmp_path / "again") if "lock" in name]
+
+
+def test_databases_of_lmdb_1_0_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    theirs(tmp_path / "db", lib_version=1)
+    with pytest.raises(SourceError, match=r"LMDB 1\.0[\s\S]*mdb_dump"):
+        index(tmp_path, jobs=1)
+    assert not (tmp_path / "manifest.json").exists()
 
 
 # --- damage ---------------------------------------------------------------------------------------

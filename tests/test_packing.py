@@ -39,7 +39,9 @@ from shardio.errors import (
     SourceError,
     StorageError,
 )
+from shardio.imagetypes import image_type
 from shardio.packing import Packed, commit, pack
+from shardio.sources import imagefolder
 from shardio.storage import local, locate
 from shardio.unpacking import unpack
 from shardio.verifying import verify
@@ -71,11 +73,11 @@ def dead_on_shard(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def arrange(number: int) -> None:
         real = packing._build_shard
 
-        def build(task: Any, add: Any) -> Any:
+        def build(reader: Any, task: Any, add: Any) -> Any:
             if task.number == number:
                 monkeypatch.setattr(packing, "_build_shard", real)
                 raise KeyboardInterrupt
-            return real(task, add)
+            return real(reader, task, add)
 
         monkeypatch.setattr(packing, "_build_shard", build)
 
@@ -370,7 +372,7 @@ def test_a_class_missing_in_the_other_numbering_is_an_error(tmp_path: Path) -> N
     with pytest.raises(OptionError, match="dog"):
         pack(source, tmp_path / "B", jobs=1, classes=tmp_path / "A")
     flat = plant(tmp_path / "flat", {"1.jpg": JPEG})
-    with pytest.raises(OptionError, match="no class folders"):
+    with pytest.raises(OptionError, match="has no classes"):
         pack(flat, tmp_path / "B", jobs=1, classes=tmp_path / "A")
     assert not (tmp_path / "B").exists()
 
@@ -461,15 +463,15 @@ def test_parts_may_mend_what_the_first_scan_found(source: Path, tmp_path: Path) 
 def test_a_file_that_became_readable_is_packed_by_the_next_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sources.read
+    real = imagefolder.read_file
 
-    def read(folder: int, key: bytes, *rest: Any) -> tuple[bytes, str]:
-        return (
-            (b"", "cannot be opened: Permission denied") if key in bad else real(folder, key, *rest)
-        )
+    def read_file(folder: int, key: bytes, *rest: int) -> bytes:
+        if key in bad:
+            raise sources.Rejected("cannot be opened: Permission denied")
+        return real(folder, key, *rest)
 
     bad = {b"class0/000.jpg", b"class2/007.jpg"}
-    monkeypatch.setattr(sources, "read", read)
+    monkeypatch.setattr(imagefolder, "read_file", read_file)
     for part in (1, 2):
         pack_one(source, tmp_path / "out", on_error="skip", part=(part, 2))
     bad.clear()
@@ -582,10 +584,10 @@ def test_a_source_that_changes_while_it_is_packed_is_refused(
 ) -> None:
     real = packing._build_shard
 
-    def build(task: Any, add: Any) -> Any:
+    def build(reader: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             (source / os.fsdecode(task.keys[1])).write_bytes(noise("new", 77))
-        return real(task, add)
+        return real(reader, task, add)
 
     monkeypatch.setattr(packing, "_build_shard", build)
     with pytest.raises(SourceChangedError, match="--restart"):
@@ -612,7 +614,7 @@ def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
     def image_folder(*_: Any) -> Any:
         raise AssertionError("it was listed")
 
-    monkeypatch.setattr(sources, "image_folder", image_folder)
+    monkeypatch.setattr(imagefolder, "image_folder", image_folder)
 
 
 @pytest.mark.parametrize(
@@ -1041,11 +1043,11 @@ def test_a_daemon_works_in_its_own_process(source: Path, tmp_path: Path) -> None
 def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_path: Path) -> None:
     real = packing._do
 
-    def die(task: Any, add: Any) -> Any:
+    def die(reader: Any, task: Any, add: Any) -> Any:
         if task.number == 4:
             (tmp_path / "out" / f".shardio-{task.token}-00004.tmp").write_bytes(b"\x89SHD")
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(task, add)
+        return real(reader, task, add)
 
     packing._do = die
     try:
@@ -1182,7 +1184,7 @@ def test_photos_with_a_second_picture_keep_their_size_and_are_counted(tmp_path: 
     frames = [Image.new("RGB", (300, 200), c) for c in ("red", "blue")]
     source = plant(tmp_path / "src", {"a/x.jpg": picture(300, 200)})
     frames[0].save(source / "a" / "phone.jpg", "MPO", save_all=True, append_images=frames[1:])
-    assert sources.image_type((source / "a" / "phone.jpg").read_bytes()) == "JPEG"
+    assert image_type((source / "a" / "phone.jpg").read_bytes()) == "JPEG"
     done = pack_one(source, tmp_path / "out", resize=50)
     assert done.full_size == 1
     assert image.decode(sequences.open(tmp_path / "out", decode=None)[0]["image"]).size

@@ -20,12 +20,15 @@ from conformance import FIELDS, FormatConformance, same
 from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import shardio_json
 
 import shardio
 from shardio import formats, indexing, manifest
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
+from shardio.explaining import explain
 from shardio.formats import parquet
 from shardio.formats.base import Shard
+from shardio.options import Given
 from shardio.sample import KEY, Schema
 from shardio.storage import locate
 
@@ -594,3 +597,126 @@ def test_page_checksums_are_checked_when_a_file_is_indexed(tmp_path: Path) -> No
     assert pq.read_table(path).column("x").to_pylist() != list(range(1000))
     with pytest.raises(DamageError, match="CRC"):
         index(tmp_path)
+
+
+# --- names of classes, as `datasets` writes them --------------------------------------------------
+
+
+def hugging(features: Any) -> dict[bytes, bytes]:
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+def label_file(path: Path, metadata: Mapping[bytes, bytes] | None, field: str = "label") -> None:
+    table = pa.table({field: [1, 0, -1, None], "fine": [0, 1, 2, 3]})
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def named(*names: str) -> dict[str, Any]:
+    return {"_type": "ClassLabel", "names": list(names)}
+
+
+def test_class_names_of_a_golden_file_are_those_of_the_dataset(tmp_path: Path) -> None:
+    name = "train-00000-of-00001.parquet"
+    (tmp_path / name).write_bytes((GOLDEN / name).read_bytes())
+    assert index(tmp_path).classes == 2
+    data = shardio.open(tmp_path, decode=None)
+    assert data.classes == ["cat", "dog"]
+    cats = shardio.ShardDataset(tmp_path, where={"label": "cat"})
+    assert cats.records == sum(sample["label"] == 0 for sample in data)
+
+
+def test_class_names_are_those_of_the_column_that_is_the_label(tmp_path: Path) -> None:
+    names = {"label": named("a", "b"), "fine": named("p", "q", "r", "s")}
+    label_file(tmp_path / "0.parquet", hugging(names))
+    label_file(tmp_path / "1.parquet", None)  # says nothing, and nothing else
+    index(tmp_path)
+    data = shardio.open(tmp_path)
+    assert data.classes == ["a", "b"]
+    assert [sample["label"] for sample in data][:4] == [1, 0, -1, None]
+    assert index(tmp_path, fields={"label": "fine", "x": "label"}, overwrite=True).classes == 4
+    assert shardio.open(tmp_path).classes == ["p", "q", "r", "s"]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        hugging({"label": {"_type": "Value", "dtype": "int64"}}),
+        hugging({"label": {"_type": "ClassLabel", "names": None, "num_classes": 3}}),
+        hugging({"label": {"_type": "ClassLabel", "names": ["a", 1]}}),
+        hugging({"label": {"_type": "ClassLabel", "names": []}}),
+        hugging({"label": {"_type": "Pose", "names": ["a", "b"]}}),
+        hugging({"label": {"_type": "List", "feature": named("a", "b")}}),
+        hugging({"other": named("a", "b")}),
+        hugging(["label"]),
+        hugging(None),
+        {b"huggingface": b"[1]"},
+        {b"huggingface": b"\xff{"},
+        {b"huggingface": b"[" * 100_000},
+        {b"pandas": b"{}"},
+    ],
+)
+def test_what_names_no_classes_names_none(tmp_path: Path, metadata: dict[bytes, bytes]) -> None:
+    label_file(tmp_path / "0.parquet", metadata)
+    assert index(tmp_path).classes is None
+    assert shardio.open(tmp_path).classes is None
+
+
+def test_files_that_disagree_on_classes_are_refused(tmp_path: Path) -> None:
+    for number, names in enumerate([("a", "b"), ("a", "b"), ("b", "a")]):
+        label_file(tmp_path / f"{number}.parquet", hugging({"label": named(*names)}))
+    with pytest.raises(
+        SourceError,
+        match=r"other classes for 'label'.*: 0\.parquet has 2: a, b; 2\.parquet has 2: b, a",
+    ):
+        index(tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+    assert index(tmp_path, files="[01].parquet").classes == 2
+
+
+# --- what explain says ----------------------------------------------------------------------------
+
+
+def explained(folder: Path, available: int, **options: Any) -> Any:
+    made = manifest.load(locate(folder))
+    given = Given(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
+    return explain(made, given, available_bytes=available)
+
+
+def row_group_warnings(found: Any) -> list[Any]:
+    return [one for one in found.warnings if one.code == "row_groups"]
+
+
+def test_explain_looks_at_labels_beside_an_index_that_is_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table = pa.table({"label": [i // 100 for i in range(300)]})
+    metadata = hugging({"label": named("a", "b", "c")})
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "data" / "0.parquet")
+    index(tmp_path / "data", out=tmp_path / "idx")
+    asked = ("explain", tmp_path / "idx", "--batch-size", "8", "--shuffle-buffer", "64")
+    found = shardio_json(*asked, "--root", tmp_path / "data")
+    assert "class_order" in [one["code"] for one in found["warnings"]]
+
+
+def test_explain_warns_where_row_groups_are_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "LEAST_CACHE", 20 * 1000)
+    monkeypatch.setattr(parquet, "_cores", lambda: 1)
+    noise = np.random.default_rng(0)
+    blobs = [noise.bytes(9_000 if i else 100) for i in range(400)]
+    write(tmp_path / "0.parquet", {"x": blobs}, row_group_size=10, compression="none")
+    index(tmp_path)
+    group = manifest.load(locate(tmp_path)).options["row_group"]
+    assert group["rows"] == 10 and 90_000 <= group["bytes"] < 91_000
+    few = {"canonical_workers": 2, "unit": 4}
+    [told] = row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer=100, **few))
+    assert "from about 22 row groups at once" in told.what  # 2 spans of 1 + 2 * 50 / 10
+    assert "shardio pack DIR OUT" in told.mend
+    fitting = told.change["shuffle_buffer"]
+    assert f"shuffle_buffer={fitting}" in told.mend and 8 <= fitting < 100
+    assert not row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer=fitting, **few))
+    assert not row_group_warnings(explained(tmp_path, 4 * 2_100_000, shuffle_buffer=100, **few))
+    [spans] = row_group_warnings(explained(tmp_path, 4 * 500_000, canonical_workers=16))
+    assert spans.change == {} and "40 row groups" in spans.what  # no window makes 16 spans fit
+    assert row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer="all"))
+    assert not row_group_warnings(explained(tmp_path, 4 * 4_000_000, shuffle_buffer="all"))

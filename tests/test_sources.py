@@ -6,12 +6,14 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 from trees import JPEG, images, noise, picture, plant
 
 from shardio import sources
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.sources import Listing
+from shardio.imagetypes import image_type
+from shardio.sources import Listing, Rejected, imagefolder
 
 
 def listing(root: Path, splits: bool | None = None) -> Listing:
@@ -33,6 +35,19 @@ def test_class_folders_are_classes_and_nested_files_belong_to_the_top_one(tmp_pa
     assert found.absent == ()
     assert found.sizes.tolist() == [4, 4, 4]
     assert found.mtimes.tolist() == [10**18] * 3
+
+
+def test_labels_are_the_numbers_of_the_top_folders_however_their_names_sort(tmp_path: Path) -> None:
+    names = ["a", "a-b", "a.b", "a0", "a b", "aa", "\xe4", "z"]
+    plant(
+        tmp_path, {"empty": None} | {f"{n}/{deep}x.jpg": JPEG for n in names for deep in ("", "d/")}
+    )
+    found = listing(tmp_path)
+    assert found.classes == tuple(sorted([*names, "empty"], key=os.fsencode))
+    with found.source.open() as read_place:
+        for place, key in enumerate(found.keys):
+            label = read_place(place)["label"]
+            assert os.fsencode(found.classes[label]) == key[: key.index(b"/")]
 
 
 def test_a_folder_without_folders_has_no_classes(tmp_path: Path) -> None:
@@ -157,7 +172,7 @@ def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
     found = listing(root)
     assert found.classes == ("b", "c")
     assert reasons(found) == {b"a": "is a link to a folder that contains it"}
-    assert sources.split_names(os.fsencode(root)) == [""]
+    assert imagefolder.split_names(os.fsencode(root)) == [""]
 
 
 def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:
@@ -251,12 +266,8 @@ def test_a_time_of_change_that_64_bits_cannot_hold_is_no_crash(tmp_path: Path) -
     except OverflowError:
         pytest.skip("this Python cannot set such a time")
     found = listing(root)
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        read = sources.read(descriptor, b"x.jpg", 4, int(found.mtimes[0]))
-    finally:
-        os.close(descriptor)
-    assert read == (JPEG, "")
+    with found.source.open() as read_place:
+        assert read_place(0) == {"__key__": b"x.jpg", "image": JPEG}
 
 
 @pytest.mark.parametrize("what", ["missing", "a file", "nothing in it"])
@@ -291,10 +302,10 @@ def test_a_folder_that_cannot_be_listed_is_a_problem(
 
 def test_images_are_told_by_their_first_bytes() -> None:
     for kind in ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM"):
-        assert sources.image_type(picture(9, 9, kind)[:12]), kind
-    assert sources.image_type(b"RIFF\0\0\0\0WEBP") == "WEBP"
-    assert sources.image_type(b"\0\0\0\x0cjP  \r\n\x87\n") == "JPEG 2000"
-    assert sources.image_type(b"\0\0\0\x20ftypavif") == "AVIF or HEIF"
+        assert image_type(picture(9, 9, kind)[:12]), kind
+    assert image_type(b"RIFF\0\0\0\0WEBP") == "WEBP"
+    assert image_type(b"\0\0\0\x0cjP  \r\n\x87\n") == "JPEG 2000"
+    assert image_type(b"\0\0\0\x20ftypavif") == "AVIF or HEIF"
     for start in (
         b"",
         b"\0" * 12,
@@ -304,25 +315,25 @@ def test_images_are_told_by_their_first_bytes() -> None:
         b"<svg>",
         b"hi",
     ):
-        assert sources.image_type(start) is None, start
+        assert image_type(start) is None, start
 
 
-def read(root: Path, key: bytes, size: int, mtime_ns: int = 10**18) -> tuple[bytes, str]:
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        return sources.read(descriptor, key, size, mtime_ns)
-    finally:
-        os.close(descriptor)
+def read(root: Path, key: bytes, size: int, mtime_ns: int = 10**18) -> bytes:
+    sizes, times = np.array([size]), np.array([mtime_ns])
+    source = imagefolder.Folder(os.fsencode(root), [key], sizes, times, None)
+    with source.open() as read_place:
+        return bytes(read_place(0)["image"])
 
 
 def test_reading_gives_the_bytes_or_says_why_not(tmp_path: Path) -> None:
     plant(tmp_path, {"x.jpg": noise("x", 5000), "no.jpg": b"\x1b[31mhello", "folder": None})
-    assert read(tmp_path, b"x.jpg", 5000) == (noise("x", 5000), "")
-    data, why = read(tmp_path, b"no.jpg", 10)
-    assert (data, "is not an image" in why, "\x1b" in why) == (b"", True, False)
+    assert read(tmp_path, b"x.jpg", 5000) == noise("x", 5000)
+    with pytest.raises(Rejected, match="is not an image") as caught:
+        read(tmp_path, b"no.jpg", 10)
+    assert "\x1b" not in str(caught.value)
     status = (tmp_path / "folder").stat()
-    data, why = read(tmp_path, b"folder", status.st_size, status.st_mtime_ns)
-    assert why.startswith("cannot be read")
+    with pytest.raises(Rejected, match=r"^cannot be read"):
+        read(tmp_path, b"folder", status.st_size, status.st_mtime_ns)
 
 
 @pytest.mark.parametrize(("size", "mtime"), [(5, 10**18), (3, 10**18), (4, 10**18 + 1)])

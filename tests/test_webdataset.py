@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from shardio import formats, indexing, manifest
 from shardio.errors import DamageError, ShardioError, SourceError
+from shardio.formats import tar
 from shardio.formats.base import Shard
 from shardio.formats.tar import MAX_EXTENSION, MAX_JSON, TarLayout, may_be_tar, split_name
 from shardio.sample import KEY
@@ -81,7 +82,16 @@ def scan(data: bytes) -> list[tuple[int, int]]:
 
 
 def read(data: bytes) -> list[dict[str, Any]]:
-    return [LAYOUT.values(data[at : at + n], i) for i, (at, n) in enumerate(scan(data))]
+    """The values of all records, which must be the same however they are found."""
+    places = scan(data)
+    found = [LAYOUT.values(data[at : at + n], i) for i, (at, n) in enumerate(places)]
+    walked = list(LAYOUT.walk(Bytes(data)))  # type: ignore[arg-type]
+    assert [one[:3] for one in walked] == [(at, n, data[at : at + n]) for at, n in places]
+    assert repr([values for *_, values in walked]) == repr(found)
+    for (at, n), values in zip(places, found, strict=True):
+        record = data[at : at + n]
+        assert repr(tar._decoded(record, LAYOUT._any(record))) == repr(values)
+    return found
 
 
 def value_of(extension: str, data: bytes) -> Any:
@@ -364,6 +374,35 @@ def test_names_and_sizes_in_headers_before_the_member() -> None:
         assert values["txt"] == "abc"
         assert len(values[KEY]) in (300, 104)
         assert scan(data) == [(0, len(data))]
+
+
+def test_a_file_of_many_blocks_is_read_about_once_and_the_same() -> None:
+    data = b""
+    for i in range(300):
+        time = pax((b"mtime", b"1763654400.%06d" % i)) if i % 3 else b""
+        data += time + member(b"%05d.jpg" % i, JPG + bytes([i % 251]) * (i * 7 % 3_000))
+        data += time + member(b"%05d.cls" % i, b"%d" % i)
+        if i % 100 == 50:
+            data += member(b"%05d.large.bin" % i, bytes(200_000))
+    file = Bytes(data + END)
+    walked = list(LAYOUT.walk(file))  # type: ignore[arg-type]
+    assert file.taken < 1.4 * len(data)
+    assert [values["cls"] for *_, values in walked] == list(range(300))
+    assert len(read(data + END)) == 300
+
+
+def test_a_pax_header_like_one_before_but_with_other_content_is_read() -> None:
+    data = pax((b"mtime", b"1763654400.1")) + member(b"a.txt", b"1")
+    other = pax((b"path", b"bb.txt6789012"))  # as long as the other: the headers are the same
+    assert other[:512] == data[:512]
+    found = read(data + member(b"a.cls", b"7") + other + member(b"no.cls", b"2"))
+    assert [values[KEY] for values in found] == [b"a", b"bb"]
+    torn = pax((b"mtime", b"1763654400.1"))
+    with pytest.raises(DamageError, match="without its member"):
+        scan(data + torn)
+    record = data + torn
+    with pytest.raises(ValueError, match="without its member"):
+        LAYOUT.values(record, 0)
 
 
 def test_what_a_header_says_counts_for_one_member() -> None:

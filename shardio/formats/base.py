@@ -68,7 +68,10 @@ class Shard(Protocol):
         """What `hold` gave for a record, to its sample. Raises DamageError."""
 
     def key(self, record: int) -> bytes:
-        """The key of a record, without its blobs where the format allows that; not checksummed."""
+        """The key of a record, without its blobs where the format allows that.
+
+        Raises DamageError when it is not the one in the index.
+        """
 
     def offset(self, record: int) -> int:
         """The byte at which a record begins, for messages."""

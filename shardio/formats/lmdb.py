@@ -34,17 +34,20 @@ Source: lib/mdb.c of LMDB 0.9 (https://git.openldap.org/openldap/openldap, tag L
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..errors import DamageError, VersionError
-from ..sample import MAX_BODY, Buffer, Schema
+from ..sample import MAX_BODY, Buffer, Sample, Schema
 from ..storage.base import File
 from .base import Column, Opening, ShardInfo
+from .columns import checksum
+from .record import _APART as APART
+from .record import _BLOCK as BLOCK
+from .record import _FRAME as FRAME
 from .record import RecordEncoder, RecordShard
 
 PAGE = 4096  # written; the machine's own pages may be larger
@@ -60,7 +63,6 @@ _BIG = struct.Struct("<IHH4sQ")  # with the key and the run's page
 _KEY = struct.Struct(">I")
 _ROOM = PAGE - _PAGE.size  # for nodes and their places, 2 bytes each
 _MOST = _ROOM // 2 // 2 * 2 - 2 - _NODE.size  # bytes of a value in a leaf: two nodes fit, at least
-_CROWD = _ROOM // (2 + _NODE.size + 2)  # nodes of a leaf, at most
 _FANOUT = 291  # children of a branch page: 10 + 290 * 14 bytes
 
 _MAGIC = 0xBEEFC0DE
@@ -98,14 +100,15 @@ def places(sizes: Column) -> Places:
     nodes = np.where(big, _BIG.size, (_NODE.size + sizes + 1) & ~1)
     runs = np.where(big, (_PAGE.size - 1 + sizes) // PAGE + 1, 0)
     rooms = np.cumsum(nodes + 2)
-    firsts: list[int] = []
-    listed = rooms.tolist()
-    turns = (np.flatnonzero(big[1:] & ~big[:-1]) + 1).tolist()  # where a leaf ends before a run
-    for first, stop in pairwise([0, *turns, len(listed)]):
-        while first < stop:
-            firsts.append(first)
-            full = (listed[first - 1] if first else 0) + _ROOM
-            first = bisect_right(listed, full, first, min(first + _CROWD, stop))
+    # The first value of the next leaf, by that of this one: where it is full, or before a run.
+    follows = np.searchsorted(rooms, rooms - nodes - 2 + _ROOM, "right")
+    turns = np.append(np.flatnonzero(big[1:] & ~big[:-1]) + 1, len(sizes))
+    follows = np.minimum(follows, turns[np.searchsorted(turns, np.arange(len(sizes)), "right")])
+    listed = follows.tolist()
+    firsts, first = [], 0
+    while first < len(listed):
+        firsts.append(first)
+        first = listed[first]
     count = len(firsts)
     bounds = np.array([*firsts, len(sizes)], np.int64)
     total = np.cumsum(runs)
@@ -308,15 +311,43 @@ class LmdbShard(RecordShard):
     def hold(self, start: int, stop: int) -> list[bytes]:
         if start == stop:
             return []
+        block, bounds = self._bounded(start, stop)
+        return [block[a:b] for a, b in bounds]
+
+    def _bounded(self, start: int, stop: int) -> tuple[bytes, Iterator[tuple[int, int]]]:
+        """What lies from record `start` to the end of `stop` - 1, and where each one is in it."""
         begins = self._offsets[start:stop]
         base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
-        block = self._file.read(base, end - base)
         begins = begins - base
         ends = begins + self.sizes[start:stop]
-        return [block[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+        bounds = zip(begins.tolist(), ends.tolist(), strict=True)
+        return self._file.read(base, end - base), bounds
 
-    def _block(self, start: int, stop: int) -> bytes:
-        return b"".join(self.hold(start, stop))
+    def _runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
+        offsets = self._offsets
+        if offsets[stop] - offsets[start] >= (stop - start) * APART:
+            yield from super()._runs(start, stop)
+            return
+        while start < stop:
+            upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
+            upto = min(max(upto, start + 1), stop)
+            yield (self.read(start),) if self.sizes[start] > BLOCK else self._run(start, upto)
+            start = upto
+
+    def _run(self, start: int, stop: int) -> Iterator[Sample]:
+        """As Schema.decode_run, of records that do not touch: to join them first costs 0.4 us."""
+        block, bounds = self._bounded(start, stop)
+        decode, frame = self.schema.decode, FRAME.unpack_from
+        for number, (begin, end) in enumerate(bounds, self._seed + start):
+            sealed = block[begin + 8 : end]
+            try:
+                expected, length, head = frame(block, begin)
+                if checksum(sealed, number) != expected or not head <= length == end - begin - 16:
+                    raise ValueError("frame")
+                sample = decode(sealed, 8, 8 + head)
+            except Exception:
+                self._wrong(number, block[begin:end])
+            yield sample
 
     def check(self) -> None:
         """Compare all bytes that are no record's, in every page. Raises DamageError naming one."""

@@ -29,12 +29,13 @@ https://github.com/huggingface/datasets/blob/main/src/datasets/features/image.py
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -143,6 +144,9 @@ class ParquetFile(WrappedFile):
         self.files = {  # columns that hold files, by their names
             field.name for field in schema if _holds_files(arrow, field.type)
         }
+        self.holds_bytes = bool(self.files) or any(  # else it is a table of small values
+            _is_bytes(arrow.types, field.type) for field in schema if field.name != KEY
+        )
         names = list(schema.names)
         fields = [*names, *(f"{name}.path" for name in names if name in self.files)]
         if twice := sorted({name for name in fields if fields.count(name) > 1}):
@@ -170,6 +174,21 @@ class ParquetFile(WrappedFile):
             "was cut short, or is no Parquet file"
         )
 
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the values of each column for which Hugging Face `datasets` wrote some."""
+        try:
+            written = json.loads(self._reader.schema_arrow.metadata[b"huggingface"])
+            features = written["info"]["features"].items()
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            return {}  # nobody wrote any, or not as `datasets` does: they are no part of the format
+        found: dict[str, tuple[str, ...]] = {}
+        for name, feature in features:
+            if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
+                names = feature.get("names")
+                if isinstance(names, list) and names and set(map(type, names)) == {str}:
+                    found[name] = tuple(names)
+        return found
+
     # --- as a File: rows are no ranges, so what is read for one is nothing ---
 
     def read(self, start: int, length: int) -> bytes:
@@ -188,6 +207,12 @@ class ParquetFile(WrappedFile):
     def extra(self) -> bytes:
         """For the index, once all row groups were decoded."""
         return pack({"footer": self._found, "sums": self._source.sums.tobytes()})
+
+    def largest_group(self) -> tuple[int, int]:
+        """Rows, and bytes once decoded (at least), of the largest row group."""
+        groups = map(self._metadata.row_group, range(len(self.starts) - 1))
+        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+        return max(sizes, key=lambda one: one[1], default=(0, 0))
 
     def group_of(self, record: int) -> int:
         return bisect_right(self.starts, record) - 1
@@ -349,6 +374,14 @@ class ParquetLayout:
     def values(self, data: bytes, record: int, file: File) -> Values:
         assert isinstance(file, ParquetFile)
         return file.values(record)
+
+    def about(self, file: File) -> tuple[dict[str, tuple[str, ...]], tuple[int, int]]:
+        """What `index` asks a layout that has it: names of classes by field, the largest row group.
+
+        The names are of the field's values, as numbers; of the row group, rows and bytes decoded.
+        """
+        assert isinstance(file, ParquetFile)
+        return file.classes(), file.largest_group()
 
 
 class ParquetShard(ForeignShard):
@@ -537,6 +570,11 @@ class _Ranges:
         """The file is not pyarrow's."""
 
 
+def cache_bytes(available: int) -> int:
+    """Of decoded row groups in each process, where a machine has `available` bytes to give."""
+    return max(LEAST_CACHE, int(CACHED * available / _cores()))
+
+
 class _Cache:
     """The row groups that a process used last; the one in use may be larger than the limit."""
 
@@ -556,7 +594,7 @@ class _Cache:
     def put(self, key: tuple[int, int], group: Group) -> None:
         with self._lock:
             if self._limit is None:
-                self._limit = max(LEAST_CACHE, int(CACHED * memory_available() / _cores()))
+                self._limit = cache_bytes(memory_available())
             self._groups[key] = group
             self.bytes += group.bytes
             while self.bytes > self._limit and len(self._groups) > 1:

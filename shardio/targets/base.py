@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import OptionError, SampleError, printable
+from ..imagetypes import image_type
 from ..manifest import Manifest
 from ..sample import KEY, Sample
-from ..sources import image_type
 from ..storage.local import Draft, token, write_file
 
 _BUFFER = 1 << 20  # bytes that one system call writes

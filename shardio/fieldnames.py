@@ -1,0 +1,37 @@
+"""Names of fields: what can be one, and those that `image` and `label` have in common datasets.
+
+Of several that are there, the first of these lists wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .sample import MAX_NAME
+
+IMAGES = (
+    *("image", "jpg", "jpeg", "png", "webp", "image/encoded", "img", "x", "data", "image.jpg"),
+    *("image.png", "pil", "picture", "content", "bytes", "tif", "tiff", "bmp", "gif", "ppm", "jp2"),
+)
+LABELS = (
+    *("label", "cls", "class", "image/class/label", "target", "y", "labels", "class_id"),
+    *("category_id", "fine_label", "label.cls"),
+)
+# Of columns that hold paths of image files.
+PATHS = (
+    *("path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "img_path"),
+    *("image_file", "img_file", "image_name", "img_name", "image", "img", "picture"),
+)
+
+
+def known(names: tuple[str, ...], there: Iterable[str]) -> str | None:
+    """The first of these names that is there; else the first that is there in another case."""
+    given = list(there)
+    folded = {name.casefold(): name for name in reversed(given)}
+    exact = next((name for name in names if name in given), None)
+    return exact or next((folded[name] for name in names if name in folded), None)
+
+
+def nameable(name: str) -> bool:
+    """Whether a field can be called so."""
+    return 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()

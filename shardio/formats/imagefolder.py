@@ -1,0 +1,218 @@
+"""Folders of images, read in place: a record is a file, and a shard a run of files.
+
+    field     value
+    key       the file's path below the folder, as the bytes the file system gave
+    image     the file
+    label     the number of its class, where the folder has class folders
+
+A run is read as if its files lay behind each other in one: record 7 is the range of the seventh
+file. A read opens the files it needs, one by one, and closes them: no descriptor stays open. Their
+sizes are compared then, and the index has a checksum of each, so that a file that was changed, cut
+or removed since is named. Random access costs what the file system makes it cost, which is why
+packing exists; this is for looking at, and debugging with, the very order that packing would give.
+
+The description of a run, in its index: msgpack {"keys": bytes, separated by 0, "sizes": u32[n],
+"labels": u32[n], or nothing without classes}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..errors import DamageError, SourceError, StorageError, printable
+from ..imagetypes import image_type
+from ..sample import KEY, pack, unpack
+from ..storage.base import File, Storage
+from .base import Column, Opening, ShardInfo
+from .foreign import ForeignShard, Values, Walked
+
+# Of a path that would lead out of the folder: a part that is empty, or `.`, or `..`.
+_OUTSIDE = re.compile(rb"(?:\A|[/\0])\.{0,2}(?:[/\0]|\Z)")
+
+
+class NoImageError(SourceError):
+    """Files that are no images; `problems` lists them, with the reason."""
+
+    problems: Sequence[tuple[bytes, str]] = ()
+
+
+class Run:
+    """A run of files as one; see storage.base.File."""
+
+    def __init__(self, storage: Storage, name: str, extra: bytes) -> None:
+        self._storage = storage
+        self.name = printable(f"{storage.url.rstrip('/')}/{name}", 4096)
+        described = unpack(extra)
+        self._keys: bytes = described["keys"]
+        sizes, labels = (np.frombuffer(described[part], "<u4") for part in ("sizes", "labels"))
+        self.labels = labels if len(labels) else None
+        ends = np.flatnonzero(np.frombuffer(self._keys + b"\0", np.uint8) == 0)
+        self._ends: Column = ends if len(sizes) else ends[:0]  # of the keys
+        self.starts: Column = np.append(0, np.cumsum(sizes, dtype=np.int64))  # of the files
+        self.size = int(self.starts[-1])
+        self.extra = extra
+        self.digest: bytes | None = None  # once all of it was read, to be indexed
+        self.problems: list[tuple[bytes, str]] = []
+        if len(self._ends) != len(sizes) or len(labels) not in (0, len(sizes)):
+            raise ValueError(f"{len(self._ends):,} keys of {len(sizes):,} files")
+        if not sizes.all():
+            raise ValueError("a record is an empty file")
+        if len(sizes) and (outside := _OUTSIDE.search(self._keys)):
+            raise ValueError(f"a path in it leads out of the folder, by {outside[0]!r}")
+
+    def key(self, record: int) -> bytes:
+        start = int(self._ends[record - 1]) + 1 if record else 0
+        return self._keys[start : int(self._ends[record])]
+
+    def path(self, record: int) -> str:
+        """A file, as messages name it."""
+        return printable(f"{self._storage.url.rstrip('/')}/{os.fsdecode(self.key(record))}", 4096)
+
+    def open(self, record: int) -> File:
+        """A file, of the size that it had. Raises DamageError, StorageError."""
+        size = int(self.starts[record + 1] - self.starts[record])
+        try:
+            file = self._storage.open(os.fsdecode(self.key(record)))
+        except FileNotFoundError:
+            raise DamageError(
+                f"{self.path(record)}: the file is not there, and had {size:,} bytes when it was "
+                "indexed. Restore it, or index the folder anew"
+            ) from None
+        if file.size != size:
+            found = file.size
+            file.close()
+            raise DamageError(
+                f"{self.path(record)}: it has {found:,} bytes, but had {size:,} when it was "
+                "indexed. Restore it, or index the folder anew"
+            )
+        return file
+
+    def read(self, start: int, length: int) -> bytes:
+        parts = []
+        record = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while length > 0:
+            begin = start - int(self.starts[record])
+            count = min(length, int(self.starts[record + 1]) - start)
+            file = self.open(record)
+            try:
+                parts.append(file.read(begin, count))
+            finally:
+                file.close()
+            start, length, record = start + count, length - count, record + 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def sha256(self) -> bytes:
+        """Of the files behind each other."""
+        if self.digest is not None:
+            return self.digest
+        seal = hashlib.sha256()
+        for record in range(len(self.starts) - 1):
+            start = int(self.starts[record])
+            seal.update(self.read(start, int(self.starts[record + 1]) - start))
+        return seal.digest()
+
+    def will_need(self, start: int, length: int) -> None:
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.starts, start + length, side="left"))
+        for record in range(first, last):
+            with contextlib.suppress(DamageError, StorageError):  # reading it says so
+                file = self.open(record)
+                file.will_need(0, file.size)
+                file.close()
+
+    def scattered(self) -> None:
+        """Files are read as a whole."""
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+class ImageFolderLayout:
+    """See formats.foreign.Layout. What a run holds is said when it is opened, also to index it."""
+
+    name = "imagefolder"
+    lists = False
+
+    def open(self, storage: Storage, name: str, extra: bytes) -> Run:
+        return Run(storage, name, extra)
+
+    def scan(self, file: File) -> Iterator[tuple[int, int]]:
+        assert isinstance(file, Run)
+        lengths = np.diff(file.starts).tolist()
+        return zip(file.starts.tolist(), lengths, strict=False)
+
+    def walk(self, file: File) -> Iterator[Walked]:
+        """As formats.foreign.walk, reading each file once; those that are no images are noted."""
+        assert isinstance(file, Run)
+        seal = hashlib.sha256()
+        for record, (start, length) in enumerate(self.scan(file)):
+            data = file.read(start, length)
+            seal.update(data)
+            if image_type(data[:32]) is None:
+                why = f"is not an image: it begins with {printable(data[:12])!r}"
+                file.problems.append((file.key(record), why))
+            yield start, length, data, self.values(data, record, file)
+        file.digest = seal.digest()
+
+    def extra(self, file: File) -> bytes:
+        """Raises NoImageError, naming all files that turned out to be none."""
+        assert isinstance(file, Run)
+        if file.problems:
+            error = NoImageError(f"{file.name}: {len(file.problems):,} files are no images")
+            error.problems = file.problems
+            raise error
+        return file.extra
+
+    def values(self, data: bytes, record: int, file: File) -> Values:
+        assert isinstance(file, Run)
+        values: Values = {KEY: file.key(record), "image": data}
+        if file.labels is not None:
+            values["label"] = int(file.labels[record])
+        return values
+
+
+class ImageFolderShard(ForeignShard):
+    """One run of files. See formats.base.Shard."""
+
+    _file: Run
+
+    def __init__(self, opening: Opening, info: ShardInfo) -> None:
+        try:
+            super().__init__(_LAYOUT, opening, info)
+            if len(self._file.starts) - 1 != self.records:
+                raise ValueError(f"{len(self._file.starts) - 1:,} files, not {self.records:,}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise DamageError(
+                f"{printable(info.name)}: its index does not describe a run of files: {error}"
+            ) from None
+
+    def key(self, record: int) -> bytes:
+        return self._file.key(record)
+
+    def sha256(self) -> bytes:
+        """SHA-256 of the files of the run, one behind the other."""
+        return self._file.sha256()
+
+    def _where(self, record: int) -> str:
+        return self._file.path(record)
+
+
+_LAYOUT = ImageFolderLayout()
+open_shard = ImageFolderShard
+
+
+def describe(keys: Sequence[bytes], sizes: Column, labels: Sequence[int] | None) -> bytes:
+    """The description of a run, which `open` takes."""
+    return pack(
+        {
+            "keys": b"\0".join(keys),
+            "sizes": sizes.astype("<u4").tobytes(),
+            "labels": np.array(() if labels is None else labels, "<u4").tobytes(),
+        }
+    )

@@ -1,0 +1,34 @@
+"""What kind of image bytes are, by how they begin."""
+
+from __future__ import annotations
+
+# First bytes of the image files that the decoders read; 12 bytes are enough to tell.
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"II+\x00", "TIFF"),
+    (b"MM\x00+", "TIFF"),
+    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    *((b"P%d" % kind, "PNM") for kind in range(1, 8)),
+)
+_FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
+
+
+def image_type(start: bytes) -> str | None:
+    """The kind of image a file is by its first 12 bytes or more; None when it is none."""
+    for signature, kind in _SIGNATURES:
+        if start.startswith(signature):
+            return kind
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WEBP"
+    if start[4:8] == b"ftyp" and start[8:12] in _FTYP_BRANDS:
+        return "AVIF or HEIF"
+    return None

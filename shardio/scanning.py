@@ -1,0 +1,340 @@
+"""Shards of other formats, scanned: where their records are, and what their fields are.
+
+What `index` writes beside the data, and what packing them reads through, is made here. Each shard
+is scanned by its format's layout, in parallel: the place and checksum of every record, its key, its
+small numbers. What kind a field is follows from all its values, over all shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import __version__, manifest, parallel
+from .errors import DamageError, OptionError, SourceError, printable
+from .fieldnames import IMAGES, LABELS, nameable
+from .formats import FOREIGN
+from .formats.base import ShardInfo
+from .formats.columns import checksum, key_hash
+from .formats.foreign import Swept, Values, dump, only, own_key, sidecar_name, walk
+from .formats.imagefolder import NoImageError
+from .imagetypes import image_type
+from .sample import KEY, MAX_KEY, Schema
+from .sources.base import listed
+from .storage import local, locate
+
+_CHECK_BYTES = 4 << 20  # between two looks at whether to stop
+_SNIFFED = 16  # values of a field, in each shard, that are looked at for being images
+_SCALARS = frozenset(("int", "float", "bool"))
+
+
+@dataclass
+class Seen:
+    """The values that one field had."""
+
+    types: set[str] = field(default_factory=set)
+    images: bool = True  # of bytes: all that were looked at are images
+    looked: int = 0
+
+    def merge(self, other: Seen) -> None:
+        self.types |= other.types
+        self.images &= other.images
+
+
+@dataclass(frozen=True)
+class Task:
+    format: str
+    root: str
+    name: str
+    number: int
+    out: str | None  # None: the index is not written
+    dataset_id: bytes
+    extra: bytes = b""  # that the layout opens it with
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be indexed."""
+
+    root: str
+    format: str
+    names: list[str]  # of the shards
+    sizes: list[int]  # bytes of each
+    extras: list[bytes] = field(default_factory=list)  # that they are opened with; []: nothing
+    dataset_id: bytes = b""  # where another than the names and sizes decide it
+    classes: tuple[str, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ignored: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What is known of one shard."""
+
+    info: ShardInfo | None = None  # None: nothing, because of `problems`
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    blobs: int = 0
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names, by field
+    row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest, of Parquet
+    index: bytes = b""  # if it was not written
+    problems: Sequence[tuple[bytes, str]] = ()
+
+
+def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
+    """16 bytes: of names and sizes, never of time, host or path."""
+    if found.dataset_id and not wanted:
+        return found.dataset_id
+    shards = list(zip(found.names, found.sizes, strict=True))
+    described = {"format": found.format, "fields": dict(wanted), "shards": shards}
+    if found.dataset_id:
+        described["id"] = found.dataset_id.hex()
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()[:16]
+
+
+def scan_all(
+    found: Found,
+    folder: str | None,
+    dataset_id: bytes,
+    jobs: int,
+    progress: parallel.Progress | None,
+) -> list[Scanned]:
+    """Every shard, with its index written into a folder, or kept. Raises SourceError."""
+    extras = found.extras or [b""] * len(found.names)
+    tasks = [
+        Task(found.format, found.root, name, number, folder, dataset_id, extra)
+        for number, (name, extra) in enumerate(zip(found.names, extras, strict=True))
+    ]
+    report = parallel.Report(progress, sum(found.sizes))
+    scanned = list(parallel.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
+    problems = [one for shard in scanned for one in shard.problems]
+    if problems:
+        raise SourceError(explain(found.root, problems))
+    return scanned
+
+
+def manifest_of(
+    found: Found, scanned: Sequence[Scanned], wanted: Mapping[str, str], dataset_id: bytes
+) -> tuple[manifest.Manifest, list[str]]:
+    """The manifest of these shards, and the fields that were left out for their names."""
+    seen: dict[str, Seen] = {}
+    for shard in scanned:
+        for name, one in shard.seen.items():
+            seen.setdefault(name, Seen()).merge(one)
+    kinds = {name: _kind(one) for name, one in seen.items() if one.types}
+    left_out = [name for name in kinds if not nameable(name) and name not in wanted.values()]
+    for name in left_out:
+        del kinds[name]
+    sources = _mapping(kinds, wanted)
+    listed_ = [(name, kinds[source]) for name, source in sources.items()]
+    renamed = {name: source for name, source in sources.items() if name != source}
+    classes = found.classes
+    if classes is None and kinds.get(sources.get("label", "")) == "int":
+        classes = _class_names(found, scanned, sources["label"])
+    options = {**found.options, "fields": renamed}
+    rows, size = max((shard.row_group for shard in scanned), key=lambda one: one[1])
+    if rows:
+        options["row_group"] = {"rows": rows, "bytes": size}
+    made = manifest.make(
+        [shard.info for shard in scanned if shard.info is not None],
+        dataset_id=dataset_id,
+        format=found.format,
+        schema=Schema([(KEY, "key"), *listed_]),
+        classes=classes,
+        options=options,
+        library=__version__,
+        blob_bytes=sum(shard.blobs for shard in scanned),
+        names=tuple(found.names),
+    )
+    return made, left_out
+
+
+def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[str, ...] | None:
+    """The names of the classes that the files have for a field. Raises SourceError."""
+    given = {
+        name: shard.classes.get(label) for name, shard in zip(found.names, scanned, strict=True)
+    }
+    named = {name: classes for name, classes in given.items() if classes is not None}
+    if len(set(named.values())) > 1:
+        first, second = (
+            next((name, classes) for name, classes in named.items() if classes == one)
+            for one in list(dict.fromkeys(named.values()))[:2]
+        )
+        shown = "; ".join(
+            f"{printable(name)} has {len(classes):,}: {', '.join(map(printable, classes[:10]))}"
+            for name, classes in (first, second)
+        )
+        raise SourceError(
+            f"{printable(found.root)}: its files have other classes for {printable(label)!r}, so "
+            f"the same number would mean two things: {shown}. Index them apart, by --files"
+        )
+    return next(iter(named.values()), None)
+
+
+def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
+    """Index one shard, and learn what its file says of itself: few formats say more."""
+    try:
+        info, seen, blobs, body = _scan(task, add)
+    except NoImageError as error:
+        return Scanned(problems=error.problems)
+    layout = FOREIGN[task.format]
+    about = getattr(layout, "about", None)
+    if about is None:
+        return Scanned(info, seen, blobs, index=body)
+    file = layout.open(locate(task.root), task.name, task.extra)
+    try:
+        classes, row_group = about(file)
+        return Scanned(info, seen, blobs, classes, row_group, body)
+    finally:
+        file.close()
+
+
+def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, Seen], int, bytes]:
+    """Scan one shard. What the manifest says of it, what its fields are, and its index."""
+    layout = FOREIGN[task.format]
+    storage = Swept(locate(task.root), task.name)
+    file = layout.open(storage, task.name, task.extra)
+    try:
+        places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
+        scalars: dict[str, list[Any]] = {}
+        seen: dict[str, Seen] = {}
+        passed = blobs = 0
+        for record, (offset, length, data, values) in enumerate(walk(layout, file)):
+            key = values.pop(KEY, None)
+            if key is None:
+                key = own_key(task.name, record)
+            if not 0 < len(key) <= MAX_KEY:
+                raise DamageError(
+                    f"{file.name}: record {record} at byte {offset}: a key of {len(key):,} bytes; "
+                    f"expected 1 to {MAX_KEY:,}"
+                )
+            places.append(offset)
+            places.append(length)
+            checksums.append(checksum(data))
+            hashes.append(key_hash(key))
+            blobs += _observe(values, layout.lists, record, seen, scalars)
+            if offset + length - passed >= _CHECK_BYTES:
+                add(offset + length - passed)
+                passed = offset + length
+        records = len(hashes)
+        columns = {
+            name: values + [None] * (records - len(values))
+            for name, values in scalars.items()
+            if seen[name].types <= {"int", "float"} or seen[name].types == {"bool"}
+        }
+        body = dump(
+            task.number, task.dataset_id, places, checksums, hashes, columns, layout.extra(file)
+        )
+        sealed = int.from_bytes(body[-8:], "little")
+        if task.out is not None:
+            local.write_file(task.out, sidecar_name(task.number, sealed), body)
+            body = b""
+        digest = file.sha256()
+        add(max(0, file.size - passed))
+        info = ShardInfo(task.name, task.number, records, file.size, digest, sealed)
+        return info, seen, blobs, body
+    finally:
+        file.close()
+
+
+def _observe(
+    values: Values,
+    lists: bool,
+    record: int,
+    seen: dict[str, Seen],
+    scalars: dict[str, list[Any]],
+) -> int:
+    """Note what the values of a record are; the bytes of its blobs."""
+    blobs = 0
+    for name, value in values.items():
+        if value is None:
+            continue
+        if lists and type(value) is not bytes:
+            value = only(value)
+        kind = type(value).__name__
+        one = seen.get(name)
+        if one is None:
+            one = seen[name] = Seen()
+        if kind not in one.types:
+            one.types.add(kind)
+        if kind == "bytes":
+            blobs += len(value)
+            if one.looked < _SNIFFED:
+                one.looked += 1
+                one.images = one.images and image_type(value[:32]) is not None
+        elif kind in _SCALARS:
+            column = scalars.get(name)
+            if column is None:
+                column = scalars[name] = []
+            if len(column) < record:
+                column += [None] * (record - len(column))
+            column.append(value)
+    return blobs
+
+
+def _kind(seen: Seen) -> str:
+    """The kind of a field, by the types of all its values."""
+    types = seen.types
+    if types == {"bytes"}:
+        return "image" if seen.images else "bytes"
+    for kind, fitting in (
+        ("bool", {"bool"}),
+        ("int", {"int"}),
+        ("float", {"int", "float"}),
+        ("str", {"str"}),
+        ("array", {"ndarray"}),
+    ):
+        if types <= fitting:
+            return kind
+    if types <= {"ndarray", "int", "float"}:  # of lists: some of one element
+        return "array"
+    return "json"
+
+
+def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Our name of each field, and theirs. Raises OptionError."""
+    for name, source in wanted.items():
+        if source not in kinds:
+            raise OptionError(
+                f"--fields {printable(name)}={printable(source)}: no field is called "
+                f"{printable(source)!r}; there are {', '.join(map(printable, kinds))}"
+            )
+    sources = dict(wanted)
+    used = set(wanted.values())
+    for name, known, fitting in (
+        ("image", IMAGES, ("image", "bytes")),
+        ("label", LABELS, ("int", "float")),
+    ):
+        if name in sources:
+            continue
+        found = [one for one in known if one not in used and kinds.get(one) in fitting]
+        if name == "image":
+            found.sort(key=lambda one: kinds[one] != "image")
+        if found:
+            sources[name] = found[0]
+            used.add(found[0])
+    for source in kinds:
+        if source not in used:
+            if source in sources:
+                raise OptionError(
+                    f"two fields would be called {printable(source)!r}; name them by --fields"
+                )
+            sources[source] = source
+    return {name: sources[name] for name in sorted(sources, key=_place)}
+
+
+def _place(name: str) -> tuple[int, str]:
+    """image, label, then the others by name."""
+    order = ("image", "label")
+    return (order.index(name) if name in order else len(order), name)
+
+
+def explain(root: str, problems: Sequence[tuple[bytes, str]]) -> str:
+    return (
+        f"{printable(root)}: {len(problems):,} files cannot be indexed, so nothing was. Move them "
+        f"away, or mend them:\n{listed(sorted(problems))}"
+    )

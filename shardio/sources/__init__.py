@@ -1,0 +1,182 @@
+"""What can be packed. A kind of source is one file beside this one, and one row here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import OptionError, SourceError, printable
+from ..formats import FOREIGN, claims
+from ..manifest import MANIFEST, SPLITS, load
+from ..storage import locate
+from . import coco, grouped, imagefolder
+from .base import Listing, Rejected, Source, Wanted, listed, renumber
+from .imagefolder import image_folder
+
+__all__ = [
+    "KINDS",
+    "Listing",
+    "Rejected",
+    "Source",
+    "Wanted",
+    "find",
+    "image_folder",
+    "listed",
+    "names",
+    "renumber",
+    "tell",
+]
+
+
+_LOOKED = 3  # folders that are looked into for files of another format
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of source."""
+
+    find: Callable[[Wanted], dict[str, Listing]]  # its datasets by split; "" where there are none
+    names: Callable[[Wanted], list[str]]  # the keys that `find` will have, quickly
+
+
+def _only(wanted: Wanted) -> list[str]:
+    """For sources without splits. Raises OptionError."""
+    if wanted.splits is not None:
+        raise OptionError("--splits and --no-splits are for folders of images")
+    return [""]
+
+
+def _dataset(wanted: Wanted) -> dict[str, Listing]:
+    from . import dataset
+
+    return dataset.find(wanted)
+
+
+def _dataset_names(wanted: Wanted) -> list[str]:
+    from . import dataset
+
+    return dataset.names(wanted)
+
+
+def _folder(wanted: Wanted) -> Wanted:
+    """What a folder without a manifest is, by the names at its top."""
+    folders, files, _ = imagefolder.top(os.path.abspath(wanted.path))
+    others = imagefolder.others(files)
+    coco.refuse_folder(wanted.path, wanted.shown, [*others, *folders])
+    foreign = _foreign_folder(wanted, folders, others if files else None)
+    if foreign is not None:
+        return replace(wanted, kind=foreign)
+    splits = imagefolder.are_splits(folders, wanted.splits)
+    if grouped.lies_there(wanted.path, files, others, folders if splits else ()):
+        return replace(wanted, kind="files")
+    names = tuple(os.fsdecode(name) for name in sorted(folders)) if splits else ("",)
+    return replace(wanted, kind="imagefolder", looked=names)
+
+
+def _images(wanted: Wanted) -> dict[str, Listing]:
+    found = imagefolder.find(wanted)
+    if wanted.looked is not None:
+        grouped.check_told(found, wanted.shown)
+    return found
+
+
+def _image_names(wanted: Wanted) -> list[str]:
+    if wanted.looked is not None:
+        return list(wanted.looked)
+    return imagefolder.split_names(wanted.path, wanted.splits)
+
+
+def _listing(wanted: Wanted) -> dict[str, Listing]:
+    from . import listing
+
+    return listing.find(wanted)
+
+
+def _foreign(wanted: Wanted) -> dict[str, Listing]:
+    from . import dataset
+
+    return dataset.find_foreign(wanted)
+
+
+# What reads other datasets is imported when it is needed: most packings read none.
+KINDS = {
+    "imagefolder": Kind(_images, _image_names),
+    "files": Kind(grouped.find, grouped.names),
+    "coco": Kind(coco.find, _only),
+    "dataset": Kind(_dataset, _dataset_names),
+    "listing": Kind(_listing, _only),
+    **{name: Kind(_foreign, _only) for name in FOREIGN if name != "imagefolder"},
+}
+
+
+def tell(wanted: Wanted) -> Wanted:
+    """The same, with its kind, by `kind` or by what lies there. Raises OptionError, SourceError."""
+    if wanted.kind is not None:
+        if wanted.kind not in KINDS:
+            raise OptionError(
+                f"--from {printable(wanted.kind)}: sources are of kind {', '.join(KINDS)}"
+            )
+        return wanted
+    kind = _kind(wanted)
+    return _folder(wanted) if kind == "imagefolder" else replace(wanted, kind=kind)
+
+
+def names(wanted: Wanted) -> list[str]:
+    """The keys that `find` will have, without listing the source. Raises SourceError."""
+    assert wanted.kind is not None
+    return KINDS[wanted.kind].names(wanted)
+
+
+def find(wanted: Wanted) -> dict[str, Listing]:
+    """The datasets of a source by split. Raises SourceError, OptionError."""
+    assert wanted.kind is not None
+    return KINDS[wanted.kind].find(wanted)
+
+
+def _kind(wanted: Wanted) -> str:
+    path = wanted.path
+    if os.path.isdir(path):
+        if os.path.lexists(os.path.join(path, SPLITS.encode())):
+            return "dataset"
+        if os.path.lexists(os.path.join(path, MANIFEST.encode())):
+            made = load(locate(os.fsdecode(path)))
+            return "imagefolder" if made.format == "imagefolder" else "dataset"
+        return "imagefolder"  # or what `_folder` finds
+    if not os.path.lexists(path):
+        raise SourceError(f"{wanted.shown}: there is no such file or directory")
+    if coco.is_coco(path):
+        return "coco"
+    from . import listing
+
+    if listing.is_listing(path):
+        return "listing"
+    claimed = next(iter(claims([os.fsdecode(os.path.basename(path))])), None)
+    if claimed is None:
+        raise SourceError(
+            f"{wanted.shown}: expected a folder of images, a listing, or a file of another format, "
+            "and this file is none; --from says what it is"
+        )
+    return claimed
+
+
+def _foreign_folder(
+    wanted: Wanted, folders: Sequence[bytes], others: Sequence[bytes] | None
+) -> str | None:
+    """The format of the files in a folder, or in folders within it; None where none claims them.
+
+    others: names of its files that are no images; None where it has no files. Looks at few names,
+    since there may be millions. Raises OptionError where several do.
+    """
+    names: Sequence[bytes] = others or ()
+    if others is None:
+        for folder in sorted(folders)[:_LOOKED]:
+            files = imagefolder.top(os.path.join(os.path.abspath(wanted.path), folder))[1]
+            if files:
+                names = imagefolder.others(files)
+                break
+    claimed = claims(os.fsdecode(name) for name in names if not name.startswith(b"."))
+    if len(claimed) > 1:
+        found = ", ".join(f"{len(some):,} of {name}" for name, some in claimed.items())
+        raise OptionError(f"{wanted.shown}: holds files of several formats: {found}; choose --from")
+    return next(iter(claimed), None)

@@ -1,0 +1,506 @@
+"""COCO: one JSON file that lists images, and what was annotated in them; one record an image.
+
+    {"images": [{"id": 9, "file_name": "9.jpg", "width": 640, "height": 480}, ...],
+     "annotations": [{"id": 1, "image_id": 9, "category_id": 18, "bbox": [...], ...}, ...],
+     "categories": [{"id": 18, "name": "dog"}, ...]}
+
+    field         value
+    key           file_name
+    image         the file
+    image_id      int
+    width, height int, as listed; None where they are not
+    annotations   json: the annotations of the image, in the file's order, as they are but for
+                  image_id; each that has a category_id also has `label`, an index into the classes,
+                  which are the names of the categories in the order of their ids
+
+The file is read once. Of it stay, packed, the annotations of each image. Source of the layout:
+https://cocodataset.org/#format-data
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError, SourceError, printable
+from ..imagetypes import image_type
+from ..sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
+from .base import (
+    Ints,
+    Listing,
+    Problem,
+    Read,
+    Rejected,
+    Wanted,
+    check_key,
+    check_some,
+    listed,
+    mtime,
+    opened_folder,
+    read_file,
+    select,
+)
+from .imagefolder import no_image, twins, unfit
+
+_NUMBERS = ("image_id", "width", "height")
+_FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}
+_NAMES = re.compile(rb"(instances|person_keypoints|captions)_.*\.json|.*\.coco\.json", re.DOTALL)
+# What comes before the name of the images' folder, in names of these files.
+_BEFORE = re.compile(r"\A(instances|person_keypoints|captions|stuff|panoptic|image_info)_")
+
+_FIRST = 100  # images that the folder is looked for by: some may be missing
+
+Column = np.ma.MaskedArray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a file says of its images, in bytewise order of their keys."""
+
+    first: list[bytes]  # paths of the images that come first in the file
+    keys: list[bytes]
+    paths: list[bytes]  # as file_name has them
+    numbers: Mapping[str, Column]  # of _NUMBERS
+    classes: tuple[str, ...] | None
+    bounds: Ints  # (images + 1,) in `annotations`
+    annotations: bytes  # of each image a list, packed
+
+    def packed(self, place: int) -> bytes:
+        return self.annotations[int(self.bounds[place]) : int(self.bounds[place + 1])]
+
+    def column(self, name: str) -> Column:
+        if name not in self.numbers:
+            raise OptionError(
+                f"where: {printable(name)}: images of COCO are selected by {', '.join(_NUMBERS)}"
+            )
+        return self.numbers[name]
+
+    def digest(self, places: Ints) -> str:
+        """32 hex digits: all of these records that lies in no file of theirs."""
+        seal = hashlib.sha256()
+        for column in self.numbers.values():
+            seal.update(column.data[places].astype("<i8").tobytes())
+            seal.update(np.ma.getmaskarray(column)[places].tobytes())
+        seal.update(np.diff(self.bounds)[places].astype("<i8").tobytes())
+        for place in places.tolist():
+            seal.update(self.packed(place))
+        return seal.hexdigest()[:32]
+
+
+class Images:
+    """The images of a file, in bytewise order of their keys."""
+
+    def __init__(self, entries: Entries, root: bytes, names: Mapping[str, str]) -> None:
+        """names: ours of the fields, by COCO's."""
+        count = len(entries.keys)
+        self.sizes, self.mtimes = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._entries, self._root, self._names = entries, root, names
+        self._labels: Sequence[int] | None = None
+
+    def renumbered(self, labels: Sequence[int]) -> Images:
+        """The same images, with other numbers of the classes, by theirs."""
+        other = copy.copy(self)
+        other._labels = labels
+        return other
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        entries, names = self._entries, self._names
+        with opened_folder(self._root) as folder:
+
+            def read(place: int) -> Sample:
+                size, changed = int(self.sizes[place]), int(self.mtimes[place])
+                data = read_file(folder, entries.paths[place], size, changed)
+                if image_type(data) is None:
+                    raise Rejected(no_image(data))
+                sample: Sample = {KEY: entries.keys[place], names["image"]: data}
+                for name in _NUMBERS:
+                    sample[names[name]] = entries.numbers[name][place : place + 1].tolist()[0]
+                found = sample[names["annotations"]] = unpack(entries.packed(place))
+                if self._labels is not None:
+                    for one in found:
+                        if "label" in one:
+                            one["label"] = self._labels[one["label"]]
+                return sample
+
+            yield read
+
+
+def find(wanted: Wanted) -> dict[str, Listing]:
+    """The one dataset of a file. Raises SourceError, OptionError."""
+    names = _named(wanted)
+    if os.path.isdir(wanted.path):
+        refuse_folder(wanted.path, wanted.shown, os.listdir(wanted.path))
+        raise OptionError(f"{wanted.shown}: expected a JSON file of COCO's, but it is a folder")
+    entries = _parse(_load(wanted), wanted.shown)
+    root, notes = _root(wanted, entries.first)
+    places = np.arange(len(entries.keys))
+    if wanted.where is not None:
+        column, count = entries.column, len(entries.keys)
+        places = select(wanted.where, column, count, None, wanted.shown).astype(np.int64)
+    source = Images(entries, root, names)
+    places, problems = _look(source, entries, root, places)
+    fields = tuple((names[name], kind) for name, kind in _FIELDS.items())
+    Schema(((KEY, "key"), *fields))  # a name by the user that cannot be one is refused now
+    renamed = {ours: theirs for theirs, ours in names.items() if ours != theirs}
+    listing = Listing(
+        root=root,
+        keys=entries.keys,
+        sizes=source.sizes,
+        mtimes=source.mtimes,
+        source=source,
+        fields=fields,
+        classes=entries.classes,
+        problems=sorted(problems),
+        notes=[*notes, *twins(entries.keys)],
+        options={"values": entries.digest(places), **({"fields": renamed} if renamed else {})},
+    ).take(places)
+    check_some(listing, wanted.shown)
+    return {"": listing}
+
+
+def is_coco(path: bytes) -> bool:
+    """Whether a file may be one: JSON that holds an object. `find` says what is wrong with others.
+
+    No other source is such a file, and parsing it twice would take twice the time.
+    """
+    if not path.lower().endswith(b".json") or not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+    except OSError as error:
+        raise SourceError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+
+
+def refuse_folder(folder: bytes, shown: str, names: Sequence[bytes]) -> None:
+    """Raise OptionError, naming the files to give, where a folder holds such files.
+
+    names: what lies in it.
+    """
+    there = [name for name in names if _NAMES.fullmatch(name)]
+    if b"annotations" in names:
+        inner = os.path.join(folder, b"annotations")
+        with contextlib.suppress(OSError):
+            there += [b"annotations/" + n for n in os.listdir(inner) if _NAMES.fullmatch(n)]
+    found = [os.path.join(folder, name) for name in sorted(there)]
+    if found:
+        files = "\n".join(f"  {printable(path, 4096)}" for path in found[:20])
+        raise OptionError(
+            f"{shown}: it holds annotations of COCO; give the file that is to be packed, each into "
+            f"a directory of its own (--from imagefolder packs the folder as images):\n{files}"
+        )
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+class _Wrong:
+    """What is wrong with the entries of a file: one error lists all of it."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._found: list[Problem] = []
+
+    def add(self, what: str, place: int, entry: Any, why: str) -> None:
+        """entry: an object of the list `what`."""
+        name = f"{what}[{place}]"
+        if isinstance(entry, dict) and "id" in entry:
+            name += f", id {entry['id']!r}"
+        self._found.append((name.encode("utf-8", "backslashreplace"), why))
+
+    def refuse(self) -> None:
+        if self._found:
+            raise SourceError(
+                f"{self._shown}: {len(self._found):,} of its entries are not as COCO has them, so "
+                f"nothing is packed; mend the file:\n{listed(self._found)}"
+            )
+
+
+def _load(wanted: Wanted) -> dict[str, Any]:
+    """The object in a file, with lists of images, annotations and categories."""
+    collects = gc.isenabled()
+    gc.disable()  # nothing that JSON makes is garbage, and looking for it takes as long as parsing
+    try:
+        with open(wanted.path, encoding="utf-8-sig") as file:
+            described = json.loads(file.read())
+    except OSError as error:
+        raise SourceError(f"{wanted.shown}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise SourceError(f"{wanted.shown}: expected JSON: {printable(why)}") from None
+    finally:
+        if collects:
+            gc.enable()
+    if not isinstance(described, dict) or not isinstance(described.get("images"), list):
+        found = f"a {type(described).__name__}"
+        if isinstance(described, dict):
+            found = f"one with {', '.join(map(printable, list(described)[:10])) or 'nothing'}"
+        raise SourceError(
+            f"{wanted.shown}: expected a file of COCO's, an object with a list `images`; found "
+            f"{found}"
+        )
+    for name in ("annotations", "categories"):  # files of test images have none
+        if not isinstance(described.setdefault(name, []), list):
+            raise SourceError(f"{wanted.shown}: expected a list `{name}`")
+    if not described["images"]:
+        raise SourceError(f"{wanted.shown}: its list of images is empty")
+    return described
+
+
+def _parse(described: dict[str, Any], shown: str) -> Entries:
+    wrong = _Wrong(shown)
+    images, annotations = described["images"], described["annotations"]
+    classes, labels = _categories(described["categories"], wrong)
+    places: dict[bytes, int] = {}  # by key
+    ids: dict[int, int] = {}
+    paths = []
+    for place, one in enumerate(images):
+        path = _path(one, place, wrong)
+        paths.append(path)
+        key = _key(path)
+        if path and places.setdefault(key, place) != place:
+            why = f"its file_name, {printable(path)}, is that of images[{places[key]}] too"
+            wrong.add("images", place, one, why)
+        _once(ids, "images", place, one, wrong)
+    numbers: dict[str, list[int | None]] = {"image_id": list(ids)}
+    for name in ("width", "height"):
+        numbers[name] = [_pixels(one, name, place, wrong) for place, one in enumerate(images)]
+    theirs = _images_of(annotations, ids, labels, wrong)
+    wrong.refuse()
+    keys = sorted(places)
+    in_order = np.array([places[key] for key in keys], np.int64)
+    bounds, packed = _pack(annotations, labels, theirs, in_order, wrong)
+    wrong.refuse()
+    return Entries(
+        first=paths[:_FIRST],
+        keys=keys,
+        paths=[
+            key if paths[place] == key else paths[place]  # one object for both takes half
+            for key, place in zip(keys, in_order.tolist(), strict=True)
+        ],
+        numbers={name: _column(values)[in_order] for name, values in numbers.items()},
+        classes=classes,
+        bounds=bounds,
+        annotations=packed,
+    )
+
+
+def _categories(
+    categories: list[Any], wrong: _Wrong
+) -> tuple[tuple[str, ...] | None, dict[int, int]]:
+    """Names of the classes, in the order of ids, and the label of each id."""
+    ids: dict[int, int] = {}
+    names: dict[str, int] = {}
+    for place, one in enumerate(categories):
+        _once(ids, "categories", place, one, wrong)
+        name = one.get("name") if isinstance(one, dict) else None
+        if not isinstance(name, str) or not name:
+            wrong.add("categories", place, one, "it has no name")
+        elif names.setdefault(name, place) != place:
+            why = f"its name, {printable(name)}, is that of categories[{names[name]}] too"
+            wrong.add("categories", place, one, why)
+    wrong.refuse()
+    in_order = sorted(ids)
+    classes = tuple(categories[ids[one]]["name"] for one in in_order)
+    return classes or None, {one: label for label, one in enumerate(in_order)}
+
+
+def _once(ids: dict[int, int], what: str, place: int, entry: Any, wrong: _Wrong) -> None:
+    """Note the id of an entry, which no other may have."""
+    number = entry.get("id") if isinstance(entry, dict) else None
+    if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
+        wrong.add(what, place, entry, "expected an id that is an integer of 64 bits")
+    elif ids.setdefault(number, place) != place:
+        wrong.add(what, place, entry, f"its id is that of {what}[{ids[number]}] too")
+
+
+def _path(entry: Any, place: int, wrong: _Wrong) -> bytes:
+    """The file_name of an image; empty when there is none."""
+    name = entry.get("file_name") if isinstance(entry, dict) else None
+    path = b""
+    if isinstance(name, str):
+        with contextlib.suppress(UnicodeEncodeError):  # half of a pair of surrogates
+            path = os.fsencode(name)
+    why = check_key(_key(path))
+    if b"\0" in path or why is not None:
+        found = "none" if name is None else printable(repr(name))
+        wrong.add("images", place, entry, f"expected a file_name, found {found}")
+        return b""
+    return path
+
+
+def _key(path: bytes) -> bytes:
+    """A path as `unpack` can write it: without what leads out of a folder."""
+    if path[:1] not in b"/." and b"/." not in path and b"//" not in path:
+        return path
+    return b"/".join(part for part in path.split(b"/") if part not in (b"", b".", b".."))
+
+
+def _pixels(entry: Any, name: str, place: int, wrong: _Wrong) -> int | None:
+    value = entry.get(name) if isinstance(entry, dict) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63):
+        return value
+    wrong.add("images", place, entry, f"expected a whole number as {name}, found {value!r:.40}")
+    return None
+
+
+def _images_of(
+    annotations: list[Any], ids: Mapping[int, int], labels: Mapping[int, int], wrong: _Wrong
+) -> Ints:
+    """(annotations,) the place of the image of each."""
+    found = np.full(len(annotations), -1, np.int64)
+    own: dict[int, int] = {}
+    for place, one in enumerate(annotations):
+        if not isinstance(one, dict):
+            wrong.add("annotations", place, one, "expected an object")
+            continue
+        if "id" in one:
+            _once(own, "annotations", place, one, wrong)
+        image = one.get("image_id")
+        if type(image) is not int or image not in ids:
+            wrong.add("annotations", place, one, f"no image has its image_id, {image!r:.40}")
+            continue
+        found[place] = ids[image]
+        if "category_id" in one:
+            category = one["category_id"]
+            if type(category) is not int or category not in labels:
+                why = f"no category has its category_id, {category!r:.40}"
+                wrong.add("annotations", place, one, why)
+            elif one.get("label", labels[category]) != labels[category]:
+                why = f"it has a `label` of its own, {one['label']!r:.40}, which ours would replace"
+                wrong.add("annotations", place, one, why)
+    return found
+
+
+def _pack(
+    annotations: list[Any], labels: Mapping[int, int], theirs: Ints, images: Ints, wrong: _Wrong
+) -> tuple[Ints, bytes]:
+    """The annotations of these images, packed one behind the other, and where each begins."""
+    by_image = np.argsort(theirs, kind="stable")
+    sorted_ = theirs[by_image]
+    starts = np.searchsorted(sorted_, images).tolist()
+    stops = np.searchsorted(sorted_, images, side="right").tolist()
+    packed, bounds = bytearray(), [0]
+    for start, stop in zip(starts, stops, strict=True):
+        places = by_image[start:stop].tolist()
+        try:
+            packed += pack([_annotation(annotations[place], labels) for place in places])
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            wrong.add("annotations", places[0], annotations[places[0]], f"or one after it: {error}")
+        bounds.append(len(packed))
+    return np.array(bounds, np.int64), bytes(packed)
+
+
+def _annotation(entry: dict[str, Any], labels: Mapping[int, int]) -> dict[str, Any]:
+    kept = {name: value for name, value in entry.items() if name != "image_id"}
+    if "category_id" in kept:
+        kept["label"] = labels[kept["category_id"]]
+    return kept
+
+
+def _column(values: list[int | None]) -> Column:
+    plain = np.array([0 if value is None else value for value in values], np.int64)
+    return np.ma.MaskedArray(plain, [value is None for value in values])
+
+
+# --- the images -----------------------------------------------------------------------------------
+
+
+def _root(wanted: Wanted, first: Sequence[bytes]) -> tuple[bytes, list[str]]:
+    """The folder that file names are relative to, and a note that says which was found."""
+    if wanted.root is not None:
+        if not os.path.isdir(wanted.root):
+            raise OptionError(f"--root {printable(wanted.root)}: expected a folder")
+        return os.path.abspath(os.fsencode(wanted.root)), []
+    above, name = os.path.split(wanted.path)
+    tried = _usual(os.fsdecode(name))
+    for path, place in itertools.product(first, tried):
+        root = os.path.join(above, os.fsencode(place))
+        if os.path.isfile(os.path.join(root, path)):
+            shown = printable(os.path.normpath(root), 4096)
+            return os.path.abspath(root), [f"images are those in {shown}; --root says otherwise"]
+    raise OptionError(
+        f"{wanted.shown}: its first image, {printable(first[0])}, is in none of the usual folders, "
+        f"seen from that of the file: {', '.join(map(printable, tried))}. --root DIR says where "
+        "the images are"
+    )
+
+
+def _usual(name: str) -> list[str]:
+    """Where images of a file of this name are looked for, from its folder."""
+    stem = name.removesuffix(".json").removesuffix(".coco")
+    split = _BEFORE.sub("", stem)
+    splits = list(dict.fromkeys((split, split.rpartition("_")[2], split.rstrip("0123456789"))))
+    splits = [one for one in splits if one.strip("._-")]
+    return [
+        *(f"../{one}" for one in splits),
+        *(f"../images/{one}" for one in splits),
+        ".",
+        *(f"../{one}/images" for one in splits),
+        *(f"{above}{one}" for one in splits for above in ("", "images/")),
+        *("images", "../images", ".."),
+    ]
+
+
+def _look(
+    source: Images, entries: Entries, root: bytes, places: Ints
+) -> tuple[Ints, list[Problem]]:
+    """Sizes and times of the files of some images; those that can be packed, and the others."""
+    problems: list[Problem] = []
+    good = np.ones(len(places), np.bool_)
+    with opened_folder(root) as folder:
+        for i, place in enumerate(places.tolist()):
+            try:
+                status = os.stat(entries.paths[place], dir_fd=folder)
+            except FileNotFoundError:
+                why: str | None = "there is no such file"
+            except OSError as error:
+                why = f"cannot be read: {error.strerror}"
+            else:
+                why = unfit(status) or _too_many(entries, place, status.st_size)
+                source.sizes[place], source.mtimes[place] = status.st_size, mtime(status)
+            if why is not None:
+                good[i] = False
+                problems.append((entries.keys[place], why))
+    return places[good], problems
+
+
+def _too_many(entries: Entries, place: int, file_size: int) -> str | None:
+    """Why the annotations of an image do not fit a record; None when they do."""
+    size = int(entries.bounds[place + 1] - entries.bounds[place])
+    if size < MAX_HEAD >> 1:  # keys are shorter than the other half
+        return None
+    numbers = [entries.numbers[name][place : place + 1].tolist()[0] for name in _NUMBERS]
+    size += len(pack([entries.keys[place], file_size, *numbers]))  # the rest of the head
+    if size <= MAX_HEAD:
+        return None
+    return f"its annotations take {size:,} bytes, and a record has room for {MAX_HEAD:,}"
+
+
+def _named(wanted: Wanted) -> dict[str, str]:
+    """Our names of the fields, by COCO's. Raises OptionError."""
+    names = {name: name for name in _FIELDS}
+    for ours, theirs in wanted.fields.items():
+        if theirs not in _FIELDS:
+            raise OptionError(
+                f"--fields {printable(ours)}={printable(theirs)}: no field is called "
+                f"{printable(theirs)!r}; there are {', '.join(_FIELDS)}"
+            )
+        names[theirs] = ours
+    if len(set(names.values())) < len(names) or not wanted.fields.keys() <= set(names.values()):
+        raise OptionError("--fields: two fields would have one name, or one field two")
+    return names

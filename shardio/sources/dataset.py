@@ -1,0 +1,150 @@
+"""Any dataset that can be read, to be packed anew: shardio's own, and those indexed in place."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import indexing, manifest, sequence
+from ..decoding import Decoder
+from ..errors import DamageError, OptionError, SourceError, StorageError, printable
+from ..fetch import Reader
+from ..sample import KEY, Sample
+from ..sequence import ShardSequence
+from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
+
+# Of these, records in another order cost a piece of the file each.
+_IN_ORDER = frozenset(("parquet",))
+
+
+class Records:
+    """The records of a dataset, under our names of its fields."""
+
+    def __init__(self, records: ShardSequence, theirs: Mapping[str, str]) -> None:
+        self._records, self._theirs = records, theirs
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        def read(place: int) -> Sample:
+            try:
+                found = self._records[place]
+            except (DamageError, StorageError) as error:
+                raise Rejected(str(error).splitlines()[0]) from None
+            if (wrong := check_key(found[KEY])) is not None:
+                raise Rejected(wrong)
+            return {KEY: found[KEY]} | {
+                name: found[theirs] for name, theirs in self._theirs.items()
+            }
+
+        yield read
+
+
+def names(wanted: Wanted) -> list[str]:
+    """The splits of a packed directory, or [""]. Raises NotPackedError, OptionError."""
+    if wanted.splits is not None:
+        raise OptionError("--splits and --no-splits are for folders of images")
+    return list(manifest.datasets(os.fsdecode(wanted.path)))
+
+
+def find(wanted: Wanted) -> dict[str, Listing]:
+    """The datasets in a packed or indexed directory, by split."""
+    return {
+        name: listing_of(sequence.open(folder, decode=None, root=wanted.root), wanted)
+        for name, folder in manifest.datasets(os.fsdecode(wanted.path)).items()
+    }
+
+
+def find_foreign(wanted: Wanted) -> dict[str, Listing]:
+    """The dataset in files of another format, indexed in memory: they are read once more."""
+    assert wanted.kind is not None
+    made, index, data = indexing.in_memory(
+        os.fsdecode(wanted.path),
+        format=wanted.kind,
+        fields=wanted.fields,
+        jobs=wanted.jobs,
+        progress=wanted.progress,
+    )
+    decoder = Decoder(made.schema, fields=None, decode=None, transform=None)
+    records = ShardSequence(Reader(index, made, root=data), decoder, range(made.records))
+    listing = listing_of(records, replace(wanted, fields={}))
+    renamed = made.options["fields"]
+    more = {"fields": renamed} if renamed else {}
+    return {"": replace(listing, options={**listing.options, **more})}
+
+
+def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
+    """The records of one dataset, in storage order; their keys here are their numbers."""
+    made = records.manifest
+    kinds = dict(made.schema.fields[1:])
+    theirs = _mapped(kinds, wanted)
+    count = made.records
+    renamed = {name: source for name, source in theirs.items() if name != source}
+    listing = Listing(
+        root=os.path.abspath(wanted.path),
+        keys=[b"%d" % number for number in range(count)],
+        sizes=_sizes(records),
+        mtimes=np.zeros(count, np.int64),
+        source=Records(records, theirs),
+        fields=tuple((name, kinds[source]) for name, source in theirs.items()),
+        classes=made.classes if "label" in theirs else None,
+        absent=_absent(made),
+        options={
+            "from": made.format,
+            "from_id": hashlib.sha256(made.dump()).hexdigest()[:32],
+            **({"fields": renamed} if renamed else {}),
+        },
+        shuffled=made.format not in _IN_ORDER,
+    )
+    if not listing.shuffled:
+        listing.notes.append(
+            f"packed in stored order, since {made.format} is read slowly in any other; --shuffle "
+            "shuffles it nevertheless"
+        )
+    check_some(listing, wanted.shown, "records")
+    if wanted.where is None:
+        return listing
+
+    def column(name: str) -> Any:
+        if name not in theirs:
+            raise OptionError(
+                f"where: no field is called {printable(name)!r}; there are {', '.join(theirs)}"
+            )
+        return records.columns(theirs[name])
+
+    return listing.take(select(wanted.where, column, count, listing.classes, wanted.shown))
+
+
+def _mapped(kinds: Mapping[str, str], wanted: Wanted) -> dict[str, str]:
+    """Our names of all fields, and theirs, in the order of theirs. Raises OptionError."""
+    for name, source in wanted.fields.items():
+        if source not in kinds:
+            raise OptionError(
+                f"--fields {printable(name)}={printable(source)}: no field is called "
+                f"{printable(source)!r}; there are {', '.join(map(printable, kinds))}"
+            )
+    ours = {source: name for name, source in wanted.fields.items()}
+    named = [ours.get(source, source) for source in kinds]
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(
+            f"--fields: two fields would be called {printable(twice)!r}; name both of them"
+        )
+    return dict(zip(named, kinds, strict=True))
+
+
+def _sizes(records: ShardSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
+    try:
+        return records.sizes()
+    except (DamageError, StorageError) as error:
+        raise SourceError(str(error)) from None
+
+
+def _absent(made: manifest.Manifest) -> tuple[str, ...]:
+    classes = made.classes or ()
+    return tuple(classes[i] for i in made.options.get("absent", ()) if 0 <= i < len(classes))

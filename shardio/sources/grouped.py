@@ -1,0 +1,475 @@
+"""Files that differ only in their endings: `a.jpg a.txt a.json` of one folder are one record.
+
+A key is a file's path below the folder, up to the first dot of the file's name; behind that, in
+lower case, is the field, as webdataset names the members of its tars (formats/tar.py), whose
+decoders are used too: `cat/7.seg.png` is the field `seg.png` of `cat/7`. Which kind a field is, its
+ending says. Nothing is opened while the folder is listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .. import order
+from ..errors import OptionError, SourceError, printable
+from ..fieldnames import nameable
+from ..formats.tar import field_of
+from ..imagetypes import image_type
+from ..sample import KEY, MAX_FIELDS, Sample, Schema
+from .base import (
+    MAX_FILE,
+    Ints,
+    Listing,
+    Problem,
+    Read,
+    Rejected,
+    Wanted,
+    check_some,
+    opened_folder,
+    read_file,
+)
+from .imagefolder import (
+    ENDINGS,
+    Walk,
+    are_splits,
+    check_loose,
+    no_image,
+    split_names,
+    top,
+    twins,
+)
+from .imagefolder import (
+    others as others_of,
+)
+
+Decode = Callable[[bytes], Any]
+
+# What the last part of an ending says of a field; all else is bytes.
+_KINDS = {
+    **dict.fromkeys(ENDINGS, "image"),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), "int"),
+    **dict.fromkeys(("txt", "text", "transcript", "caption"), "str"),
+    **dict.fromkeys(("json", "jsn"), "json"),
+    "npy": "array",
+}
+_IMAGE = "image"  # of all plain endings of images, where no record has two of them
+
+
+class Members:
+    """The records of a listing, each of several files."""
+
+    def __init__(self, root: bytes, files: Files, named: Mapping[str, str]) -> None:
+        """named: our names of the fields of this dataset, by theirs."""
+        self._root, self._files = root, files
+        self._names = [named[field] for field in files.fields]
+        self._none: Sample = dict.fromkeys(self._names)
+        self._decoders = [_decoder(ending) for ending in files.endings]
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        files = self._files
+        with opened_folder(self._root) as folder:
+
+            def read(place: int) -> Sample:
+                sample = {KEY: files.keys[place], **self._none}
+                for at in range(int(files.starts[place]), int(files.starts[place + 1])):
+                    which = int(files.which[at])
+                    path = files.keys[place] + b"." + files.endings[which]
+                    try:
+                        data = read_file(folder, path, int(files.sizes[at]), int(files.mtimes[at]))
+                        sample[self._names[which]] = self._decoders[which](data)
+                    except (Rejected, ValueError, RecursionError) as error:
+                        raise Rejected(f"{printable(path)}: {_reason(error)}") from None
+                return sample
+
+            yield read
+
+
+class Files:
+    """What lies below one folder. Columns have an entry a file, those of one record adjacent.
+
+    `keys`: of records, in bytewise order; files [starts[i]:starts[i + 1]] are those of record i.
+    `which`: the place of a file's ending in `endings`, as they are written, and in `fields`.
+    """
+
+    def __init__(
+        self, paths: Sequence[bytes], sizes: Ints, mtimes: Ints, problems: list[Problem]
+    ) -> None:
+        places: dict[bytes, int] = {}  # of records, as they come
+        ids: dict[bytes, int] = {}  # of endings, as they come
+        record, which = np.empty(len(paths), np.int64), np.empty(len(paths), np.int32)
+        for i, path in enumerate(paths):
+            key, ending = _split(path)
+            record[i] = places.setdefault(key, len(places))
+            which[i] = ids.setdefault(ending, len(ids))
+        self.keys, rank = _ordered(places)
+        self.endings, by_ending = _ordered(ids)
+        record, which = rank[record], by_ending[which].astype(np.int32)
+        packed = np.lexsort((which, record))
+        self.which, self.sizes, self.mtimes = which[packed], sizes[packed], mtimes[packed]
+        self.starts: Ints = _starts(record[packed], len(self.keys))
+        self.fields = [_field(ending)[0] for ending in self.endings]
+        self.problems = problems
+        self._check()
+
+    def count(self, fields: Collection[str]) -> Ints:
+        """(records,) how many files of each record are one of these fields."""
+        fitting = np.array([field in fields for field in self.fields], np.int64)
+        return self._sum(fitting[self.which])
+
+    def totals(self) -> Ints:
+        """(records,) bytes."""
+        return self._sum(self.sizes)
+
+    def changes(self) -> Ints:
+        """(records,) what changes when the time of change, or the size, of a file does."""
+        words = self.mtimes.view(np.uint64)
+        for other in (self.sizes, self.which.astype(np.int64)):
+            words = order.splitmix64(words + np.uint64(order.GAMMA)) ^ other.view(np.uint64)
+        return self._sum(order.splitmix64(words).view(np.int64))  # modulo 2**64
+
+    def digest(self) -> str:
+        """32 hex digits: which files each record has."""
+        seal = hashlib.sha256(b"\0".join(self.endings))
+        seal.update(self.which.astype("<i4").tobytes())
+        seal.update(self.starts.astype("<i8").tobytes())
+        return seal.hexdigest()[:32]
+
+    def _sum(self, column: Ints) -> Ints:
+        if not self.keys:  # which reduceat refuses
+            return column[:0]
+        sums: Ints = np.add.reduceat(column, self.starts[:-1])
+        return sums
+
+    def _check(self) -> None:
+        """Leave out what cannot be packed: it goes to `problems`.
+
+        A record of which one file cannot be packed is left out as a whole.
+        """
+        record = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+        bad = {key for key, ending in map(_split, dict(self.problems)) if ending}
+
+        def reject(at: int, why: str) -> None:
+            key, ending = self.keys[record[at]], self.endings[self.which[at]]
+            self.problems.append((key + b"." + ending if ending else key, why))
+            if ending:
+                bad.add(key)
+
+        whys = [_field(ending)[1] for ending in self.endings]
+        kinds = [_KINDS.get(_last(ending)) for ending in self.endings]
+        good = np.array([why is None for why in whys], np.bool_)[self.which]
+        for at in np.flatnonzero(~good).tolist():
+            reject(at, whys[self.which[at]] or "")
+        full = np.array([kind not in ("str", None) for kind in kinds], np.bool_)[self.which]
+        for at in np.flatnonzero(good & full & (self.sizes == 0)).tolist():
+            reject(at, "is empty")
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(self.fields))}
+        field = np.array([numbers[name] for name in self.fields], np.int64)[self.which]
+        files = np.flatnonzero(good)
+        files = files[np.lexsort((field[files], record[files]))]  # stable: by ending within those
+        one, two = files[:-1], files[1:]
+        alike = (record[one] == record[two]) & (field[one] == field[two])
+        for first, at in zip(one[alike].tolist(), two[alike].tolist(), strict=True):
+            other = printable(self.endings[self.which[first]])
+            reject(at, f"is the field {self.fields[self.which[at]]!r}, as is the file .{other}")
+        for place in np.flatnonzero(self.totals() > MAX_FILE).tolist():
+            self.problems.append(
+                (self.keys[place], f"has over {MAX_FILE:,} bytes in all its files")
+            )
+            bad.add(self.keys[place])
+        if bad:
+            good &= ~np.array([key in bad for key in self.keys], np.bool_)[record]
+        if not good.all():
+            self._keep(good, record)
+
+    def _keep(self, good: Any, record: Ints) -> None:
+        """Forget the other files, and records and endings that have none then."""
+        places, starts = np.unique(record[good], return_index=True)
+        ids, which = np.unique(self.which[good], return_inverse=True)
+        self.keys = [self.keys[i] for i in places.tolist()]
+        self.starts = np.append(starts, int(good.sum()))
+        self.endings = [self.endings[i] for i in ids.tolist()]
+        self.fields = [self.fields[i] for i in ids.tolist()]
+        self.which = which.astype(np.int32).reshape(-1)
+        self.sizes, self.mtimes = self.sizes[good], self.mtimes[good]
+
+
+def find(wanted: Wanted) -> dict[str, Listing]:
+    """The datasets of files that are grouped, by split. Raises SourceError, OptionError."""
+    if wanted.where is not None:
+        raise OptionError(
+            "--where: files are not opened while they are listed, so there is nothing to select "
+            "by. Pack all of them; ShardDataset(where=...) selects when reading"
+        )
+    if wanted.root is not None:
+        raise OptionError("--root: not for files grouped by name, which lie in the source itself")
+    root = os.path.abspath(wanted.path)
+    folders, loose, loops = top(root)
+    roots = {"": root}
+    if are_splits(folders, wanted.splits):
+        if not folders:
+            raise SourceError(f"{wanted.shown}: there are no folders in it that could be splits")
+        check_loose([*loose, *loops], root)
+        roots = {os.fsdecode(name): os.path.join(root, name) for name in sorted(folders)}
+    ignored, found = {}, {}
+    for name, folder in roots.items():
+        walk = Walk(folder, empty=True)
+        walk.run()
+        found[name] = Files(*walk.sorted(), walk.problems)
+        ignored[name] = walk.ignored
+    plain = _merge(list(found.values()), wanted)
+    named = _named({name for files in found.values() for name in files.fields}, wanted)
+    listings = {}
+    for name, files in found.items():
+        listing = listings[name] = _listing(roots[name], files, named, plain, ignored[name])
+        check_some(listing, f"{wanted.shown}/{printable(name)}" if name else wanted.shown, "files")
+    return listings
+
+
+def names(wanted: Wanted) -> list[str]:
+    """The keys that `find` will have. Raises SourceError."""
+    return split_names(wanted.path, wanted.splits)
+
+
+def lies_there(
+    folder: bytes, files: Sequence[bytes], others: Sequence[bytes], splits: Sequence[bytes]
+) -> bool:
+    """Whether images have files of the same name beside them, and lie in no class folders.
+
+    files: names of what lies in the folder and is no folder; others: those that are not plainly of
+    images. splits: of folders in it, each of which is looked at in place of it.
+    """
+    if not splits:
+        return _are_beside(folder, files, others)
+    for name in splits:
+        with contextlib.suppress(OSError):  # whoever lists it says so
+            there = os.listdir(os.path.join(folder, name))
+            if _are_beside(os.path.join(folder, name), there, others_of(there)):
+                return True
+    return False
+
+
+def check_told(found: Mapping[str, Listing], shown: str) -> None:
+    """Raise OptionError where class folders might as well hold records of several files."""
+    images = beside = 0
+    example = b""
+    for listing in found.values():
+        if listing.classes is None:  # without class folders, `lies_there` could tell
+            continue
+        known = {_split(key)[0]: key for key in others_of(listing.keys) if _is_beside(key)}
+        if not known:  # nearly always
+            images += len(listing.keys)
+            continue
+        for key in listing.keys:
+            if _kind_of(key) == "image":
+                images += 1
+                if (other := known.get(_split(key)[0])) is not None:
+                    beside += 1
+                    example = example or key + b" and " + other
+    if beside and 2 * beside >= images:
+        raise OptionError(
+            f"{shown}: {beside:,} of {images:,} images in its class folders have files beside them "
+            f"that differ only in their endings, such as {printable(example)}. So it cannot be "
+            "told what a record is; say which:\n"
+            "  --from imagefolder  one image, labelled by its folder; other files are problems\n"
+            "  --from files        all files of one name; labels come from .cls files only"
+        )
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def _split(path: bytes) -> tuple[bytes, bytes]:
+    """Key and ending of a file; the ending is empty where there is none."""
+    dot = path.find(b".", path.rfind(b"/") + 1)
+    return (path, b"") if dot < 0 else (path[:dot], path[dot + 1 :])
+
+
+def _last(ending: bytes) -> str:
+    """The last part of an ending, in lower case."""
+    return ending.rpartition(b".")[2].decode("latin-1").lower()
+
+
+def _kind_of(path: bytes) -> str | None:
+    return _KINDS.get(_last(path)) if b"." in path else None
+
+
+def _is_beside(path: bytes) -> bool:
+    """Whether a file is of a kind that is known, and no image."""
+    return _kind_of(path) not in (None, "image")
+
+
+def _are_beside(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Whether, of these names, an image and another known file differ only in their endings."""
+    known = {_split(name)[0]: name for name in others if name[:1] != b"." and _is_beside(name)}
+    if not known:
+        return False
+    return any(
+        _kind_of(name) == "image"
+        and (other := known.get(_split(name)[0])) is not None
+        and os.path.isfile(os.path.join(folder, name))
+        and os.path.isfile(os.path.join(folder, other))
+        for name in names
+    )
+
+
+@lru_cache(maxsize=4096)
+def _field(ending: bytes) -> tuple[str, str | None]:
+    """The field of an ending, and why it cannot be one."""
+    if not ending:
+        return "", "has no ending, so it is no field of a record"
+    try:
+        field = field_of(ending)[0]
+    except ValueError as error:
+        return "", str(error)
+    if not nameable(field):
+        return field, "its ending cannot be the name of a field"
+    return field, None
+
+
+def _decoder(ending: bytes) -> Decode:
+    kind = _KINDS.get(_last(ending))
+    if kind == "image":
+        return _checked
+    if kind == "array":
+        return _array
+    decode = None if kind is None else field_of(b"txt" if kind == "str" else ending)[1]
+    return bytes if decode is None else decode
+
+
+def _checked(data: bytes) -> bytes:
+    if image_type(data) is None:
+        raise Rejected(no_image(data))
+    return data
+
+
+def _array(data: bytes) -> Any:
+    decode = field_of(b"npy")[1]
+    assert decode is not None
+    value = decode(data)
+    if not isinstance(value, np.ndarray):
+        raise Rejected("its array is of objects, or of parts with names; expected plain numbers")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start}: expected UTF-8, found {error.object[error.start]:#04x}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return str(error)
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def _ordered(places: Mapping[bytes, int]) -> tuple[list[bytes], Ints]:
+    """Names in bytewise order, and the place that each has there, by the place it had."""
+    names = list(places)
+    by_name = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.empty(len(names), np.int64)
+    rank[by_name] = np.arange(len(names))
+    return [names[i] for i in by_name], rank
+
+
+def _starts(record: Ints, count: int) -> Ints:
+    return np.searchsorted(record, np.arange(count + 1)).astype(np.int64, copy=False)
+
+
+def _merge(found: Sequence[Files], wanted: Wanted) -> set[str]:
+    """Call all plain endings of images one field, where that loses none; these endings, or none."""
+    plain = {name for files in found for name in files.fields if name in ENDINGS}
+    if (
+        plain & set(wanted.fields.values())
+        or any(_IMAGE in files.fields for files in found)
+        or any(bool((files.count(plain) > 1).any()) for files in found)
+    ):
+        return set()
+    for files in found:
+        files.fields = [_IMAGE if name in plain else name for name in files.fields]
+    return plain
+
+
+def _named(theirs: set[str], wanted: Wanted) -> dict[str, str]:
+    """Our name of each field. Raises OptionError, SourceError."""
+    if len(theirs) >= MAX_FIELDS:
+        raise SourceError(
+            f"{wanted.shown}: its files have {len(theirs):,} different endings, and a record has "
+            f"at most {MAX_FIELDS - 1:,} fields. Endings begin at the first dot of a name: "
+            f"{_some(theirs)}"
+        )
+    for name, source in wanted.fields.items():
+        if source not in theirs:
+            raise OptionError(
+                f"--fields {printable(name)}={printable(source)}: no field is called "
+                f"{printable(source)!r}; there are {_some(theirs)}"
+            )
+    ours = {source: name for name, source in wanted.fields.items()}
+    if "label" not in theirs | wanted.fields.keys():
+        ours.setdefault("cls", "label")
+    named = {source: ours.get(source, source) for source in sorted(theirs)}
+    names = [*named.values(), *(n for n, source in wanted.fields.items() if ours[source] != n)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None or len(names) > len(named):
+        raise OptionError(
+            "--fields: two fields would have one name, or one field two; fields and their names "
+            f"are {', '.join(f'{printable(name)}={printable(s)}' for s, name in named.items())}"
+        )
+    return named
+
+
+def _some(names: Collection[str]) -> str:
+    some = [printable(name) for name in sorted(names)[:20]]
+    return ", ".join(some) + (", ..." if len(names) > 20 else "")
+
+
+def _listing(
+    root: bytes, files: Files, named: Mapping[str, str], plain: set[str], ignored: int
+) -> Listing:
+    """plain: the endings that are the field `image` together."""
+    theirs = {named[source]: source for source in sorted(set(files.fields))}
+    first = [name for name in ("image", "label") if name in theirs]
+    theirs = {name: theirs[name] for name in dict.fromkeys((*first, *theirs))}
+    kinds = dict(zip(files.fields, map(_KINDS.get, map(_last, files.endings)), strict=True))
+    fields = tuple((name, kinds[source] or "bytes") for name, source in theirs.items())
+    Schema(((KEY, "key"), *fields))  # a name by the user that cannot be one is refused now
+    if plain:
+        here = "/".join(sorted({_field(ending)[0] for ending in files.endings} & plain))
+        theirs = {name: here if s == _IMAGE else s for name, s in theirs.items()}
+    renamed = {name: source for name, source in theirs.items() if name != source}
+    return Listing(
+        root=root,
+        keys=files.keys,
+        sizes=files.totals(),
+        mtimes=files.changes(),
+        source=Members(root, files, named),
+        fields=fields,
+        classes=None,
+        problems=sorted(files.problems),
+        ignored=ignored,
+        notes=[*_notes(files, plain), *twins(files.keys)],
+        options={"members": files.digest(), **({"fields": renamed} if renamed else {})},
+    )
+
+
+def _notes(files: Files, plain: set[str]) -> Iterator[str]:
+    images = {_IMAGE} if plain else set(files.fields) & set(ENDINGS)
+    counts = files.count(images)
+    if (counts > 1).any():
+        yield (
+            f"some records have several of {_some(images)}, so that each keeps its name; "
+            f"--fields image={min(images)} calls one of them image"
+        )
+    without = np.flatnonzero(counts == 0)
+    if images and len(without):
+        yield (
+            f"{len(without):,} of {len(files.keys):,} records have no image, such as "
+            f"{printable(files.keys[without[0]])}"
+        )

@@ -1,0 +1,520 @@
+"""A listing: a table whose rows name files, or are records by themselves.
+
+    path,label,split                      image: the file; label: 0 is `cat`; split: "train"
+    a/1.jpg,cat,train
+
+With a column of paths, a record is a file and the other columns of its row; its key is the path.
+Without one a record is a row, and its key is what an `id` says, or the number of the row, from 0.
+What of a row goes into a record is hashed into the options of the packing, since no size or time
+of change would tell that it is another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import numpy as np
+
+from ..errors import OptionError, SourceError, printable
+from ..fieldnames import LABELS, PATHS, known, nameable
+from ..imagetypes import image_type
+from ..sample import KEY, Sample
+from . import tables
+from .base import (
+    Ints,
+    Listing,
+    Problem,
+    Read,
+    Rejected,
+    Wanted,
+    check_key,
+    check_some,
+    mtime,
+    opened_folder,
+    read_file,
+    select,
+)
+from .imagefolder import no_image, twins, unfit
+from .tables import Column
+
+_KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
+_SHOWN = 10  # names that are noted
+_URL = re.compile(rb"\A([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
+_MISSING = "there is no such file"
+
+
+class Rows:
+    """The records of a listing. Fields are columns of all rows, of which `rows` are records."""
+
+    def __init__(
+        self, fields: Mapping[str, Column], rows: Ints, keys: list[bytes], files: Files | None
+    ) -> None:
+        self._fields, self._rows, self._keys, self._files = dict(fields), rows, keys, files
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        columns = [(name, column.get) for name, column in self._fields.items()]
+        files = self._files
+
+        def read(place: int) -> Sample:
+            row = int(self._rows[place])
+            sample: Sample = {KEY: self._keys[place]}
+            if files is not None:
+                sample["image"] = files.read(folder, place, row)
+            for name, get in columns:
+                sample[name] = get(row)
+            return sample
+
+        if files is None:
+            folder = -1
+            yield read
+        else:
+            with opened_folder(files.root) as folder:
+                yield read
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that rows name."""
+
+    root: bytes  # that paths are relative to
+    paths: Column  # of all rows
+    sizes: Ints  # of the records
+    mtimes: Ints
+
+    def read(self, folder: int, place: int, row: int) -> bytes:
+        path, _ = _resolved(self.paths.get(row).encode())
+        data = read_file(folder, path, int(self.sizes[place]), int(self.mtimes[place]))
+        if image_type(data) is None:
+            raise Rejected(no_image(data))
+        return data
+
+
+@dataclass
+class _Chosen:
+    """What the columns of a table are taken for, by their names."""
+
+    paths: str | None
+    fields: dict[str, str] = field(default_factory=dict)  # our names and theirs, but for the image
+    keys: list[bytes] | None = None  # of all rows; None: paths, or numbers
+    notes: list[str] = field(default_factory=list)
+
+
+def is_listing(path: bytes) -> bool:
+    """Whether a file is one, by its name; a Parquet file with binary data is a dataset instead.
+
+    Raises SourceError for a compressed listing; DamageError, DependencyError.
+    """
+    found = tables.ending(path)
+    if found is None or not os.path.isfile(path):
+        return False
+    if found == ".json":
+        return tables.holds_objects(path)
+    return found not in (".parquet", ".pq") or not tables.holds_bytes(path)
+
+
+def find(wanted: Wanted) -> dict[str, Listing]:
+    """The one dataset of a listing. Raises SourceError, OptionError, DamageError."""
+    table = tables.read(wanted.path)
+    if not table.rows:
+        raise SourceError(f"{wanted.shown}: there are no rows in it")
+    chosen = _choose(table, wanted)
+    fields = {name: table.columns[theirs] for name, theirs in chosen.fields.items()}
+    classes = None
+    label = fields.get("label")
+    if label is not None and label.kind == "str" and _has_some(label):
+        fields["label"], classes = _classes(label)
+    rows = np.arange(table.rows)
+    if wanted.where is not None:
+        rows = _selected(table, fields, classes, wanted)
+    paths = None if chosen.paths is None else table.columns[chosen.paths]
+    if paths is None:
+        listing = _of_rows(fields, rows, chosen, wanted)
+    else:
+        listing = _of_files(fields, paths, rows, chosen, wanted)
+    if wanted.where is None or "split" not in wanted.where:
+        listing.notes.extend(_splits(table, rows))
+    return {"": replace(listing, classes=classes)}
+
+
+# --- what columns are -----------------------------------------------------------------------------
+
+
+def _choose(table: tables.Table, wanted: Wanted) -> _Chosen:
+    """Raises OptionError, SourceError."""
+    columns, asked = table.columns, wanted.fields
+    _check_asked(columns, wanted)
+    free = {name: column for name, column in columns.items() if name not in asked.values()}
+    paths = asked.get("image") or known(
+        PATHS, [name for name, column in free.items() if column.kind == "str" and _has_some(column)]
+    )
+    label = asked.get("label") or known(
+        LABELS,
+        [n for n, column in free.items() if n != paths and column.kind in ("int", "float", "str")],
+    )
+    chosen = _Chosen(paths)
+    key = None
+    if paths is None:
+        if wanted.root is not None:
+            raise OptionError(
+                f"--root: {wanted.shown} has no column of paths, of a name such as path or "
+                f"filename; name it by --fields image=NAME. There are {_names(columns)}"
+            )
+        key = _choose_key(table, chosen, wanted)
+    left_out = []
+    for theirs in columns:
+        ours = [n for n, source in asked.items() if source == theirs and n not in ("image", KEY)]
+        if not ours:
+            if theirs in (paths, key) or theirs in asked.values():
+                continue
+            ours = ["label" if theirs == label else theirs]
+        for name in ours:
+            if name == KEY or not nameable(name):
+                left_out.append(theirs)
+            elif name in chosen.fields or (name == "image" and paths is not None):
+                raise OptionError(
+                    f"two fields would be called {name!r}: columns {printable(theirs)!r} and "
+                    f"{printable(chosen.fields.get(name, paths or ''))!r}; name both of them by "
+                    "--fields"
+                )
+            else:
+                chosen.fields[name] = theirs
+    if left_out:
+        chosen.notes.append(
+            "columns whose names no field can have were left out: "
+            + _names([f"'{printable(name, 40)}'" for name in left_out])
+        )
+    if "label" in chosen.fields:  # the first after the image
+        chosen.fields = {"label": chosen.fields["label"]} | chosen.fields
+    return chosen
+
+
+def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
+    """Raises OptionError."""
+    for name, theirs in wanted.fields.items():
+        option = f"--fields {printable(name)}={printable(theirs)}"
+        if theirs not in columns:
+            raise OptionError(
+                f"{option}: no column is called {printable(theirs)!r}; there are {_names(columns)}"
+            )
+        if not nameable(name):
+            raise OptionError(f"{option}: no field can be called so")
+        if name == "image" and columns[theirs].kind != "str":
+            raise OptionError(
+                f"{option}: expected a column of paths, and its values are of kind "
+                f"{columns[theirs].kind}"
+            )
+        if name == KEY and "image" in wanted.fields:
+            raise OptionError(f"{option}: records that are files have their paths as keys")
+
+
+def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | None:
+    """Take keys from a column, if one has them. The column, if it is nothing but keys."""
+    asked = wanted.fields.get(KEY)
+    there = [asked] if asked is not None else [name for name in _KEYS if name in table.columns]
+    for name in there:
+        keys, why = _keys_of(table.columns[name])
+        if keys is not None:
+            chosen.keys = keys
+            if name not in _KEYS[:2]:
+                chosen.notes.append(f"keys are the values of {printable(name)!r}")
+            return name if asked is not None or name in _KEYS[:2] else None
+        if asked is not None:
+            raise SourceError(
+                f"{wanted.shown}: column {printable(name)!r} cannot be the keys: {why}"
+            )
+        chosen.notes.append(
+            f"keys are the numbers of rows, and not the values of {printable(name)!r}: {why}"
+        )
+    return None
+
+
+def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
+    """The values of a column as keys; or why they are none."""
+    if column.kind not in ("int", "str", "bytes"):
+        return None, f"they are of kind {column.kind}"
+    keys = []
+    for row, value in enumerate(column.raw(np.arange(len(column)))):
+        if value is None:
+            return None, f"row {row} has none"
+        key = b"%d" % value if column.ends is None else bytes(value)
+        if (wrong := check_key(key)) is not None:
+            return None, f"row {row}: {wrong}"
+        keys.append(key)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    for one, other in pairwise(order):
+        if keys[one] == keys[other]:
+            return None, f"rows {one} and {other} both have {printable(keys[one])!r}"
+    return keys, ""
+
+
+def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
+    """Text to numbers of classes, and their names, in bytewise order."""
+    rows = np.arange(len(column))
+    seen: dict[bytes, int] = {}
+    codes = np.fromiter(
+        (
+            -1 if text is None else seen.setdefault(bytes(text), len(seen))
+            for text in column.raw(rows)
+        ),
+        np.int64,
+        len(column),
+    )
+    names = sorted(seen)
+    number = np.zeros(len(names) + 1, np.int64)  # at -1: what None is
+    for label, name in enumerate(names):
+        number[seen[name]] = label
+    return Column("int", number[codes], None, codes < 0), tuple(name.decode() for name in names)
+
+
+def _selected(
+    table: tables.Table,
+    fields: Mapping[str, Column],
+    classes: tuple[str, ...] | None,
+    wanted: Wanted,
+) -> Ints:
+    """The rows that are wanted, by the columns as fields or by their own names."""
+    assert wanted.where is not None
+    there = {**table.columns, **fields}
+
+    def column(name: str) -> Any:
+        found = there.get(name)
+        if found is None:
+            raise OptionError(
+                f"where: no column is called {printable(name)!r}; there are {_names(there)}"
+            )
+        if found.kind not in ("int", "float", "bool", "str"):
+            raise OptionError(
+                f"where: {printable(name)!r} is of kind {found.kind}; rows are selected by "
+                "numbers, booleans and text"
+            )
+        return found.array()
+
+    return select(wanted.where, column, table.rows, classes, wanted.shown)
+
+
+def _splits(table: tables.Table, rows: Ints) -> list[str]:
+    """A note, where records of several splits are packed as one dataset."""
+    column = table.columns.get("split")
+    if column is None or column.kind != "str":
+        return []
+    found = sorted({value for value in column.decoded(rows) if value is not None})
+    if len(found) < 2:
+        return []
+    return [
+        f"column 'split' has {_names(found)}, packed as one dataset; --where split={found[0]} "
+        "selects"
+    ]
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def _of_rows(fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, wanted: Wanted) -> Listing:
+    """Each row a record."""
+    if chosen.keys is None:
+        keys = [b"%08d" % row for row in rows.tolist()]
+    else:
+        keys = [chosen.keys[row] for row in rows.tolist()]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        keys, rows = [keys[i] for i in order], rows[order]
+    sizes = np.zeros(len(rows), np.int64)
+    for column in fields.values():
+        size = column.sizes()
+        sizes += size if column.ends is None else size[rows]
+    return _listing(fields, rows, keys, None, sizes, chosen, wanted)
+
+
+def _of_files(
+    fields: Mapping[str, Column], paths: Column, rows: Ints, chosen: _Chosen, wanted: Wanted
+) -> Listing:
+    """Each file that a row names a record."""
+    root = os.path.dirname(os.path.abspath(wanted.path))
+    if wanted.root is not None:
+        root = os.path.abspath(os.fsencode(wanted.root))
+    keys, kept, odd, problems = _named(paths, rows, wanted)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    sizes, mtimes, good = array("q"), array("q"), []
+    before: bytes | None = None
+    missing = 0
+    try:
+        with opened_folder(root) as folder:
+            for i in order:
+                path = _resolved(paths.get(kept[i]).encode())[0] if odd[i] else keys[i]
+                if path != before:  # rows of one file are neighbours
+                    status, why = _stat(folder, path)
+                    before = path
+                if why is None and (why := check_key(keys[i])) is None:
+                    assert status is not None
+                    good.append(i)
+                    sizes.append(status.st_size)
+                    mtimes.append(mtime(status))
+                else:
+                    missing += why == _MISSING
+                    problems.append((keys[i] or path, why))
+    except OSError as error:
+        raise OptionError(
+            f"{printable(root)}: paths are relative to this folder, and it cannot be opened: "
+            f"{error.strerror}; --root names another"
+        ) from None
+    if keys and missing == len(keys):
+        raise SourceError(_nothing_there(problems, root, chosen, wanted))
+    found = [keys[i] for i in good]
+    kept_rows = np.array(kept, np.int64)[good]
+    sized = np.array(sizes, np.int64), np.array(mtimes, np.int64)
+    numbered = _unique(found)
+    if numbered:
+        chosen.notes.append(
+            f"{numbered:,} rows have a key that a row before has, such as files that are named "
+            "twice; theirs end in #2, #3, ..."
+        )
+        again = sorted(range(len(found)), key=found.__getitem__)
+        found, kept_rows = [found[i] for i in again], kept_rows[again]
+        sized = sized[0][again], sized[1][again]
+    chosen.notes.extend(twins(found))
+    files = Files(root, paths, *sized)
+    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, wanted)
+    listing = replace(listing, root=root, mtimes=files.mtimes, problems=sorted(problems))
+    check_some(listing, wanted.shown)
+    return listing
+
+
+def _named(
+    paths: Column, rows: Ints, wanted: Wanted
+) -> tuple[list[bytes], array[int], bytearray, list[Problem]]:
+    """Keys, their rows, which of them are not the paths themselves; rows without a path."""
+    keys: list[bytes] = []
+    kept, odd = array("q"), bytearray()
+    problems: list[Problem] = []
+    for row, text in zip(rows.tolist(), paths.raw(rows), strict=True):
+        if not text:
+            problems.append((b"row %d" % row, "no path"))
+            continue
+        try:
+            path, key = _resolved(bytes(text))
+        except ValueError as error:
+            raise SourceError(f"{wanted.shown}: row {row}: {error}") from None
+        keys.append(key)
+        kept.append(row)
+        odd.append(path != key)
+    return keys, kept, odd, problems
+
+
+def _listing(
+    fields: Mapping[str, Column],
+    rows: Ints,
+    keys: list[bytes],
+    files: Files | None,
+    sizes: Ints,
+    chosen: _Chosen,
+    wanted: Wanted,
+) -> Listing:
+    kinds = [(name, column.kind) for name, column in fields.items()]
+    theirs = chosen.fields if files is None else {"image": chosen.paths, **chosen.fields}
+    renamed = {name: source for name, source in theirs.items() if name != source}
+    seal = hashlib.sha256()
+    for name, column in fields.items():
+        seal.update(name.encode() + b"\0")
+        column.seal(seal, rows)
+    return Listing(
+        root=os.path.dirname(os.path.abspath(wanted.path)),
+        keys=keys,
+        sizes=sizes,
+        mtimes=np.zeros(len(rows), np.int64),
+        source=Rows(fields, rows, keys, files),
+        fields=tuple(kinds if files is None else [("image", "image"), *kinds]),
+        classes=None,
+        notes=chosen.notes,
+        options={
+            "values": seal.hexdigest()[:32],
+            **({"fields": renamed} if renamed else {}),
+        },
+    )
+
+
+def _resolved(text: bytes) -> tuple[bytes, bytes]:
+    """A path as it is opened, and as a key. Raises ValueError for URLs of other places."""
+    if text[0] not in b"./" and b"/." not in text and b"//" not in text and text[-1:] != b"/":
+        return text, text  # most are so, and this takes a tenth of what follows
+    url = _URL.match(text)
+    if url is not None:
+        if url[1].lower() != b"file" or url[2] not in (b"", b"localhost"):
+            raise ValueError(
+                f"{printable(text)}: only files of this machine are packed, and this is a URL of "
+                "another place; download them first"
+            )
+        text = unquote_to_bytes(text[url.end() :])
+    parts = os.path.normpath(text).split(b"/") if text else []
+    return text, b"/".join(part for part in parts if part not in (b"", b".", b".."))
+
+
+def _stat(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
+    """What a path leads to, and why it can be no file of a record."""
+    try:
+        status = os.stat(path, dir_fd=folder)
+        return status, unfit(status)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            os.stat(path, dir_fd=folder, follow_symlinks=False)
+            return None, "is a link to nothing"
+        return None, _MISSING
+    except OSError as error:
+        return None, f"cannot be followed: {error.strerror}"
+    except ValueError:
+        return None, "its path has a byte of 0"
+
+
+def _unique(keys: list[bytes]) -> int:
+    """Number keys, in bytewise order, that are there again; how many these are."""
+    taken: set[bytes] = set()
+    order = list(keys)
+    times, count = 1, 0
+    for i in range(1, len(keys)):
+        if order[i] != order[i - 1]:
+            times = 1
+            continue
+        while True:
+            times += 1
+            key = b"%s#%d" % (order[i], times)
+            at = bisect_left(order, key)
+            if key not in taken and (at == len(order) or order[at] != key):
+                break
+        taken.add(key)
+        keys[i] = key
+        count += 1
+    return count
+
+
+def _nothing_there(problems: list[Problem], root: bytes, chosen: _Chosen, wanted: Wanted) -> str:
+    first = next(key for key, why in problems if why == _MISSING)
+    column = chosen.paths or ""
+    other = ""
+    if "image" not in wanted.fields:
+        other = (
+            f". If column {printable(column)!r} names no images, --fields "
+            f"{printable(column)}={printable(column)} makes a field of it, as of others"
+        )
+    return (
+        f"{wanted.shown}: none of the files in column {printable(column)!r} is there, such as "
+        f"{printable(first)}, in {printable(root)}; --root says where they are{other}"
+    )
+
+
+def _has_some(column: Column) -> bool:
+    return column.missing is None or not column.missing.all()
+
+
+def _names(names: Any) -> str:
+    listed = list(names)
+    shown = ", ".join(map(printable, listed[:_SHOWN]))
+    return shown if len(listed) <= _SHOWN else f"{shown}, ... ({len(listed):,} in all)"

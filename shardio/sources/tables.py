@@ -1,0 +1,660 @@
+"""Tables as packed columns: CSV, TSV, JSON Lines, a JSON array of objects, Parquet.
+
+    values of a column               kind    CSV and TSV, where all that is there is ...
+    None alone                       str     empty
+    integers that fit 64 bits        int     0, -12; 007 and 1_000 are text
+    numbers                          float   1.5, 1e-3, nan, inf
+    booleans                         bool    true, FALSE
+    text; larger integers            str     anything else
+    lists, objects, several of these json    -
+    binary (Parquet alone)           bytes   -
+
+What is not there is None: an empty cell, null, a name that an object lacks. Rows are never kept as
+objects: a column takes the bytes of its values, and 9 a row. Source: RFC 4180, and
+https://jsonlines.org for the lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import SourceError, printable
+from ..formats.parquet import ParquetFile
+from ..sample import MAX_FIELDS, MAX_HEAD, pack, unpack
+from ..storage import locate
+from .base import Ints
+
+_ROWS = 4096  # that become columns at once
+_BYTES = 16 << 20  # of text, likewise
+_MAX_LINE = 16 << 20  # bytes
+_MAX_CELL = MAX_HEAD  # characters; a record could not hold more
+
+_INT = re.compile(r"0|-?[1-9][0-9]*")
+_FLOAT = re.compile(
+    r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?|-?(?:nan|inf|infinity)", re.I
+)
+_BOOL = re.compile(r"true|false", re.I)
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+_UNPACK = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}
+
+Seal = Any  # of hashlib
+
+
+class Column:
+    """The values of one column, packed.
+
+    values   (rows,) numbers or booleans; of other kinds, the bytes of all values one after another
+    ends     (rows + 1,) int64: where each value begins, and the last one ends; None for numbers
+    missing  (rows,) bool: which are None; None where none is
+    """
+
+    __slots__ = ("ends", "kind", "missing", "values")
+
+    def __init__(self, kind: str, values: Any, ends: Ints | None, missing: Any) -> None:
+        self.kind, self.values, self.ends = kind, values, ends
+        self.missing = missing if missing.any() else None
+
+    def __len__(self) -> int:
+        return len(self.values) if self.ends is None else len(self.ends) - 1
+
+    def get(self, row: int) -> Any:
+        if self.missing is not None and self.missing[row]:
+            return None
+        if self.ends is None:
+            return self.values[row].item()
+        return _DECODE[self.kind](self.values[self.ends[row] : self.ends[row + 1]])
+
+    def decoded(self, rows: Ints) -> Iterator[Any]:
+        """The values of these rows."""
+        decode = _DECODE.get(self.kind)
+        for value in self.raw(rows):
+            yield value if value is None or decode is None else decode(value)
+
+    def raw(self, rows: Ints) -> Iterator[Any]:
+        """The values of these rows: numbers, or the bytes of others; None where there is none."""
+        for piece in _pieces(rows):
+            found = self.values[piece].tolist() if self.ends is None else self._cut(piece)
+            for value, empty in zip(found, self._missing(piece).tolist(), strict=True):
+                yield None if empty else value
+
+    def array(self) -> Any:
+        """(rows,) as a selection takes it: numbers, or objects of text; masked where None."""
+        values = self.values
+        if self.ends is not None:
+            values = np.empty(len(self), object)
+            values[:] = list(self.decoded(np.arange(len(self))))
+        return values if self.missing is None else np.ma.MaskedArray(values, self.missing)
+
+    def sizes(self) -> Any:
+        """Bytes of each value: (rows,) int64, or one for all."""
+        return 8 if self.ends is None else np.diff(self.ends)
+
+    def seal(self, seal: Seal, rows: Ints) -> None:
+        """Feed the values of these rows, in this order, to a hash."""
+        seal.update(self.kind.encode())
+        for piece in _pieces(rows):
+            seal.update(self._missing(piece).tobytes())
+            if self.ends is None:
+                values = self.values[piece]
+                seal.update(values.astype(values.dtype.newbyteorder("<")).tobytes())
+            else:
+                seal.update((self.ends[piece + 1] - self.ends[piece]).astype("<i8").tobytes())
+                seal.update(b"".join(self._cut(piece)))
+
+    def _missing(self, rows: Ints) -> Any:
+        return np.zeros(len(rows), np.bool_) if self.missing is None else self.missing[rows]
+
+    def _cut(self, rows: Ints) -> Iterator[Any]:
+        assert self.ends is not None
+        values = self.values
+        ends = zip(self.ends[rows].tolist(), self.ends[rows + 1].tolist(), strict=True)
+        return (values[start:end] for start, end in ends)
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: dict[str, Column]  # in the order of the file
+    rows: int
+
+
+def read(path: bytes) -> Table:
+    """The table in a file. Raises SourceError, DamageError, DependencyError."""
+    shown, form = printable(path), ending(path)
+    if form is None:
+        raise SourceError(
+            f"{shown}: a listing's name ends in {', '.join(_READERS)}; this one does not"
+        )
+    if not os.path.isfile(path):
+        what = "this is no file" if os.path.lexists(path) else "there is no such file"
+        raise SourceError(f"{shown}: expected a listing, but {what}")
+    try:
+        return _READERS[form](path)
+    except OSError as error:
+        raise SourceError(f"{shown}: cannot be read: {error.strerror}") from None
+
+
+def ending(path: bytes) -> str | None:
+    """The ending of a listing's name; None when it is of no listing.
+
+    Raises SourceError for one that is compressed, with the command that unpacks it.
+    """
+    stem, last = os.path.splitext(os.fsdecode(path).lower())
+    if last in _UNPACK and os.path.splitext(stem)[1] in _READERS:
+        raise SourceError(
+            f"{printable(path)}: compressed listings are not read. Unpack it first:\n"
+            f"  {_UNPACK[last]} {printable(path, 4096)}"
+        )
+    return last if last in _READERS else None
+
+
+def holds_objects(path: bytes) -> bool:
+    """Whether a JSON file begins as an array does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    except OSError:
+        return False
+
+
+def holds_bytes(path: bytes) -> bool:
+    """Whether a Parquet file has binary data. Raises DamageError, SourceError, DependencyError."""
+    with _parquet_file(path) as file:
+        return file.holds_bytes
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """The lines of a text file, with their ends. Raises SourceError on what is no text."""
+
+    def __init__(self, path: bytes) -> None:
+        self.shown = printable(path)
+        self.number = 0  # of the line that was given last; from 1
+        self.bytes = 0  # that were read
+        self._path = path
+
+    def __iter__(self) -> Iterator[str]:
+        with open(self._path, "rb") as file:
+            while line := file.readline(_MAX_LINE + 1):
+                self.number += 1
+                self.bytes += len(line)
+                if len(line) > _MAX_LINE:
+                    raise self.error(f"longer than {_MAX_LINE:,} bytes")
+                if self.number == 1:
+                    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                        raise self.error(
+                            "UTF-16; listings are read as UTF-8. Write it anew, as by: iconv -f "
+                            "UTF-16 -t UTF-8"
+                        )
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    raise self.error(
+                        f"not UTF-8: byte {error.start} of it is 0x{line[error.start]:02x}"
+                    ) from None
+                if "\0" in text:
+                    raise self.error("it has a byte of 0, so this is no text")
+                yield text
+
+    def error(self, why: str, number: int | None = None) -> SourceError:
+        return SourceError(f"{self.shown}: line {number or self.number}: {why}")
+
+
+def _csv(path: bytes, delimiter: str = ",") -> Table:
+    lines = _Lines(path)
+    before = csv.field_size_limit(_MAX_CELL)
+    try:
+        return _delimited(lines, csv.reader(lines, delimiter=delimiter, strict=True), delimiter)
+    except csv.Error as error:
+        why = str(error)
+        if "field limit" in why:
+            why = f"a cell of more than {_MAX_CELL:,} characters; is a quote not closed?"
+        elif "new-line character" in why:
+            why = "a carriage return within it; write the file anew with lines that end in \\n"
+        elif "end of data" in why:
+            why = "the last cell's quote is not closed"
+        raise lines.error(why) from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _tsv(path: bytes) -> Table:
+    return _csv(path, "\t")
+
+
+def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
+    names: list[str] = next(reader, [])
+    _check_header(lines, names, delimiter)
+    columns = [_Cells() for _ in names]
+    rows: list[list[str]] = []
+    count, begun = 0, lines.bytes
+
+    def flush() -> None:
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+            column.add(values)
+        rows.clear()
+
+    for row in reader:
+        if len(row) != len(names):
+            if not row:  # an empty line
+                continue
+            raise lines.error(
+                f"{len(row):,} cells, expected {len(names):,}: "
+                f"{', '.join(map(printable, names[:10]))}{', ...' if len(names) > 10 else ''}",
+                reader.line_num,
+            )
+        rows.append(row)
+        count += 1
+        if len(rows) == _ROWS or lines.bytes - begun >= _BYTES:
+            flush()
+            begun = lines.bytes
+    if rows:
+        flush()
+    found: dict[str, Column] = {}
+    for name in names:  # each is let go of before the next is made
+        found[name] = _inferred(columns.pop(0))
+    return Table(found, count)
+
+
+def _check_header(lines: _Lines, names: list[str], delimiter: str) -> None:
+    """Raises SourceError."""
+    if not names:
+        raise SourceError(
+            f"{lines.shown}: expected a first line with the names of columns; the file is empty"
+        )
+    if len(names) > MAX_FIELDS:
+        raise lines.error(f"{len(names):,} columns; the limit is {MAX_FIELDS:,}")
+    if "" in names:
+        raise lines.error(
+            f"column {names.index('') + 1} has no name; name it, or leave it out (pandas: "
+            "to_csv(..., index=False))"
+        )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise lines.error(f"several columns are called {printable(twice[0])!r}; rename them")
+    if len(names) == 1:
+        other = next((sign for sign in (";", "\t", ",", "|") if sign in names[0]), None)
+        if other is not None:
+            raise lines.error(
+                f"one column called {printable(names[0])!r}: cells are separated by {other!r}, and "
+                f"expected was {delimiter!r}: .csv has commas, .tsv has tabs"
+            )
+
+
+def _inferred(cells: _Cells) -> Column:
+    """A column of text cells, by what all of them look like."""
+    looks: dict[str, Callable[[str], Any]] = {
+        "bool": _BOOL.fullmatch,
+        "int": _INT.fullmatch,
+        "float": _FLOAT.fullmatch,
+    }
+    some = False
+    for piece in cells:
+        found = [cell for cell in piece if cell]
+        some = some or bool(found)
+        looks = {kind: look for kind, look in looks.items() if all(map(look, found))}
+        if not looks:
+            break
+    column = None
+    if some and looks:
+        kind = next(iter(looks))
+        values = ([_CELL[kind](cell) if cell else None for cell in piece] for piece in cells)
+        with contextlib.suppress(OverflowError):
+            column = _numbers(kind, values)
+    if column is None:
+        column = _packed("str", ([cell.encode() or None for cell in piece] for piece in cells))
+    return column
+
+
+def _int(cell: str) -> int:
+    if len(cell) > 20:  # int() refuses thousands of digits by a ValueError
+        raise OverflowError
+    return int(cell)
+
+
+def _float(cell: str) -> float:
+    value = float(cell)
+    if math.isinf(value) and cell[-1].isdigit():
+        raise OverflowError
+    return value
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+class _Growing:
+    """A table to which objects are added; any of them may have new names."""
+
+    def __init__(self, error: Callable[[str, int], SourceError]) -> None:
+        self._columns: dict[str, _Cells] = {}
+        self._error = error
+        self._rows: list[dict[str, Any]] = []
+        self._numbers: list[int] = []  # of lines or rows, for messages
+        self._count = 0
+
+    def add(self, row: Any, number: int) -> None:
+        if type(row) is not dict:
+            raise self._error(f"expected an object, found {_JSON_TYPES[type(row)]}", number)
+        if not row.keys() <= self._columns.keys():
+            for name in row:
+                self._columns.setdefault(name, _Cells(self._count))
+            if len(self._columns) > MAX_FIELDS:
+                raise self._error(f"there are more than {MAX_FIELDS:,} names by now", number)
+        self._rows.append(row)
+        self._numbers.append(number)
+        if len(self._rows) == _ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._rows:
+            return
+        for name, column in self._columns.items():
+            values = [row.get(name) for row in self._rows]
+            try:
+                column.add(values)
+            except (ValueError, RecursionError):
+                for value, number in zip(values, self._numbers, strict=True):
+                    try:
+                        _Cells().add([value])
+                    except UnicodeEncodeError:
+                        raise self._error(
+                            f"{printable(name)!r}: text with half of a surrogate pair, which is no "
+                            "character",
+                            number,
+                        ) from None
+                    except (ValueError, RecursionError):
+                        raise self._error(f"{printable(name)!r}: nested too deep", number) from None
+                raise
+        self._count += len(self._rows)
+        self._rows.clear()
+        self._numbers.clear()
+
+    def table(self) -> Table:
+        self.flush()
+        found: dict[str, Column] = {}
+        for name in list(self._columns):
+            found[name] = _native(self._columns.pop(name))
+        return Table(found, self._count)
+
+
+def _json_lines(path: bytes) -> Table:
+    lines = _Lines(path)
+    table = _Growing(lines.error)
+    begun = 0
+    for line in lines:
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise lines.error(_not_json(error)) from None
+        table.add(row, lines.number)
+        if lines.bytes - begun >= _BYTES:
+            table.flush()
+            begun = lines.bytes
+    return table.table()
+
+
+def _json(path: bytes) -> Table:
+    """An array of objects; or lines of them, under a name that does not say so."""
+    if not holds_objects(path):
+        return _json_lines(path)
+    shown = printable(path)
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{shown}: byte {error.start}: not UTF-8") from None
+    del data
+
+    def wrong(why: str, number: int) -> SourceError:
+        return SourceError(f"{shown}: row {number}: {why}")
+
+    table, decoder, row = _Growing(wrong), json.JSONDecoder(), 0
+    at = begun = _skip(text, _skip(text, 0) + 1)
+    while text[at : at + 1] != "]":
+        try:
+            value, at = decoder.raw_decode(text, at)  # one by one: all at once take 10 times more
+        except (ValueError, RecursionError) as error:
+            raise wrong(_not_json(error), row) from None
+        table.add(value, row)
+        row += 1
+        at = _skip(text, at)
+        if text[at : at + 1] == ",":
+            at = _skip(text, at + 1)
+            if text[at : at + 1] == "]":
+                raise wrong("expected an object after the comma, found the end of the array", row)
+        elif text[at : at + 1] != "]":
+            raise wrong("expected a comma, or the end of the array, after the row before", row)
+        if at - begun >= _BYTES:
+            table.flush()
+            begun = at
+    if _skip(text, at + 1) != len(text):
+        raise SourceError(f"{shown}: there is more text after the end of the array")
+    return table.table()
+
+
+def _skip(text: str, at: int) -> int:
+    matched = _SPACE.match(text, at)
+    assert matched is not None
+    return matched.end()
+
+
+def _not_json(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg}, at line {error.lineno} column {error.colno} of the text"
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return f"not JSON that can be read: {error}"
+
+
+_JSON_TYPES: dict[type, str] = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+# --- Parquet --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _parquet_file(path: bytes) -> Iterator[ParquetFile]:
+    folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+    file = ParquetFile(locate(folder), name, b"")
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def _parquet(path: bytes) -> Table:
+    with _parquet_file(path) as file:
+        if file.files:
+            raise SourceError(
+                f"{printable(path)}: column {printable(min(file.files))!r} holds files, so it is a "
+                "dataset, not a listing: make an index by `shardio index`, and pack that"
+            )
+        columns = {name: _Cells() for name in file.wanted}
+        kinds: dict[str, set[str]] = {name: set() for name in columns}
+        for number in range(len(file.starts) - 1):
+            group = file.group(number, keep=False)
+            for name in group.arrays:
+                kinds[name].add(group.kinds[name])
+                get = group.get(name)
+                for start in range(0, group.rows, _ROWS):
+                    rows = range(start, min(start + _ROWS, group.rows))
+                    columns[name].add([_plain(get(row)) for row in rows])
+        found: dict[str, Column] = {}
+        for name, known in kinds.items():
+            kind = next(iter(known)) if known and known <= _TYPED else None
+            found[name] = _native(columns.pop(name), kind)
+        return Table(found, file.starts[-1])
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+class _Cells:
+    """The values of a column while its table is read, packed piece by piece."""
+
+    def __init__(self, before: int = 0) -> None:
+        self._before = before  # rows that had no such column
+        self._pieces: list[bytes] = []
+        self.types: set[str] = set()
+
+    def add(self, values: Iterable[Any]) -> None:
+        """Raises ValueError, RecursionError for what cannot be kept."""
+        values = list(values)
+        self.types |= {kind.__name__ for kind in set(map(type, values))} - {"NoneType"}
+        try:
+            piece = pack(values)
+        except OverflowError:
+            if any(type(value) is int and _is_large(value) for value in values):
+                self.types.add("large")
+            piece = pack(_fitting(values))
+        if not self.types.isdisjoint(("list", "dict")):
+            unpack(piece)  # msgpack packs one level more than it unpacks
+        self._pieces.append(piece)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for start in range(0, self._before, _ROWS):
+            yield [None] * (min(start + _ROWS, self._before) - start)
+        for piece in self._pieces:
+            yield unpack(piece)
+
+
+_TYPED = frozenset(("int", "float", "bool", "str", "bytes"))
+_FITTING = (  # kinds, and the types of values that they take; the first that takes all
+    ("str", {"str"}),  # of nothing too
+    ("bool", {"bool"}),
+    ("int", {"int"}),
+    ("str", {"int", "large"}),
+    ("float", {"int", "float", "large"}),
+    ("bytes", {"bytes"}),
+    ("json", {"bool", "int", "float", "large", "str", "bytes", "list", "dict"}),
+)
+_INTEGERS = range(-(1 << 63), 1 << 64)
+
+
+def _is_large(value: int) -> bool:
+    return value not in _INTEGERS
+
+
+def _fitting(value: Any) -> Any:
+    """The same with integers beyond 64 bits as text."""
+    if type(value) is list:
+        return [_fitting(one) for one in value]
+    if type(value) is dict:
+        return {name: _fitting(one) for name, one in value.items()}
+    if type(value) is int and _is_large(value):
+        return str(value)
+    return value
+
+
+def _native(cells: _Cells, kind: str | None = None) -> Column:
+    """A column of values that have types; of this kind, or of the one that fits all."""
+    kind = kind or next(kind for kind, fitting in _FITTING if cells.types <= fitting)
+    column = None
+    if kind in ("int", "float", "bool"):
+        with contextlib.suppress(OverflowError):
+            column = _numbers(kind, cells)
+        if column is None:
+            kind = "str"
+    if column is None:
+        encode = _ENCODE[kind]
+        column = _packed(
+            kind, ([None if v is None else encode(v) for v in piece] for piece in cells)
+        )
+    return column
+
+
+def _numbers(kind: str, pieces: Iterable[list[Any]]) -> Column | None:
+    """A column of numbers; None when no type of 64 bits holds all of them."""
+    arrays: list[Any] = []
+    masks = [np.zeros(0, np.bool_)]
+    lowest = highest = 0
+    for piece in pieces:
+        masks.append(np.array([value is None for value in piece], np.bool_))
+        plain = [0 if value is None else value for value in piece]
+        if kind != "int":
+            of = _as_float if kind == "float" else bool
+            arrays.append(np.array(list(map(of, plain)), float if kind == "float" else bool))
+            continue
+        lowest, highest = min(lowest, min(plain)), max(highest, max(plain))
+        if lowest < -(1 << 63) or highest >= 1 << (63 if lowest < 0 else 64):
+            return None
+        arrays.append(np.array(plain, np.int64 if highest < 1 << 63 else np.uint64))
+    dtype = {"float": np.float64, "bool": np.bool_, "int": np.int64}[kind]
+    if highest >= 1 << 63:
+        dtype = np.uint64
+    joined = np.concatenate(
+        [np.zeros(0, dtype), *(one.astype(dtype, copy=False) for one in arrays)]
+    )
+    return Column(kind, joined, None, np.concatenate(masks))
+
+
+def _as_float(value: Any) -> float:
+    return _float(value) if type(value) is str else float(value)  # text: an integer, above 64 bits
+
+
+def _packed(kind: str, pieces: Iterable[list[bytes | None]]) -> Column:
+    data = bytearray()
+    lengths, masks = [np.zeros(1, np.int64)], [np.zeros(0, np.bool_)]
+    for piece in pieces:
+        filled = [value or b"" for value in piece]
+        data += b"".join(filled)
+        lengths.append(np.fromiter(map(len, filled), np.int64, len(filled)))
+        masks.append(np.array([value is None for value in piece], np.bool_))
+    return Column(kind, data, np.cumsum(np.concatenate(lengths)), np.concatenate(masks))
+
+
+def _pieces(rows: Ints) -> Iterator[Ints]:
+    for start in range(0, len(rows), _ROWS):
+        yield rows[start : start + _ROWS]
+
+
+_CELL: dict[str, Callable[[str], Any]] = {
+    "int": _int,
+    "float": _float,
+    "bool": lambda cell: cell.lower() == "true",
+}
+_ENCODE: dict[str, Callable[[Any], bytes]] = {
+    "str": lambda value: str(value).encode(),
+    "bytes": bytes,
+    "json": pack,
+}
+_DECODE: dict[str, Callable[[Any], Any]] = {
+    "str": lambda data: data.decode(),
+    "bytes": bytes,
+    "json": unpack,
+}
+_READERS: dict[str, Callable[[bytes], Table]] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".pq": _parquet,
+}

@@ -1,0 +1,34 @@
+"""Small files that were written nowhere, as a Storage: indexes that are used once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import DamageError
+from .base import File
+
+
+class MemoryStorage:
+    """Files by name. They are read whole; `open` has nothing to open."""
+
+    def __init__(self, url: str, files: Mapping[str, bytes]) -> None:
+        self.url = url  # for messages
+        self._files = files
+
+    def open(self, name: str) -> File:
+        raise FileNotFoundError(name)
+
+    def read(self, name: str, limit: int) -> bytes:
+        try:
+            data = self._files[name]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+        if len(data) > limit:
+            raise DamageError(f"{self.url}: {name}: {len(data):,} bytes; the limit is {limit:,}")
+        return data
+
+    def exists(self, name: str) -> bool:
+        return name in self._files
+
+    def is_network(self) -> bool:
+        return False
