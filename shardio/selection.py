@@ -74,8 +74,7 @@ def where(
     if not len(numbers):
         asked = {name: one[0] if isinstance(one, All) else one for name, one in conditions.items()}
         raise OptionError(
-            f"where={printable(repr(asked))}: none of {len(chosen):,} records meets "
-            "all conditions"
+            f"where={printable(repr(asked))}: none of {len(chosen):,} records meets all conditions"
         )
     return Selection(numbers, shard_starts)
 

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import formats
+from benchmarks.data import Data
+from benchmarks.harness import Result
+
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
@@ -84,6 +88,26 @@ def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Pat
         assert target["what"] in done.stderr
 
 
+def test_a_format_is_measured_beside_record_shards(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: formats.FORMATS[name] for name in (formats.RECORD, formats.PLAIN_TAR)}
+    monkeypatch.setattr(formats, "FORMATS", few)
+    monkeypatch.setattr(formats, "SIZES", ("0.9 KB",))
+    result = Result("formats", ["pytest"], True)
+    formats.run(Data(archives, tmp_path, True, False), result)
+    reading = result.facts["raw"]["reading, 0.9 KB"]
+    assert set(result.facts["raw"]["indexing, 0.9 KB"]) == {formats.PLAIN_TAR}
+    for name in few:
+        for way in ("open", "dataset"):
+            assert len(reading[f"{name}: {way}"]) == 3
+            assert all(one["us"] > 0 for one in reading[f"{name}: {way}"])
+    assert all(
+        target["met"] is None for target in result.facts["targets"] if "time of" in target["what"]
+    )
+
+
+@pytest.mark.slow
 def test_formats_are_measured_without_their_own_readers(archives: Path, tmp_path: Path) -> None:
     out, scratch = tmp_path / "formats.json", tmp_path / "scratch"
     done = benchmarks(
