@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -188,7 +188,17 @@ def _named(text: str | None) -> dict[str, str]:
     for name, equals, source in pairs:
         if not (name and equals and source):
             raise OptionError(f"--fields {printable(text or '')}: expected NAME=THEIRS,NAME=THEIRS")
-    return {name: source for name, _, source in pairs}
+    return _once(((name, source) for name, _, source in pairs), text or "")
+
+
+def _once(pairs: Iterable[tuple[str, str]], text: str) -> dict[str, str]:
+    """As a dict. Raises OptionError for a name that comes twice."""
+    found: dict[str, str] = {}
+    for name, theirs in pairs:
+        if name in found:
+            raise OptionError(f"--fields {printable(text)}: {printable(name)} is there twice")
+        found[name] = theirs
+    return found
 
 
 def _unpack(options: argparse.Namespace) -> int:
@@ -218,7 +228,8 @@ def _export(options: argparse.Namespace) -> int:
 
     fields = None
     if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
-        fields = {name: theirs or None for name, theirs in _pairs(options.fields)}
+        named = _once(_pairs(options.fields), options.fields)
+        fields = {name: theirs or None for name, theirs in named.items()}
     with _progress("exporting", options, unit=" records", scale=1) as progress:
         done = export(
             options.out,
@@ -657,7 +668,7 @@ def _as_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        return value.encode("utf-8", "surrogatepass")  # JSON of others may hold halves of pairs
     import json
 
     return json.dumps(value, default=_plain).encode()

@@ -56,8 +56,14 @@ class Decoder:
                 raise OptionError(f"{name} is {given!r}: expected a function")
             if given is not None and field not in names:
                 raise OptionError(
-                    f"{name} is given, but {field or 'no field for it'!r} is not among the fields "
-                    f"{', '.join(map(repr, names))}"
+                    f"{name} is given, but "
+                    + (
+                        f"{field!r} is not among the fields {', '.join(map(repr, names))}"
+                        if field is not None
+                        else "the dataset has no field "
+                        + ("of kind image" if name == "transform" else f"called {LABEL!r}")
+                        + f"; there are {', '.join(map(repr, names))}. Use collate_fn for others"
+                    )
                 )
         built_in = isinstance(transform, image.Transform)
         self.wants_draw = built_in

@@ -76,12 +76,18 @@ def export(
         shard_size = sizes.size("shard_size", shard_size)
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
-    if os.path.realpath(source) == os.path.realpath(target):
-        raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
+    folders = manifest.datasets(source)
     datasets = {
-        name: sequence.open(folder, decode=None, root=root)
-        for name, folder in manifest.datasets(source).items()
+        name: sequence.open(folder, decode=None, root=root) for name, folder in folders.items()
     }
+    own = {source, *folders.values()}
+    for name, folder in folders.items():
+        data = folder if root is None else local_path(root)
+        names = datasets[name].manifest.names or ("",)
+        own |= {os.path.join(data, one) for one in {os.path.dirname(one) for one in names}}
+    into = {os.path.realpath(os.path.join(target, name)) for name in ("", *folders)}
+    if into & set(map(os.path.realpath, own)):
+        raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
     learned: dict[str, str] = {}
     while True:
@@ -112,6 +118,19 @@ def export(
             staging.discard()
         if overwrite and kind.ours is not None:
             done.removed = _remove_older(target, datasets, kind, written)
+        classes = any(one.manifest.classes for one in datasets.values())
+        if classes and format != "imagefolder":
+            done.notes.append("names of classes are not kept: the format has no place for them")
+        if os.path.lexists(os.path.join(target, manifest.MANIFEST)):
+            done.notes.append(
+                f"{printable(target)} has an index of what was there before; `shardio index "
+                "--overwrite` makes it anew"
+            )
+        if overwrite and not kind.shards and (others := _files(target).keys() - written.keys()):
+            done.notes.append(
+                f"{len(others):,} files were in {printable(target)} before and still are, such as "
+                f"{printable(min(others))}: readers take them for files of this export"
+            )
         return done
 
 

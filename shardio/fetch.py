@@ -43,7 +43,8 @@ import numpy as np
 from .errors import DamageError, StorageError
 from .formats import check_format, open_shard
 from .formats.base import Shard, ShardInfo
-from .manifest import Manifest
+from .formats.parquet import cache_bytes
+from .manifest import SUFFIXES, Manifest
 from .order import Epoch, Int64s, Share, Slices
 from .sample import Sample
 from .selection import Selection
@@ -120,6 +121,7 @@ class Reader:
         self.starts = np.zeros(manifest.shards + 1, np.int64)
         np.cumsum(manifest.shard_records, out=self.starts[1:])
         self._opening = manifest.opening(storage, root, verify=verify)
+        self._most = 0  # bytes of open shards that are in memory; 0: to be found out
         check_format(manifest.format)
         self.forget()
         _READERS.add(self)
@@ -170,16 +172,29 @@ class Reader:
                 except FileNotFoundError:
                     raise DamageError(
                         f"{self.storage.url.rstrip('/')}/{info.name}: the manifest names this "
-                        f"shard, of {info.records:,} records, but it is not there. Restore it from "
-                        "a copy, or pack again"
+                        f"shard, of {info.records:,} records, but it is not there. "
+                        + (
+                            "Restore it from a copy, or pack again"
+                            if self.manifest.format in SUFFIXES
+                            else "If the data lies elsewhere (`shardio index --out`), say where: "
+                            "--root, in Python root=; else restore it, or index anew"
+                        )
                     ) from None
                 if place < 0:
                     known.scattered()
                 opened = self._opened
                 opened[place] = known
-                while len(opened) > self.limit:
+                while len(opened) > self.limit or (len(opened) > 1 and self._too_large(known)):
                     opened.popitem(last=False)
             return known
+
+    def _too_large(self, newest: Shard) -> bool:
+        """Whether open shards, that are in memory as a whole, take more than they may."""
+        if not getattr(newest, "memory", 0):
+            return False
+        if not self._most:
+            self._most = cache_bytes(memory_available())
+        return sum(getattr(one, "memory", 0) for one in self._opened.values()) > self._most
 
     def _open(self, info: ShardInfo) -> Shard:
         try:

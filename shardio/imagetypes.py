@@ -17,7 +17,7 @@ _SIGNATURES = (
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
     (b"\xff\x0a", "JPEG XL"),
-    *((b"P%d" % kind, "PNM") for kind in range(1, 8)),
+    *((b"P%d%c" % (kind, blank), "PNM") for kind in range(1, 8) for blank in b" \t\n\v\f\r"),
 )
 _FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 

@@ -24,7 +24,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from . import journal, lock, manifest, parallel, plan
-from .errors import ExistsError, OptionError, ShardioError, SourceError, printable
+from .errors import (
+    ExistsError,
+    OptionError,
+    ShardioError,
+    SourceError,
+    StorageError,
+    printable,
+)
 from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
@@ -126,21 +133,22 @@ def in_memory(
     fields: Mapping[str, str],
     jobs: int | None = None,
     progress: parallel.Progress | None = None,
-) -> tuple[manifest.Manifest, Storage, Storage]:
-    """As `index`, but nothing is written: the manifest, where the index is, and where the data is.
+) -> tuple[manifest.Manifest, Storage, Storage, list[str]]:
+    """As `index`, but nothing is written: the manifest, where the index is, where the data is, and
+    the fields that were left out for their names.
 
     For reading a dataset once. Raises as `index` does.
     """
     found = _find(path, format, None, None, None)
     dataset_id = dataset_id_of(found, fields)
     scanned = scan_all(found, None, dataset_id, parallel.processes(jobs), progress)
-    made, _ = manifest_of(found, scanned, fields, dataset_id)
+    made, left_out = manifest_of(found, scanned, fields, dataset_id)
     indexes = {
         sidecar_name(shard.info.number, shard.info.index_checksum): shard.index
         for shard in scanned
         if shard.info is not None
     }
-    return made, MemoryStorage(found.root, indexes), locate(found.root)
+    return made, MemoryStorage(found.root, indexes), locate(found.root), left_out
 
 
 def is_sidecar(folder: str, name: str) -> bool:
@@ -222,16 +230,40 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Any) ->
     format = format or next(iter(claims([name])), None)
     if format is None or format == "imagefolder":
         formats = ", ".join(FOREIGN_FILES)
-        raise SourceError(f"{shown}: its name is of none of {formats}; --format says what it is")
+        raise SourceError(
+            f"{shown}: its name is of none of {formats}; --format says what it is. Listings and "
+            f"COCO files are packed: `shardio pack {_quoted(root)} OUT`"
+        )
     return Found(folder or os.curdir, format, [name], [os.path.getsize(root)])
 
 
 def _files(root: str) -> Iterable[str]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    """Paths below a folder, of what is not hidden; links are followed. Raises StorageError."""
+    above = {root: frozenset((_identity(root),))}  # of a folder and all it lies in
+    for folder, folders, files in os.walk(root, onerror=_unlisted, followlinks=True):
+        here, inner = above.pop(folder), []
+        for name in folders:
+            path = os.path.join(folder, name)
+            if name.startswith(".") or (one := _identity(path)) in here:  # a link to a folder above
+                continue
+            above[path] = here | {one}
+            inner.append(name)
+        folders[:] = inner
         for name in files:
             if not name.startswith("."):
                 yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _unlisted(error: OSError) -> None:
+    """Records in a folder that cannot be listed would be lost without a word."""
+    raise StorageError(
+        f"{printable(os.fsencode(error.filename), 4096)}: cannot be listed: {error.strerror}"
+    )
 
 
 def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
@@ -312,7 +344,7 @@ def _images(
         raise SourceError(_each_split(root, listings, out))
     listing = listings[""]
     if classes is not None:
-        listing = renumber(listing, _classes_of(local_path(classes)))
+        listing = renumber(listing, manifest.classes_of(local_path(classes)))
     if listing.problems:
         raise SourceError(explain(root, listing.problems))
     # As `pack` without options has them, so that the order is the same.
@@ -347,13 +379,6 @@ def _images(
     )
 
 
-def _classes_of(other: str) -> tuple[str, ...]:
-    there = manifest.load(locate(other))
-    if there.classes is None:
-        raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
-    return there.classes
-
-
 def _each_split(
     root: str, listings: Mapping[str, Listing], out: str | os.PathLike[str] | None
 ) -> str:
@@ -378,7 +403,18 @@ def _each_split(
 
 
 def _refuse_other(folder: str, overwrite: bool) -> None:
-    if locate(folder).exists(manifest.MANIFEST) and not overwrite:
+    storage = locate(folder)
+    if not storage.exists(manifest.MANIFEST):
+        return
+    there = None
+    with contextlib.suppress(ShardioError):  # a damaged one may be replaced
+        there = manifest.load(storage).format
+    if there in manifest.SUFFIXES:  # its .lmdb shards would be read as LMDB by others
+        raise ExistsError(
+            f"{printable(folder)}: a packed dataset, which needs no index; one in its place would "
+            "replace its manifest, and with it keys, fields and classes"
+        )
+    if not overwrite:
         raise ExistsError(
             f"{printable(folder)}: holds a {manifest.MANIFEST} already; --overwrite replaces it"
         )

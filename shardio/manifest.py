@@ -156,6 +156,7 @@ def load(storage: Storage) -> Manifest:
 
     Raises NotPackedError (naming the splits, when it is their parent), DamageError, VersionError.
     """
+    _refuse_file(storage)
     try:
         data = storage.read(MANIFEST, MAX_MANIFEST)
     except FileNotFoundError:
@@ -176,8 +177,9 @@ def parse(data: bytes, where: str) -> Manifest:
 def load_splits(storage: Storage) -> list[str] | None:
     """Names of the splits packed under a folder; None when it holds none.
 
-    Raises DamageError, VersionError.
+    Raises NotPackedError for a file, DamageError, VersionError.
     """
+    _refuse_file(storage)
     try:
         data = storage.read(SPLITS, MAX_SPLITS)
     except FileNotFoundError:
@@ -246,6 +248,15 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def _refuse_file(storage: Storage) -> None:
+    if isinstance(storage, LocalStorage) and os.path.isfile(storage.root):
+        shown = printable(storage.url)
+        raise NotPackedError(
+            f"{shown}: it is a file, not a packed directory; if it can be packed, `shardio pack "
+            f"{shown} OUT` makes one in OUT"
+        )
+
+
 def _missing(storage: Storage) -> str:
     shown = printable(storage.url)
     splits = load_splits(storage)
@@ -263,7 +274,10 @@ def _missing(storage: Storage) -> str:
         )
     if not storage.exists(""):
         return f"{shown}: not packed: there is no such directory"
-    return f"{shown}: not packed: it holds no {MANIFEST}; `shardio pack IMAGES {shown}` makes one"
+    return (
+        f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
+        f"`shardio index {shown}` makes one here, if images or shards of others lie here"
+    )
 
 
 def _unfinished(folder: str) -> str:
@@ -368,6 +382,13 @@ def _parse(data: bytes, where: str) -> Manifest:
         raise ValueError("its classes are not a list of names")
     if type(head["options"]) is not dict:
         raise ValueError("its options are not an object")
+    for name, kind in (("fields", dict), ("absent", list), ("row_group", dict)):
+        given = head["options"].get(name)
+        if given is None:
+            continue
+        parts = {type(one) for one in (given.values() if type(given) is dict else given)}
+        if type(given) is not kind or parts - {str if name == "fields" else int}:
+            raise ValueError(f"its option {name} is not what packing or indexing makes it")
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
     return Manifest(
@@ -409,6 +430,14 @@ def _unhex(text: Any, size: int) -> bytes:
     if len(value) != size or value.hex() != text:
         raise ValueError(f"{printable(text)!r} is not {2 * size} hex digits")
     return value
+
+
+def classes_of(other: str) -> tuple[str, ...]:
+    """The names of the classes of another dataset, or of splits. Raises OptionError."""
+    there = load(locate(next(iter(datasets(other).values()))))
+    if there.classes is None:
+        raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
+    return there.classes
 
 
 def class_index(classes: Sequence[str] | None, name: str) -> int:

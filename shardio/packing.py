@@ -37,6 +37,7 @@ from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
 from .plan import Plan
 from .sample import Sample, Schema
+from .selection import described
 from .shard import ShardWriter, check_packed, open_own
 from .storage import local, local_path, locate
 
@@ -131,6 +132,13 @@ def pack(
     """
     check_packed(format)
     jobs = parallel.processes(jobs)
+    if fields is not None and not (
+        isinstance(fields, Mapping) and all(isinstance(one, str) for one in fields.values())
+    ):
+        raise OptionError(
+            f"fields is {printable(repr(fields))}: expected our names and the source's, such as "
+            "{'image': 'jpg'}"
+        )
     source, out = os.fsencode(local_path(source)), local_path(out)
     asked = sources.tell(
         sources.Wanted(
@@ -147,6 +155,8 @@ def pack(
     wanted = _options(asked.kind, shard_size, max_records, shuffle, seed, resize, quality)
     if format != "record":  # which datasets had before there was another
         wanted["format"] = format
+    if isinstance(where, Mapping):
+        wanted["where"] = described(where)
     chosen = _part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
@@ -164,7 +174,7 @@ def pack(
         lock.refuse_if_busy(folder, part=chosen is not None)
         if not overwrite:
             _refuse_other(folder, wanted | _of_split(name, names))
-    numbering = None if classes is None else _classes_of(local_path(classes))
+    numbering = None if classes is None else manifest.classes_of(local_path(classes))
     listings = sources.find(asked)
     if numbering is not None:
         listings = {
@@ -173,6 +183,8 @@ def pack(
         }
         if all(listing.classes is None for listing in listings.values()):
             sources.renumber(next(iter(listings.values())), numbering)
+    if resize is not None:
+        _check_resize(listings)
     if list(listings) != names:
         raise SourceChangedError(f"{printable(source)}: its top folders changed just now")
     packings = [
@@ -304,6 +316,7 @@ class _Packing:
         self.dataset_id = made.dataset_id
         self.token = local.token()
         header = made.header
+        Schema(header["fields"])  # too many, or what cannot be one: refused before all is locked
         self._part, self._held = part, held
         self._start, self._stop = _share(made.shards, part)
         first, last = int(made.bounds[self._start]), int(made.bounds[self._stop])
@@ -728,6 +741,18 @@ def _options(
     )
 
 
+def _check_resize(listings: Mapping[str, sources.Listing]) -> None:
+    """Raise OptionError where no image would be resized."""
+    kinds = {name: kind for one in listings.values() for name, kind in one.fields}
+    if kinds.get("image") not in ("image", "bytes"):
+        there = ", ".join(printable(name) for name, kind in kinds.items() if kind == "image")
+        raise OptionError(
+            "--resize: shrinks the field `image`, and none called so holds images. Those that do: "
+            f"{there or 'none'}"
+            + ("; --fields image=NAME calls one so" if there and "image" not in kinds else "")
+        )
+
+
 def _of_split(name: str, names: Sequence[str]) -> dict[str, Any]:
     """What the options of a dataset say of the splits it is one of."""
     return {"split": name, "splits": list(names)} if name else {}
@@ -787,6 +812,8 @@ def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
         return
     # The source decides on the rest: `absent`, and what was not asked for.
     known = {name: there.options.get(name) for name in wanted}
+    if "format" in wanted:
+        known["format"] = there.format
     if wanted["shard_size"] is None:
         known["shard_size"] = None
     if wanted["shuffle"] is None:
@@ -801,14 +828,8 @@ def _another(directory: str, there: manifest.Manifest, changed: Sequence[str] = 
         f"{printable(directory)}: another dataset is packed here ({there.records:,} records, id "
         f"{there.dataset_id.hex()}). Choose another directory, or replace it with --overwrite"
         + "".join(f"\n  option {line}" for line in changed)
+        + ("" if changed else "\n  its records, values, sizes, fields, --where or --format differ")
     )
-
-
-def _classes_of(other: str) -> tuple[str, ...]:
-    there = manifest.load(locate(next(iter(manifest.datasets(other).values()))))
-    if there.classes is None:
-        raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
-    return there.classes
 
 
 def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:

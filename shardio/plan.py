@@ -114,8 +114,14 @@ def options(
 def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
     """Order the records and cut them into shards by their bytes, as the options say."""
     shuffle, seed, shard_size = (wanted[name] for name in ("shuffle", "seed", "shard_size"))
+    notes = list(listing.notes)
     if shuffle is None:
         shuffle = listing.shuffled
+        if not shuffle:
+            notes.append(
+                "packed in stored order, since the source is read slowly in any other; --shuffle "
+                "shuffles it nevertheless"
+            )
     count = len(listing.keys)
     packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
     sizes = listing.sizes[packed]
@@ -139,7 +145,7 @@ def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
             "options": wanted,
             "problems": [[os.fsdecode(key), reason] for key, reason in listing.problems],
             "ignored": listing.ignored,
-            "notes": listing.notes,
+            "notes": notes,
         },
         keys=[listing.keys[i] for i in packed.tolist()],
         sizes=sizes,

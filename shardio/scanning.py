@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import __version__, manifest, parallel
-from .errors import DamageError, OptionError, SourceError, printable
+from .errors import OptionError, SourceError, printable
 from .fieldnames import IMAGES, LABELS, nameable
 from .formats import FOREIGN
 from .formats.base import ShardInfo
 from .formats.columns import checksum, key_hash
-from .formats.foreign import Swept, Values, dump, only, own_key, sidecar_name, walk
+from .formats.foreign import Swept, Values, dump, key_of, only, sidecar_name, undecodable, walk
 from .formats.imagefolder import NoImageError
 from .imagetypes import image_type
-from .sample import KEY, MAX_KEY, Schema
+from .sample import KEY, MAX_FIELDS, MAX_KEY, Schema
 from .sources.base import listed
 from .storage import local, locate
 
@@ -205,18 +205,22 @@ def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, 
         passed = blobs = 0
         for record, (offset, length, data, values) in enumerate(walk(layout, file)):
             key = values.pop(KEY, None)
-            if key is None:
-                key = own_key(task.name, record)
-            if not 0 < len(key) <= MAX_KEY:
-                raise DamageError(
-                    f"{file.name}: record {record} at byte {offset}: a key of {len(key):,} bytes; "
-                    f"expected 1 to {MAX_KEY:,}"
-                )
+            if type(key) is not bytes or not 0 < len(key) <= MAX_KEY:
+                try:
+                    key = key_of({KEY: key}, task.name, record)
+                except ValueError as error:
+                    raise undecodable(file, record, offset, error) from None
             places.append(offset)
             places.append(length)
             checksums.append(checksum(data))
             hashes.append(key_hash(key))
             blobs += _observe(values, layout.lists, record, seen, scalars)
+            if len(seen) > MAX_FIELDS:  # each may have a column, as long as there are records
+                raise SourceError(
+                    f"{file.name}: record {record} at byte {offset}: with it the records have over "
+                    f"{MAX_FIELDS:,} fields, the last {printable(next(reversed(seen)))}; a dataset "
+                    f"has at most {MAX_FIELDS:,}. Put values with names of their own into one field"
+                )
             if offset + length - passed >= _CHECK_BYTES:
                 add(offset + length - passed)
                 passed = offset + length
@@ -336,5 +340,6 @@ def _place(name: str) -> tuple[int, str]:
 def explain(root: str, problems: Sequence[tuple[bytes, str]]) -> str:
     return (
         f"{printable(root)}: {len(problems):,} files cannot be indexed, so nothing was. Move them "
-        f"away, or mend them:\n{listed(sorted(problems))}"
+        "away, or mend them (texts and the like beside images: `shardio pack --from files`):\n"
+        f"{listed(sorted(problems))}"
     )

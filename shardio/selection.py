@@ -122,6 +122,7 @@ class Word(str):
 
 
 _CONDITION = re.compile(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", re.DOTALL)
+_INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 _ORDERS: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt,
     ">": operator.gt,
@@ -143,18 +144,41 @@ def conditions(texts: Iterable[str]) -> dict[str, All]:
             raise OptionError(
                 f"--where {printable(text)}: expected NAME=VALUE,VALUE,... or NAME!=, <, <=, >, >="
             )
-        name, sign, right = matched.groups()
+        name, sign, right = (part.strip() for part in matched.groups())
         if sign in _ORDERS:
             one: Any = _ordered(text, _ORDERS[sign], right)
         else:
             values = [None if one == "null" else Word(one) for one in right.split(",")]
             one = values if sign == "=" else Not(values)
-        found.setdefault(name, All()).append(one)
+        several = found.setdefault(name, All())
+        several.append(one)
+        several.texts.append(f"{sign}{right}")
+    return found
+
+
+def described(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions as plain values, for those who read what was asked for; never to be run again."""
+    found: dict[str, Any] = {}
+    for name, wanted in conditions.items():
+        if isinstance(wanted, All):
+            found[str(name)] = " and ".join(wanted.texts)
+        elif callable(wanted):
+            found[str(name)] = "a function"
+        else:
+            plain = (one.item() if isinstance(one, np.generic) else one for one in _several(wanted))
+            found[str(name)] = [
+                one if one is None or isinstance(one, (str, int, float)) else repr(one)
+                for one in plain
+            ]
     return found
 
 
 class All(list[Any]):
     """Several conditions on one column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
 
 
 class Not(list[Any]):
@@ -163,7 +187,8 @@ class Not(list[Any]):
 
 def _ordered(text: str, compare: Callable[[Any, float], Any], right: str) -> Callable[[Any], Any]:
     try:
-        limit = float(right)
+        # Integers as such: floats are other numbers from 2**53 on, where many ids are.
+        limit: Any = int(right) if _INTEGER.fullmatch(right) else float(right)
     except ValueError:
         raise OptionError(f"--where {printable(text)}: {printable(right)} is no number") from None
 
@@ -220,7 +245,10 @@ def _number(name: str, text: Word) -> int | float | bool:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
-    raise OptionError(f"--where: {printable(name)} has numbers, and {printable(text)} is none")
+    hint = "; write one =, as in label=3" if text.startswith("=") else ""
+    raise OptionError(
+        f"--where: {printable(name)} has numbers, and {printable(text)} is none{hint}"
+    )
 
 
 def _among(column: Any, values: list[Any]) -> Any:

@@ -141,9 +141,11 @@ class ShardSequence(Described, Sequence[Any]):
         """
         scalars = {name: kind for name, kind in self.manifest.schema.fields if kind in _EMPTY}
         if name not in scalars:
+            kind = dict(self.manifest.schema.fields).get(name)
             raise OptionError(
                 f"no column is called {name!r}; "
                 + (f"there are {', '.join(scalars)}" if scalars else "this dataset has none")
+                + (f". It is a field of kind {kind}, which the index lacks" if kind else "")
             )
         kind = scalars[name]
         values = self._column(partial(self._values, name=name, kind=kind), _EMPTY[kind])

@@ -203,7 +203,7 @@ def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
             continue
         endings = theirs.get(name, name).split("/")  # several: of images
         ending = endings[0]
-        if len(endings) > 1:
+        if len(endings) > 1 and isinstance(value, bytes):
             kind = _ENDINGS.get(image_type(value[:32]) or "", ())
             ending = next((one for one in endings if one in kind), ending)
         yield sample[KEY] + b"." + ending.encode(), _file(value)
@@ -238,13 +238,16 @@ def _file(value: Any) -> bytes:
 
 def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
     """What a file's name lacks: keys of other formats have no endings."""
-    own = made.names is None or made.options.get("source") == "imagefolder"
+    # Of a packed dataset: the format that it was packed from.
+    format = made.options.get("from", "record") if made.names is None else made.format
+    own = format in (*manifest.SUFFIXES, "imagefolder")
     if own or b"." in key.rpartition(b"/")[2]:
         return b""
     source = made.options.get("fields", {}).get(content, content)
-    kind = image_type(data[:32])
-    ending = source if source.isalnum() and len(source) <= 5 and source != content else kind
-    return b"" if ending is None else b"." + ending.split()[0].lower().encode()
+    known = _ENDINGS.get(image_type(data[:32]) or "", ())
+    extension = format == "webdataset" and source.isalnum() and source != content
+    ending = source if extension or source in known else next(iter(known), None)
+    return b"" if ending is None else b"." + ending.encode()
 
 
 def _check_keys(dataset: ShardSequence, content: str) -> None:

@@ -202,7 +202,7 @@ def fail_at(stage: Stage, name: str, call: str, count: int, error: str) -> None:
 @needs_strace
 def test_a_kill_at_any_system_call_of_a_packing_leaves_all_or_nothing(stage: Stage) -> None:
     calls = stage.rehearse("pack")
-    there = [kill_at(stage, "pack", *call) for call in sample("pack", calls, 20)]
+    there = [kill_at(stage, "pack", *call) for call in sample("pack", calls, 12)]
     assert there == sorted(there)  # nothing at first, all from the manifest's rename on
 
 
@@ -217,7 +217,7 @@ def test_a_kill_right_before_and_after_the_renames_of_the_manifest(stage: Stage)
 @needs_strace
 @pytest.mark.parametrize("name", [name for name in SCENES if name != "pack"])
 def test_a_kill_at_any_system_call_in_other_circumstances(stage: Stage, name: str) -> None:
-    for call in sample(name, stage.rehearse(name), 4):
+    for call in sample(name, stage.rehearse(name), 3):
         kill_at(stage, name, *call)
 
 

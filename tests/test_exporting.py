@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -36,6 +37,7 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.exporting import export
+from shardio.indexing import index
 from shardio.packing import pack
 from shardio.storage import local
 from shardio.writer import Writer
@@ -476,6 +478,29 @@ def test_images_get_the_folder_of_their_class_and_the_ending_of_their_type(tmp_p
     assert (done.records, done.without) == (3, 1)
 
 
+@pytest.mark.parametrize("name", ["a/b", "", ".", ".."])
+def test_a_class_that_is_no_name_of_a_folder_is_refused(
+    packed: Packed, tmp_path: Path, name: str
+) -> None:
+    out = packed([4], classes=["x", name, "y"])
+    with pytest.raises(OptionError, match="cannot be the name of one folder"):
+        export(out, tmp_path / "back", format="imagefolder")
+
+
+def test_classes_that_get_no_folder_are_said(packed: Packed, tmp_path: Path) -> None:
+    fields = {"image": "image", "label": "int"}
+    with Writer(tmp_path / "out", fields=fields, classes=["a", "b", "c"]) as writer:
+        for label in (0, 2):
+            sample = {"__key__": b"%d" % label, "image": datasets.jpeg(0), "label": label}
+            writer.write(sample)
+    done = export(tmp_path / "out", tmp_path / "back", format="imagefolder")
+    assert any("1 of 3 have no image here" in note for note in done.notes)
+    assert "still are" not in str(done.notes)
+    plant(tmp_path / "back", {"a/old.jpg": b"1"})
+    done = export(tmp_path / "out", tmp_path / "back", format="imagefolder", overwrite=True)
+    assert any("such as a/old.jpg" in note for note in done.notes)
+
+
 def test_splits_become_folders_in_every_format(tmp_path: Path) -> None:
     names = [f"{split}/{c}/{i}.jpg" for split in ("train", "val") for c in "ab" for i in "12"]
     tree = {name: datasets.jpeg(i) for i, name in enumerate(names)}
@@ -735,6 +760,11 @@ def test_wrong_options_are_refused(plain: Path, tmp_path: Path) -> None:
             export(plain, out, **options)
     with pytest.raises(OptionError, match="the dataset is there itself"):
         export(plain, plain, format="imagefolder", overwrite=True)
+    export(plain, out, format="webdataset")
+    index(out, out=tmp_path / "idx", jobs=1)
+    with pytest.raises(OptionError, match="the dataset is there itself"):
+        export(tmp_path / "idx", out, format="webdataset", root=out, overwrite=True)
+    shutil.rmtree(out)
     classless = tmp_path / "classless"
     datasets.make(classless, [2], image=datasets.jpeg, classes=None)
     with pytest.raises(OptionError, match="--fields image"):

@@ -289,7 +289,7 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DamageError, match="empty file"):
         crafted(data, imagefolder.describe([b"a", b"b"], np.array([18, 0]), None), 2)
     for extra in (b"", b"\x80", b"\x83\xa4keys\xa1a\xa5sizes\xa1b\xa6labels\xc0"):
-        with pytest.raises(DamageError, match="does not describe a run of files"):
+        with pytest.raises(DamageError, match="does not describe it"):
             crafted(data, extra, 1)
 
 
@@ -436,3 +436,11 @@ class TestImageFolderConformance(FormatConformance):
         assert list(shard.scan(0, shard.records)) == samples
         assert list(shard.scan(1, 5)) == samples[1:5]
         assert [shard.read(i) for i in range(shard.records)] == samples
+
+
+def test_classes_may_be_those_of_packed_splits(tmp_path: Path) -> None:
+    plant(tmp_path / "src", {f"train/{key}": data for key, data in images().items()})
+    library.pack(tmp_path / "src", tmp_path / "packed", jobs=1)
+    val = plant(tmp_path / "val", {"class1/x.jpg": noise("x", 99)})
+    index(val, classes=tmp_path / "packed", jobs=1)
+    assert ShardDataset(val, decode=None).classes == ["class0", "class1", "class2"]

@@ -393,3 +393,26 @@ def test_advice_needs_no_data_beside_the_index(tars: Path, tmp_path: Path) -> No
     assert "20 records in 3 shards" in told
     with pytest.raises(DamageError, match="is not there"):
         tune_path(tmp_path / "idx", batch_size=4)
+
+
+def test_linked_folders_count_and_those_that_cannot_be_listed_are_an_error(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = index(tars, out=tmp_path / "one", jobs=1).records
+    (tars / "b").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    name = min(path.name for path in tars.glob("*.tar"))
+    os.rename(tars / name, tmp_path / "elsewhere" / name)
+    (tars / "b" / "link").symlink_to(tmp_path / "elsewhere")
+    (tars / "b" / "loop").symlink_to("..")
+    assert index(tars, out=tmp_path / "two", jobs=1).records == whole
+    real = os.scandir
+
+    def scandir(path: str) -> Any:  # root may list anything
+        if os.fspath(path).endswith("link"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(library.StorageError, match=r"b/link: cannot be listed: Permission denied"):
+        index(tars, out=tmp_path / "three", jobs=1)

@@ -885,3 +885,16 @@ def test_the_first_bytes_tell_a_shard(tmp_path: Path) -> None:
     assert all(may_be_shard(data[:n]) for n in (0, 1, 16, 24, 64))
     assert may_be_shard(LmdbEncoder(Schema(PLAIN), ID, 0).header())
     assert not may_be_shard(b"{\n") and not may_be_shard(bytes(64))
+
+
+def test_index_never_replaces_a_packed_dataset(tmp_path: Path) -> None:
+    """Its shards are LMDB to whoever does not read the manifest."""
+    with Writer(
+        tmp_path / "out", fields={"image": "image", "label": "int"}, format="lmdb"
+    ) as writer:
+        writer.write({"image": b"\xff\xd8\xff\xe0 jpeg", "label": 3})
+    before = (tmp_path / "out/manifest.json").read_bytes()
+    for overwrite in (False, True):
+        with pytest.raises(ExistsError, match="packed dataset, which needs no index"):
+            index(tmp_path / "out", overwrite=overwrite)
+    assert (tmp_path / "out/manifest.json").read_bytes() == before

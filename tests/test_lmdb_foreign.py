@@ -622,3 +622,20 @@ def test_damage_after_indexing_is_found(tmp_path: Path, name: str, index: Any) -
                 reported = True
         found += reported
     assert found > 60  # the others hit what no record is in
+
+
+@pytest.mark.parametrize("what", ["a page", "a node"])
+def test_a_tree_that_names_something_twice_is_damage(tmp_path: Path, what: str, index: Any) -> None:
+    """Its counts are right, but a record would come twice, and another never."""
+    path = write(tmp_path / "x.mdb", {b"%04d" % i: b"%04d" % i * 100 for i in range(400)})
+    data = bytearray(path.read_bytes())
+    kinds = [struct.unpack_from("<H", data, at + 10)[0] for at in range(0, len(data), 4096)]
+    page = 4096 * (len(kinds) - 1 - kinds[::-1].index(1 if what == "a page" else 2))
+    first, second = struct.unpack_from("<HH", data, page + 18)
+    if what == "a page":
+        data[page + first : page + first + 6] = data[page + second : page + second + 6]
+    else:
+        struct.pack_into("<H", data, page + 18, second)
+    path.write_bytes(data)
+    with pytest.raises(DamageError, match="LMDB page"):
+        index(tmp_path)

@@ -26,11 +26,13 @@ import shardio
 from shardio import formats, indexing, manifest
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.explaining import explain
+from shardio.fetch import Reader
 from shardio.formats import parquet
 from shardio.formats.base import Shard
 from shardio.options import Given
 from shardio.sample import KEY, Schema
 from shardio.storage import locate
+from shardio.verifying import verify
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
@@ -720,3 +722,43 @@ def test_explain_warns_where_row_groups_are_decoded_again(
     assert spans.change == {} and "40 row groups" in spans.what  # no window makes 16 spans fit
     assert row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer="all"))
     assert not row_group_warnings(explained(tmp_path, 4 * 4_000_000, shuffle_buffer="all"))
+
+
+def test_shards_that_are_let_go_give_their_descriptors_back(tmp_path: Path) -> None:
+    for number in range(12):
+        write(tmp_path / f"{number:02d}.parquet", {"x": [number]})
+    index(tmp_path)
+    storage = locate(tmp_path)
+    reader = Reader(storage, manifest.load(storage), limit=2)
+    before = len(os.listdir("/proc/self/fd"))
+    assert [next(iter(reader.shard(i).scan(0, 1)))["x"] for i in range(12)] == list(range(12))
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # and no garbage was collected
+
+
+def test_a_damaged_row_group_is_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"x": [b"%04d" % i * 9 for i in range(300)]}
+    path = write(tmp_path / "x.parquet", rows, compression="none", use_dictionary=False)
+    index(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    tries: list[int] = []
+    decode = parquet.ParquetFile._decode
+    monkeypatch.setattr(
+        parquet.ParquetFile, "_decode", lambda self, i: (tries.append(i), decode(self, i))[1]
+    )
+    assert len(verify(tmp_path, jobs=1).damages) == 300
+    assert tries == [0]
+
+
+def test_keys_may_be_numbers_and_nothing_stranger(tmp_path: Path) -> None:
+    write(tmp_path / "x.parquet", {KEY: [7, None, 0], "x": [1, 2, 3]})
+    index(tmp_path)
+    for samples in ways(shard_of(tmp_path)):
+        assert [sample[KEY] for sample in samples] == [b"7", b"x/00000001", b"0"]
+    for odd in ([True], [1.5], [[1]]):
+        write(tmp_path / "x.parquet", {KEY: odd, "x": [1]})
+        with pytest.raises(SourceError, match=f"column {KEY} is .* Rename it"):
+            index(tmp_path, overwrite=True)

@@ -1,5 +1,6 @@
 """Datasets as sources of pack: what comes out holds what went in, chosen and renamed as asked."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ from trees import images, noise, picture, plant
 import shardio
 from shardio import Writer, commit, manifest, pack, selection
 from shardio.cli import main
-from shardio.errors import OptionError, SourceChangedError, SourceError
+from shardio.errors import (
+    ExistsError,
+    NotPackedError,
+    OptionError,
+    SourceChangedError,
+    SourceError,
+)
 from shardio.storage import locate
 
 
@@ -284,3 +291,196 @@ def test_an_indexed_folder_of_images_is_still_packed_as_one(tmp_path: Path) -> N
     shardio.index(folder, jobs=1)
     pack(folder, tmp_path / "two", jobs=1)
     assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_the_index_of_a_folder_of_images_is_packed_with_its_root(tmp_path: Path) -> None:
+    plant(tmp_path / "photos", {"cat/1.jpg": noise("1", 90), "dog/2.jpg": noise("2", 80)})
+    shardio.index(tmp_path / "photos", out=tmp_path / "idx")
+    pack(tmp_path / "idx", tmp_path / "out", jobs=1, root=tmp_path / "photos")
+    data = shardio.open(tmp_path / "out")
+    assert sorted(data.keys()) == [b"cat/1.jpg", b"dog/2.jpg"]
+    assert list(data.classes or ()) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("where", ["class0.tar", "class0/old.tar", ".hidden.tar"])
+def test_images_are_not_left_out_for_a_file_of_another_format(tmp_path: Path, where: str) -> None:
+    source = plant(tmp_path / "src", images())
+    shardio.export(source_of(tmp_path), tmp_path / "wds", format="webdataset")
+    (source / where).write_bytes((tmp_path / "wds" / "00000.tar").read_bytes())
+    if where.startswith("."):
+        [done] = pack(source, tmp_path / "out", jobs=1)
+        assert (done.source, done.records) == ("imagefolder", 24)
+        return
+    with pytest.raises(OptionError, match="24 images; choose --from webdataset or imagefolder"):
+        pack(source, tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out").exists()
+
+
+def source_of(tmp_path: Path) -> Path:
+    pack(plant(tmp_path / "few", images(1, 2)), tmp_path / "first", jobs=1)
+    return tmp_path / "first"
+
+
+def test_a_first_class_folder_that_cannot_be_listed_is_left_out_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = plant(tmp_path / "src", images())
+    real = os.scandir
+
+    def scandir(path: bytes) -> Any:  # root may list anything
+        if os.fsencode(path).rstrip(b"/").endswith(b"class0"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    [done] = pack(source, tmp_path / "out", jobs=1, on_error="skip")
+    assert (done.records, done.rejected) == (
+        16,
+        [(b"class0/", "cannot be listed: Permission denied")],
+    )
+
+
+def test_classes_are_those_of_the_field_that_is_called_label(tmp_path: Path) -> None:
+    fields = {"image": "image", "label": "int", "coarse": "int"}
+    with Writer(tmp_path / "src", fields=fields, classes=["a", "b", "c"]) as writer:
+        for i in range(3):
+            writer.write({"__key__": f"{i}", "image": picture(9, 9), "label": i, "coarse": i % 2})
+    swapped = {"label": "coarse", "fine": "label"}
+    for name, renamed in (("one", swapped), ("two", {"fine": "label"})):
+        pack(tmp_path / "src", tmp_path / name, jobs=1, fields=renamed)
+        assert made(tmp_path / name).classes is None
+    pack(tmp_path / "src", tmp_path / "three", jobs=1, fields={"rough": "coarse"})
+    assert made(tmp_path / "three").classes == ("a", "b", "c")
+
+
+def test_classes_of_annotations_go_over_and_are_not_renumbered(tmp_path: Path) -> None:
+    with Writer(tmp_path / "src", fields={"image": "image"}, classes=["a", "b"]) as writer:
+        writer.write({"__key__": "0", "image": picture(9, 9)})
+    pack(tmp_path / "src", tmp_path / "out", jobs=1)
+    assert made(tmp_path / "out").classes == ("a", "b")
+    with pytest.raises(OptionError, match="not those of a field `label`"):
+        pack(tmp_path / "src", tmp_path / "two", jobs=1, classes=tmp_path / "src")
+
+
+def test_labels_that_name_no_class_are_never_given_one(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = {"names": ["cat", "dog", "eel"], "_type": "ClassLabel"}
+    info = json.dumps({"info": {"features": {"label": names}}})
+    for name, labels in (("some", [-1, 0, 2, None]), ("odd", [0, 3])):
+        columns = {"image": [picture(9, 9)] * len(labels), "label": labels}
+        table = pa.table(columns).replace_schema_metadata({"huggingface": info})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    with Writer(tmp_path / "other", classes=["ant", "cat", "dog", "eel"]) as writer:
+        writer.write({"__key__": "0", "image": picture(9, 9), "label": 0})
+    other = tmp_path / "other"
+    pack(tmp_path / "some.parquet", tmp_path / "out", jobs=1, classes=other)
+    assert [one["label"] for one in samples(tmp_path / "out").values()] == [-1, 1, 3, None]
+    with pytest.raises(SourceError, match="its label, 3, is none of 3"):
+        pack(tmp_path / "odd.parquet", tmp_path / "two", jobs=1, classes=other)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--root", "elsewhere"], "--root: for listings"),
+        (["--fields", "image=photo,image=n"], "image is there twice"),
+        (["--fields", "__key__=n"], "kind 'int' is not one of"),
+        (["--resize", "8"], "Those that do: photo; --fields image=NAME"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused_and_nothing_is_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    with Writer(tmp_path / "src", fields={"photo": "image", "n": "int"}) as writer:
+        writer.write({"__key__": "0", "photo": picture(99, 99), "n": 1})
+    source = tmp_path / "src"
+    if "--root" in options:
+        source = plant(tmp_path / "images", images())
+    assert main(["pack", str(source), str(tmp_path / "out"), "--jobs", "1", *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_index_of_images_that_lies_elsewhere_is_packed(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "src", images())
+    shardio.index(folder, out=tmp_path / "idx", jobs=1)
+    pack(tmp_path / "idx", tmp_path / "out", jobs=1, root=folder)
+    pack(folder, tmp_path / "two", jobs=1)
+    assert samples(tmp_path / "out") == samples(tmp_path / "two")
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<u8"])
+def test_large_integers_are_compared_as_such(dtype: str) -> None:
+    column = np.array([2**53, 2**53 + 1, 2**53 + 2], dtype)
+    for text, wanted in (
+        (f"id>={2**53 + 1}", [1, 2]),
+        (f"id<{2**53 + 1}", [0]),
+        (f"id>-{10**19}", [0, 1, 2]),
+        (f"id<{10**20 - 1}", [0, 1, 2]),
+    ):
+        asked = selection.conditions([text])
+        found = selection.where(asked, {"id": column}.__getitem__, np.array([0, 3]), None)
+        assert found.numbers.tolist() == wanted, text
+
+
+def test_a_folder_is_packed_with_the_labels_of_its_index(tmp_path: Path) -> None:
+    for split, classes in (("train", "abc"), ("val", "bc")):
+        tree = {f"{split}/{c}/{i}.jpg": noise(f"{split}{c}{i}", 99) for c in classes for i in "12"}
+        plant(tmp_path, tree)
+    shardio.index(tmp_path / "train", jobs=1)
+    shardio.index(tmp_path / "val", classes=tmp_path / "train", jobs=1)
+    [done] = pack(tmp_path / "val", tmp_path / "out", jobs=1)
+    assert samples(tmp_path / "out") == samples(tmp_path / "val")
+    assert made(tmp_path / "out").classes == ("a", "b", "c")
+    assert done.notes == ["classes are numbered as in the index that lies there"]
+
+
+def test_what_was_asked_for_is_recorded_and_another_wish_is_said(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    asked = selection.conditions(["label>=1", "label != class2"])
+    pack(source, out, jobs=1, where=asked)
+    assert made(out).options["where"] == {"label": ">=1 and !=class2"}
+    with pytest.raises(ExistsError, match=r"option where: was .*>=1 and .* now \{'label': \[1\]\}"):
+        pack(source, out, jobs=1, where={"label": np.int64(1)})
+    with pytest.raises(ExistsError, match="option format: was 'record', now 'lmdb'"):
+        pack(source, out, jobs=1, where=asked, format="lmdb")
+
+
+def test_a_file_where_a_packed_directory_belongs_is_said(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(NotPackedError, match="it is a file, not a packed directory"):
+        shardio.open(tmp_path / "list.csv")
+
+
+def test_parquet_is_packed_in_stored_order_unless_a_shuffle_is_asked_for(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"bytes": picture(9 + i, 9), "path": f"{i:02d}.jpg"} for i in range(12)]
+    table = pa.table({"image": rows, "label": list(range(12))})
+    (tmp_path / "src").mkdir()
+    parquet.write_table(table, tmp_path / "src" / "0.parquet", row_group_size=3)
+    [done] = pack(tmp_path / "src", tmp_path / "out", jobs=1)
+    assert [s["label"] for s in samples(tmp_path / "out").values()] == list(range(12))
+    assert any("stored order" in note for note in done.notes)
+    assert made(tmp_path / "out").options["shuffle"] is False
+    [done] = pack(tmp_path / "src", tmp_path / "two", jobs=1, shuffle=True)
+    labels = [s["label"] for s in samples(tmp_path / "two").values()]
+    assert sorted(labels) == list(range(12)) != labels
+    assert not any("stored order" in note for note in done.notes)
+
+
+def test_fields_of_one_name_are_refused_and_classes_without_a_folder_stay_so(
+    source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match="two fields would be called 'label'"):
+        pack(source, tmp_path / "out", jobs=1, fields={"label": "image"})
+    other = plant(tmp_path / "more", images() | {"extra/x.jpg": picture(9, 9)})
+    pack(other, tmp_path / "A", jobs=1)
+    pack(tmp_path / "src", tmp_path / "B", jobs=1, classes=tmp_path / "A")
+    pack(tmp_path / "B", tmp_path / "C", jobs=1)
+    assert made(tmp_path / "C").classes[3] == "extra"
+    shardio.unpack(tmp_path / "C", tmp_path / "back")
+    assert sorted(os.listdir(tmp_path / "back")) == ["class0", "class1", "class2"]

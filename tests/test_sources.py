@@ -388,3 +388,18 @@ def test_a_large_listing_takes_little_memory_a_file(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(found.keys) == 1200
     assert peak < 1200 * 400  # bytes: 10**6 files plan in 400 MB
+
+
+def test_a_class_that_comes_while_files_are_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = plant(tmp_path, images())
+    real = imagefolder.Walk.run
+
+    def late(walk: imagefolder.Walk) -> None:
+        plant(root, {"class00/new.jpg": JPEG})
+        real(walk)
+
+    monkeypatch.setattr(imagefolder.Walk, "run", late)
+    with pytest.raises(SourceChangedError, match=r"class00/new\.jpg"):
+        listing(root)

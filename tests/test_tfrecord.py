@@ -20,6 +20,7 @@ from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardio
 from shardio import formats, indexing
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats import foreign
@@ -585,3 +586,26 @@ def test_without_crc32c_the_way_to_it_is_said(
     with pytest.raises(DependencyError, match=r"shardio\[tfrecord\]"):
         scan(path)
     assert LAYOUT.values(path.read_bytes(), 0) == {"data": [b"x"]}  # reading needs none
+
+
+def test_a_feature_called_as_keys_are_is_the_key(tmp_path: Path) -> None:
+    def keyed(feature: bytes) -> None:
+        (tmp_path / "x.tfrecord").write_bytes(frame(example(entry(KEY.encode(), feature))))
+        indexing.index(tmp_path, jobs=1, overwrite=True)
+
+    for feature, key in ((texts(b"abc"), b"abc"), (ints(5), b"5")):
+        keyed(feature)
+        assert shardio.open(tmp_path, decode=None).keys() == [key]
+    for feature in (texts(b"a", b"b"), ints(1, 2)):
+        with pytest.raises(DamageError, match=f"its {KEY} is"):
+            keyed(feature)
+
+
+def test_more_fields_than_a_dataset_has_are_refused_at_once(tmp_path: Path) -> None:
+    records = (
+        frame(example(*(entry(b"%d" % (20 * i + j), ints(1)) for j in range(20))))
+        for i in range(60)
+    )
+    (tmp_path / "x.tfrecord").write_bytes(b"".join(records))
+    with pytest.raises(SourceError, match=r"record 50 at byte .* over 1,000 fields"):
+        indexing.index(tmp_path, jobs=1)

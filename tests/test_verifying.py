@@ -1,16 +1,24 @@
 """Every damage is listed, with its shard, record, offset and key; what is whole is not."""
 
+import io
 import os
+import re
 import shutil
+import tarfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from trees import content, images, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import manifest
 from shardio import sequence as sequences
-from shardio.errors import DamageError, NotPackedError, StorageError
+from shardio.errors import DamageError, NotPackedError, StorageError, VersionError
+from shardio.formats.foreign import dump, load, sidecar_name
 from shardio.formats.record import RecordShard
+from shardio.indexing import index
 from shardio.packing import pack
 from shardio.storage import locate
 from shardio.storage.local import LocalFile
@@ -187,3 +195,69 @@ def test_verifying_touches_nothing(out: Path) -> None:
     verify(out, sha256=True, jobs=2)
     assert content(out) == before
     assert manifest.load(locate(out)).records == 24
+
+
+@pytest.fixture
+def tarred(tmp_path: Path) -> Path:
+    """Three records of a tar: a label that one lacks, and a float that is NaN in one."""
+    (tmp_path / "tar").mkdir()
+    with tarfile.open(tmp_path / "tar" / "a.tar", "w") as tar:
+        for name, data in (("1.cls", b"4"), ("1.x", b""), ("2.x.json", b"NaN"), ("3.cls", b"6")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    index(tmp_path / "tar", jobs=1)
+    return tmp_path / "tar"
+
+
+@pytest.mark.parametrize(
+    "other, what",
+    [
+        ({}, None),
+        ({"hashes": lambda found: found ^ np.array([0, 1, 0], "<u4")}, (1, "another key")),
+        ({"cls": lambda found: [4, None, 7]}, (2, "another label")),
+        ({"cls": lambda found: [4, 0, 6]}, (1, "another label")),
+        ({"cls": lambda found: [None, None, 6]}, (0, "another label")),
+        ({"x.json": lambda found: [None, 0.5, None]}, (1, r"another x\.json")),
+    ],
+)
+def test_an_index_that_differs_from_the_records_is_damage(
+    tarred: Path, other: dict[str, Any], what: tuple[int, str] | None
+) -> None:
+    """Its own checksum is right: whoever made it was wrong."""
+    made = manifest.load(locate(tarred))
+    old = load(locate(tarred), made.shard(0), made.dataset_id)
+    columns = {name: column.tolist() for name, column in old.columns.items()}
+    columns |= {name: change(None) for name, change in other.items() if name != "hashes"}
+    hashes = other.get("hashes", lambda found: found)(old.key_hashes)
+    ranges = list(zip(old.offsets.tolist(), old.lengths.tolist(), strict=True))
+    body = dump(0, made.dataset_id, ranges, old.checksums, hashes, columns, old.extra)
+    sealed = int.from_bytes(body[-8:], "little")
+    (tarred / sidecar_name(0, sealed)).write_bytes(body)
+    changed = replace(made, shard_index=np.array([sealed], np.uint64))
+    (tarred / "manifest.json").write_bytes(changed.dump())
+    damages = verify(tarred, jobs=1).damages
+    assert len(damages) == (what is not None)
+    if what is not None:
+        assert damages[0].record == what[0] and re.search(what[1], damages[0].what)
+        if "hashes" in other:
+            with pytest.raises(DamageError, match="not the one that was indexed"):
+                sequences.open(tarred).keys()
+
+
+def test_files_that_grew_after_they_were_indexed_are_damage(tarred: Path) -> None:
+    with open(tarred / "a.tar", "ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(DamageError, match=r"bytes, but had .* when it was indexed"):
+        list(sequences.open(tarred))
+    assert len(verify(tarred, jobs=1).damages) == 1
+
+
+def test_an_index_of_a_newer_version_says_so(tarred: Path) -> None:
+    made = manifest.load(locate(tarred))
+    path = next(tarred.glob("*.index"))
+    data = bytearray(path.read_bytes())
+    data[8] = 1
+    path.write_bytes(data)
+    with pytest.raises(VersionError, match="reads up to version 0"):
+        load(locate(tarred), made.shard(0), made.dataset_id)

@@ -264,6 +264,15 @@ def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
     assert found == (None if right is None else (right[0].encode(), right[1].encode()))
 
 
+def test_a_long_name_of_many_folders_is_split_at_once() -> None:
+    assert split_name(b"a/" * 500_000) is None  # the pattern takes half an hour
+    assert split_name(b"a/" * 500_000 + b"b.c") == (b"a/" * 500_000 + b"b", b"c")
+
+
+def test_a_name_may_begin_as_a_compressed_file_does() -> None:
+    assert read(member(b"BZh.txt", b"a"))[0] == {KEY: b"BZh", "txt": "a"}
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(NAME.filter(bool), st.binary(max_size=1100)), max_size=8),

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import DamageError, StorageError, VersionError, printable
+from ..errors import DamageError, ShardioError, StorageError, VersionError, printable
 from ..sample import KEY, MAX_KEY, Sample, pack, unpack
 from ..storage.base import File, Storage
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
@@ -373,7 +373,10 @@ def _scalar(kind: type) -> Callable[[Any], Any]:
         value = only(value)
         if type(value) not in allowed:
             raise Misfit(f"expected {kind.__name__}, found {type(value).__name__}")
-        return kind(value)
+        try:
+            return kind(value)
+        except OverflowError:
+            raise Misfit(f"an integer of {value.bit_length():,} bits is no float") from None
 
     return convert
 
@@ -436,9 +439,16 @@ def fields_of(schema_fields: Sequence[tuple[str, str]], sources: Mapping[str, st
 
 def key_of(values: Values, name: str, record: int) -> bytes:
     """A record's key, its own or made of its place. Raises ValueError."""
-    key: bytes | None = values.get(KEY)
+    key = only(values.get(KEY))
     if key is None:
         key = own_key(name, record)
+    elif isinstance(key, (int, str)) and not isinstance(key, bool):
+        key = str(key).encode("utf-8", "surrogateescape")
+    elif not isinstance(key, bytes):
+        raise ValueError(
+            f"its {KEY} is {type(key).__name__}; expected bytes, text or an integer. Write the "
+            "data anew with another name for it"
+        )
     if not 0 < len(key) <= MAX_KEY:
         raise ValueError(f"a key of {len(key):,} bytes; expected 1 to {MAX_KEY:,}")
     return key
@@ -467,7 +477,7 @@ def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
     Raises ValueError or TypeError, not always naming the field.
     """
     text = ["def sample(values, name, record):", "    get = values.get", "    key = get(KEY)"]
-    text += ["    if key is None or not 0 < len(key) <= MAX_KEY:"]
+    text += ["    if type(key) is not bytes or not 0 < len(key) <= MAX_KEY:"]
     text += ["        key = key_of(values, name, record)"]
     scope: dict[str, Any] = {"KEY": KEY, "MAX_KEY": MAX_KEY, "key_of": key_of, "np": np}
     for i, (name, source, convert) in enumerate(fields):
@@ -504,7 +514,15 @@ class ForeignShard:
     def __init__(self, layout: Layout, opening: Opening, info: ShardInfo) -> None:
         self._layout = layout
         self._index = load(opening.index, info, opening.dataset_id)
-        self._file = layout.open(opening.storage, info.name, self._index.extra)
+        try:
+            self._file = layout.open(opening.storage, info.name, self._index.extra)
+        except ShardioError:
+            raise
+        except (ValueError, TypeError, LookupError, struct.error) as error:
+            raise DamageError(
+                f"{printable(info.name)}: its index does not describe it: {error}. "
+                "`shardio index` makes it anew"
+            ) from None
         self._info = info
         self.name = printable(f"{opening.storage.url.rstrip('/')}/{info.name}", 4096)
         if self._file.size != info.size:
@@ -520,6 +538,7 @@ class ForeignShard:
         self.key_hashes = self._index.key_hashes
         self.sizes: Column = self._index.lengths.astype(np.int64)
         self._offsets: Column = self._index.offsets.view("<i8")
+        self.memory: int = getattr(self._file, "memory", 0)
         columns = self._index.columns  # by the format's own names
         self.columns = {
             name: columns[source]

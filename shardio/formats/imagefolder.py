@@ -82,7 +82,8 @@ class Run:
         except FileNotFoundError:
             raise DamageError(
                 f"{self.path(record)}: the file is not there, and had {size:,} bytes when it was "
-                "indexed. Restore it, or index the folder anew"
+                "indexed. If the folder lies elsewhere (`shardio index --out`), say where: --root, "
+                "in Python root=; else restore it, or index the folder anew"
             ) from None
         if file.size != size:
             found = file.size
@@ -95,6 +96,11 @@ class Run:
 
     def read(self, start: int, length: int) -> bytes:
         parts = []
+        if not 0 <= start <= start + length <= self.size:
+            raise DamageError(
+                f"{self.name}: its index asks for {length:,} bytes from byte {start:,} of files "
+                f"of {self.size:,}; index the folder anew"
+            )
         record = int(np.searchsorted(self.starts, start, side="right")) - 1
         while length > 0:
             begin = start - int(self.starts[record])
@@ -120,7 +126,7 @@ class Run:
     def will_need(self, start: int, length: int) -> None:
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, start + length, side="left"))
-        for record in range(first, last):
+        for record in range(max(first, 0), min(last, len(self.starts) - 1)):
             with contextlib.suppress(DamageError, StorageError):  # reading it says so
                 file = self.open(record)
                 file.will_need(0, file.size)
@@ -183,14 +189,12 @@ class ImageFolderShard(ForeignShard):
     _file: Run
 
     def __init__(self, opening: Opening, info: ShardInfo) -> None:
-        try:
-            super().__init__(_LAYOUT, opening, info)
-            if len(self._file.starts) - 1 != self.records:
-                raise ValueError(f"{len(self._file.starts) - 1:,} files, not {self.records:,}")
-        except (ValueError, TypeError, KeyError) as error:
+        super().__init__(_LAYOUT, opening, info)
+        if (count := len(self._file.starts) - 1) != self.records:
             raise DamageError(
-                f"{printable(info.name)}: its index does not describe a run of files: {error}"
-            ) from None
+                f"{printable(info.name)}: its index describes {count:,} files, not "
+                f"{self.records:,}; `shardio index` makes it anew"
+            )
 
     def key(self, record: int) -> bytes:
         return self._file.key(record)

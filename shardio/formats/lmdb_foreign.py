@@ -285,10 +285,16 @@ def _walk(file: LmdbFile) -> _Found:
     keys: list[bytes] = []
     seen = special = 0
     waiting = [(tree.root, 1)] if tree.entries else []
+    passed: set[int] = set()
     while waiting:
         number, depth = waiting.pop()
+        passed.add(number)
         seen += 1
-        if number < 2 or number >= last or depth > tree.depth or seen > tree.pages:
+        if (
+            not 2 <= number < last
+            or depth > tree.depth
+            or not len(passed) == seen <= tree.pages  # a page comes once
+        ):
             raise _damaged(file, number, "it is not where a page of the tree can be")
         data = file.read(number * page_size, page_size)
         own, _, flags, lower, upper = _PAGE.unpack_from(data)
@@ -298,6 +304,8 @@ def _walk(file: LmdbFile) -> _Found:
         if (kind == _LEAF) != (depth == tree.depth):
             raise _damaged(file, number, "it is not at the depth where it should be")
         places = struct.unpack_from(f"<{(lower - 16) // 2}H", data, 16)
+        if len(set(places)) < len(places):
+            raise _damaged(file, number, "a node is in it twice")
         if kind == _BRANCH:
             children = []
             for at in places:
@@ -307,6 +315,7 @@ def _walk(file: LmdbFile) -> _Found:
                 children.append((low | middle << 16 | high << 32, depth + 1))
             waiting += reversed(children)
             continue
+        room = page_size - upper
         for at in places:
             if not upper <= at <= page_size - 8:
                 raise _damaged(file, number, f"a node at byte {at} does not fit")
@@ -318,6 +327,9 @@ def _walk(file: LmdbFile) -> _Found:
                 raise _unusable(file, flags, key)
             if begin + (8 if flags else size) > page_size or not key_size:
                 raise _damaged(file, number, f"the node at byte {at} does not fit")
+            room -= begin - at + (8 if flags else size)
+            if room < 0:
+                raise _damaged(file, number, "its nodes overlap")
             if key in SPECIAL:
                 special += 1
                 continue

@@ -73,45 +73,56 @@ class MdsFile:
 
     __slots__ = (
         "_file",
-        "_inflated",
+        "_whole",
         "decode",
         "description",
         "end",
+        "memory",
         "name",
         "read",
         "size",
     )
 
     def __init__(self, file: File, inflated: bytes | None) -> None:
-        self._file, self._inflated = file, inflated
+        self._file, self._whole = file, inflated is not None
         self.name, self.size = file.name, file.size
         self.end = file.size if inflated is None else len(inflated)  # of what ranges refer to
-        self.read: Callable[[int, int], bytes] = file.read if inflated is None else self._slice
+        self.memory = 0 if inflated is None else self.end  # bytes that it takes while it is open
+        self.read: Callable[[int, int], bytes] = (
+            file.read if inflated is None else _slicer(inflated, file.name)
+        )
         self.description = b""
         self.decode: Callable[[bytes], Values] = _undescribed
-
-    def _slice(self, start: int, length: int) -> bytes:
-        if self._inflated is None or start + length > len(self._inflated):
-            raise DamageError(
-                f"{self.name}: inflated, it ends at byte {self.end}, expected {length:,} bytes "
-                f"from byte {start}"
-            )
-        return self._inflated[start : start + length]
 
     def sha256(self) -> bytes:
         return self._file.sha256()
 
     def will_need(self, start: int, length: int) -> None:
-        if self._inflated is None:
+        if not self._whole:
             self._file.will_need(start, length)
 
     def scattered(self) -> None:
-        if self._inflated is None:
+        if not self._whole:
             self._file.scattered()
 
     def close(self) -> None:
-        self._inflated = None
+        if self._whole:
+            self.read = _slicer(b"", self.name)  # what was inflated is let go
         self._file.close()
+
+
+def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
+    """Reads of an inflated shard. No method of it: that would be a circle, freed late."""
+
+    def read(start: int, length: int) -> bytes:
+        if start + length > len(data):
+            raise DamageError(
+                f"{name}: inflated, it ends at byte {len(data)}, expected {length:,} bytes from "
+                f"byte {start}"
+            )
+        return data[start : start + length]
+
+    return read
 
 
 class MdsLayout:

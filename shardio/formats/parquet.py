@@ -12,7 +12,7 @@
     other lists, structs, maps          its name                  lists and dicts of these; a map is
                                                                   a list of {"key", "value"}
     dictionaries, extensions            its name                  what they stand for
-    `__key__`, strings or binary        the key of the record
+    `__key__`: as strings or binary     the key of the record; integers and times as their text
 
 A row is no range of the file: it lies in the pages of a row group, a range for each column. So a
 random row costs reading and decoding its row group, of the columns that are fields. The row groups
@@ -113,12 +113,12 @@ class ParquetFile(WrappedFile):
         if extra:
             described = unpack(extra)
             if described["footer"] != found:
-                raise self._changed(f"footer at byte {self.size - len(footer)}")
+                raise _changed(self.name, f"footer at byte {self.size - len(footer)}")
             sums = np.frombuffer(described["sums"], "<u8")
         arrow, parquet = self.arrow, self._parquet
         with _explained(self, "footer"):
             metadata = parquet.read_metadata(arrow.BufferReader(footer))
-            self._source = _Ranges(self, check=sums is not None)
+            self._source = _Ranges(self._file, metadata, check=sums is not None)
             self._reader = parquet.ParquetFile(
                 self._source,
                 metadata=metadata,
@@ -137,7 +137,7 @@ class ParquetFile(WrappedFile):
         if sums is None:
             sums = np.zeros(shape, "<u8")
         elif sums.size != shape[0] * shape[1]:
-            raise self._changed("footer")
+            raise _changed(self.name, "footer")
         self._metadata, self._found = metadata, found
         self._source.sums = sums.reshape(shape)
         self.starts = [0, *np.cumsum(rows, dtype=np.int64).tolist()]  # of row groups; all rows
@@ -155,8 +155,14 @@ class ParquetFile(WrappedFile):
             )
         self.wanted = fields  # what is decoded of a row group
         self.has_key = KEY in names
+        if self.has_key and not _can_be_key(arrow.types, schema.field(KEY).type):
+            raise SourceError(
+                f"{self.name}: column {KEY} is {schema.field(KEY).type}; expected strings, binary "
+                "or integers, as it is the key of each record. Rename it"
+            )
         self._id = next(_IDS)
         self._lock = threading.Lock()
+        self._damaged: dict[int, str] = {}  # row groups, which are not decoded again for each row
 
     def _footer(self) -> bytes:
         """The file's description of itself, to the end of the file."""
@@ -231,7 +237,13 @@ class ParquetFile(WrappedFile):
             with self._lock:  # threads that wait for the same row group find it made
                 known = _CACHE.get((self._id, number))
                 if known is None:
-                    known = self._decode(number)
+                    if number in self._damaged:
+                        raise DamageError(self._damaged[number])
+                    try:
+                        known = self._decode(number)
+                    except DamageError as error:
+                        self._damaged[number] = str(error)
+                        raise
                     if keep:
                         _CACHE.put((self._id, number), known)
         return known
@@ -341,12 +353,6 @@ class ParquetFile(WrappedFile):
             f"  with pq.ParquetWriter({target!r}, source.schema_arrow) as target:\n"
             "      for rows in source.iter_batches(100):\n"
             "          target.write_batch(rows)"
-        )
-
-    def _changed(self, where: str) -> DamageError:
-        return DamageError(
-            f"{self.name}: {where}: its checksum is not that in the index. The file differs from "
-            "what was indexed; restore it, or index it anew"
         )
 
 
@@ -519,13 +525,24 @@ open_shard = ParquetShard
 # --- reading for pyarrow --------------------------------------------------------------------------
 
 
+def _changed(name: str, where: str) -> DamageError:
+    return DamageError(
+        f"{name}: {where}: its checksum is not that in the index. The file differs from what was "
+        "indexed; restore it, or index it anew"
+    )
+
+
 class _Ranges:
-    """The file as pyarrow reads it: columns of one row group, each as a whole, and checked."""
+    """The file as pyarrow reads it: columns of one row group, each as a whole, and checked.
+
+    It does not know its ParquetFile: pyarrow's C++ keeps it, where no garbage collector looks, and
+    a circle through there would keep the descriptor open for good.
+    """
 
     closed = False
 
-    def __init__(self, file: ParquetFile, *, check: bool) -> None:
-        self._file, self._check = file, check
+    def __init__(self, file: File, metadata: Any, *, check: bool) -> None:
+        self._file, self._metadata, self._check = file, metadata, check
         self._at = self._group = 0
         self._ranges: dict[int, tuple[int, int]] = {}
         self.sums: Any = None  # (row groups, columns) uint64
@@ -538,12 +555,13 @@ class _Ranges:
         if column < 0:
             raise DamageError(f"{self._file.name}: no column begins at byte {self._at}")
         # Of files that an old writer made, pyarrow asks for some bytes more than it says.
-        data = self._file._file.read(self._at, max(size, length))
+        data = self._file.read(self._at, max(size, length))
         found = checksum(data[:length] if len(data) > length else data)
         if self._check and found != int(self.sums[self._group, column]):
-            name = self._file._metadata.row_group(self._group).column(column).path_in_schema
-            raise self._file._changed(
-                f"row group {self._group}, column {printable(name)} at byte {self._at}"
+            name = self._metadata.row_group(self._group).column(column).path_in_schema
+            raise _changed(
+                self._file.name,
+                f"row group {self._group}, column {printable(name)} at byte {self._at}",
             )
         if not self._check:
             self.sums[self._group, column] = found
@@ -663,7 +681,19 @@ class _explained:
 
 
 def _as_key(value: Any) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+    if isinstance(value, (str, int)):
+        return str(value).encode()
+    key: bytes | None = value
+    return key
+
+
+def _can_be_key(types: Any, kind: Any) -> bool:
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    fitting = (types.is_integer, types.is_fixed_size_binary, types.is_null, types.is_decimal)
+    if any(fits(kind) for fits in fitting) or _is_bytes(types, kind) or _is_text(types, kind):
+        return True
+    return bool(types.is_temporal(kind) and not types.is_duration(kind))
 
 
 def _holds_files(arrow: Any, kind: Any) -> bool:
@@ -676,13 +706,18 @@ def _holds_files(arrow: Any, kind: Any) -> bool:
         and "bytes" in parts
         and parts.keys() <= {"bytes", "path"}
         and _is_bytes(arrow.types, parts["bytes"])
-        and _is_text(arrow.types, parts.get("path", arrow.string()))
+        and _is_text_or_null(arrow.types, parts.get("path", arrow.string()))
     )
 
 
 def _is_bytes(types: Any, kind: Any) -> bool:
     found: bool = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
     return found
+
+
+def _is_text_or_null(types: Any, kind: Any) -> bool:
+    """Also of a column that pyarrow inferred from paths that are all None."""
+    return _is_text(types, kind) or bool(types.is_null(kind))
 
 
 def _is_text(types: Any, kind: Any) -> bool:

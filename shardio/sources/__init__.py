@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import OptionError, SourceError, printable
+from ..errors import (
+    DamageError,
+    NotPackedError,
+    OptionError,
+    SourceError,
+    VersionError,
+    printable,
+)
 from ..formats import FOREIGN, claims
 from ..manifest import MANIFEST, SPLITS, load
 from ..storage import locate
@@ -64,7 +72,7 @@ def _folder(wanted: Wanted) -> Wanted:
     folders, files, _ = imagefolder.top(os.path.abspath(wanted.path))
     others = imagefolder.others(files)
     coco.refuse_folder(wanted.path, wanted.shown, [*others, *folders])
-    foreign = _foreign_folder(wanted, folders, others if files else None)
+    foreign = _foreign_folder(wanted, folders, files)
     if foreign is not None:
         return replace(wanted, kind=foreign)
     splits = imagefolder.are_splits(folders, wanted.splits)
@@ -78,7 +86,21 @@ def _images(wanted: Wanted) -> dict[str, Listing]:
     found = imagefolder.find(wanted)
     if wanted.looked is not None:
         grouped.check_told(found, wanted.shown)
+    own, numbered = found.get(""), _numbered(wanted.path)
+    if own is None or own.classes is None or numbered is None or numbered == own.classes:
+        return found
+    if set(own.classes) <= set(numbered):
+        own.notes.append("classes are numbered as in the index that lies there")
+        return {"": renumber(own, numbered)}
     return found
+
+
+def _numbered(path: bytes) -> tuple[str, ...] | None:
+    """The classes in the index of a folder of images, if one lies there: they have its labels."""
+    with contextlib.suppress(NotPackedError, DamageError, VersionError):
+        made = load(locate(os.fsdecode(path)))
+        return made.classes if made.format == "imagefolder" else None
+    return None
 
 
 def _image_names(wanted: Wanted) -> list[str]:
@@ -140,8 +162,16 @@ def _kind(wanted: Wanted) -> str:
         if os.path.lexists(os.path.join(path, SPLITS.encode())):
             return "dataset"
         if os.path.lexists(os.path.join(path, MANIFEST.encode())):
-            made = load(locate(os.fsdecode(path)))
-            return "imagefolder" if made.format == "imagefolder" else "dataset"
+            try:
+                made = load(locate(os.fsdecode(path)))
+            except DamageError as error:
+                raise DamageError(
+                    f"{error}\nIf it is none of shardio's, --from imagefolder, or --from files, "
+                    "packs what lies beside it"
+                ) from None
+            # In place it is the folder itself; --root says that only its index lies here.
+            own = made.format == "imagefolder" and wanted.root is None
+            return "imagefolder" if own else "dataset"
         return "imagefolder"  # or what `_folder` finds
     if not os.path.lexists(path):
         raise SourceError(f"{wanted.shown}: there is no such file or directory")
@@ -160,23 +190,28 @@ def _kind(wanted: Wanted) -> str:
     return claimed
 
 
-def _foreign_folder(
-    wanted: Wanted, folders: Sequence[bytes], others: Sequence[bytes] | None
-) -> str | None:
+def _foreign_folder(wanted: Wanted, folders: Sequence[bytes], files: Sequence[bytes]) -> str | None:
     """The format of the files in a folder, or in folders within it; None where none claims them.
 
-    others: names of its files that are no images; None where it has no files. Looks at few names,
-    since there may be millions. Raises OptionError where several do.
+    Looks at few names, since there may be millions. Raises OptionError where several formats do, or
+    where images lie there too: they would be left out without a word.
     """
-    names: Sequence[bytes] = others or ()
-    if others is None:
-        for folder in sorted(folders)[:_LOOKED]:
-            files = imagefolder.top(os.path.join(os.path.abspath(wanted.path), folder))[1]
-            if files:
-                names = imagefolder.others(files)
-                break
-    claimed = claims(os.fsdecode(name) for name in names if not name.startswith(b"."))
-    if len(claimed) > 1:
-        found = ", ".join(f"{len(some):,} of {name}" for name, some in claimed.items())
-        raise OptionError(f"{wanted.shown}: holds files of several formats: {found}; choose --from")
+    names = list(files)
+    for folder in sorted(folders)[:_LOOKED]:
+        with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
+            names += imagefolder.top(os.path.join(os.path.abspath(wanted.path), folder))[1]
+    names = [name for name in names if not name.startswith(b".")]
+    others = imagefolder.others(names)
+    claimed = claims(map(os.fsdecode, others))
+    images = len(names) - len(others)
+    if len(claimed) + bool(claimed and images) > 1:
+        found = [f"{len(some):,} of {name}" for name, some in claimed.items()]
+        kinds = [*claimed]
+        if images:
+            found.append(f"{images:,} images")
+            kinds.append("imagefolder")
+        raise OptionError(
+            f"{wanted.shown}: holds files of several formats: {', '.join(found)}; choose --from "
+            f"{' or '.join(kinds)}"
+        )
     return next(iter(claimed), None)

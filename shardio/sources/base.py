@@ -176,6 +176,8 @@ def renumber(listing: Listing, classes: Sequence[str]) -> Listing:
             f"--classes: {len(missing)} of the source's classes are not among the other's "
             f"{len(number)}: {', '.join(missing[:_SHOWN])}"
         )
+    if "label" not in dict(listing.fields) and not hasattr(listing.source, "renumbered"):
+        raise OptionError("--classes: the classes here are not those of a field `label`")
     present = set(listing.classes) - set(listing.absent)
     return dataclasses.replace(
         listing,
@@ -203,8 +205,11 @@ class _Renumbered:
 
             def renumbered(place: int) -> Sample:
                 sample = read(place)
-                if sample["label"] is not None:
-                    sample["label"] = self._numbers[sample["label"]]
+                label = sample["label"]
+                if label is not None and label >= 0:  # below 0 it says that there is none
+                    if label >= len(self._numbers):
+                        raise Rejected(f"its label, {label}, is none of {len(self._numbers):,}")
+                    sample["label"] = self._numbers[label]
                 return sample
 
             yield renumbered

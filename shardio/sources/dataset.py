@@ -63,7 +63,11 @@ def find(wanted: Wanted) -> dict[str, Listing]:
 def find_foreign(wanted: Wanted) -> dict[str, Listing]:
     """The dataset in files of another format, indexed in memory: they are read once more."""
     assert wanted.kind is not None
-    made, index, data = indexing.in_memory(
+    if wanted.root is not None:
+        raise OptionError(
+            f"--root: for listings, COCO files and indexes; files of {wanted.kind} are where SRC is"
+        )
+    made, index, data, left_out = indexing.in_memory(
         os.fsdecode(wanted.path),
         format=wanted.kind,
         fields=wanted.fields,
@@ -75,6 +79,12 @@ def find_foreign(wanted: Wanted) -> dict[str, Listing]:
     listing = listing_of(records, replace(wanted, fields={}))
     renamed = made.options["fields"]
     more = {"fields": renamed} if renamed else {}
+    if left_out:
+        listing.notes.append(
+            "fields whose names no field can have were left out: "
+            + ", ".join(repr(printable(name, 40)) for name in left_out[:10])
+            + "; --fields NAME=THEIRS gives one"
+        )
     return {"": replace(listing, options={**listing.options, **more})}
 
 
@@ -92,7 +102,7 @@ def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
         mtimes=np.zeros(count, np.int64),
         source=Records(records, theirs),
         fields=tuple((name, kinds[source]) for name, source in theirs.items()),
-        classes=made.classes if "label" in theirs else None,
+        classes=_classes(made, theirs),
         absent=_absent(made),
         options={
             "from": made.format,
@@ -101,11 +111,6 @@ def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
         },
         shuffled=made.format not in _IN_ORDER,
     )
-    if not listing.shuffled:
-        listing.notes.append(
-            f"packed in stored order, since {made.format} is read slowly in any other; --shuffle "
-            "shuffles it nevertheless"
-        )
     check_some(listing, wanted.shown, "records")
     if wanted.where is None:
         return listing
@@ -136,6 +141,12 @@ def _mapped(kinds: Mapping[str, str], wanted: Wanted) -> dict[str, str]:
             f"--fields: two fields would be called {printable(twice)!r}; name both of them"
         )
     return dict(zip(named, kinds, strict=True))
+
+
+def _classes(made: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The names of the classes, if `label` is the field they are of; or, as in COCO's, none is."""
+    of_no_field = "label" not in theirs and "label" not in dict(made.schema.fields)
+    return made.classes if of_no_field or theirs.get("label") == "label" else None
 
 
 def _sizes(records: ShardSequence) -> np.ndarray[Any, np.dtype[np.int64]]:

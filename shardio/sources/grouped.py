@@ -54,7 +54,7 @@ Decode = Callable[[bytes], Any]
 # What the last part of an ending says of a field; all else is bytes.
 _KINDS = {
     **dict.fromkeys(ENDINGS, "image"),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), "int"),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "int"),
     **dict.fromkeys(("txt", "text", "transcript", "caption"), "str"),
     **dict.fromkeys(("json", "jsn"), "json"),
     "npy": "array",

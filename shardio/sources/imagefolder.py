@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import OptionError, SourceError, printable
+from ..errors import OptionError, SourceChangedError, SourceError, printable
 from ..imagetypes import image_type
 from ..sample import KEY, Sample
 from .base import (
@@ -101,6 +101,10 @@ def find(wanted: Wanted) -> dict[str, Listing]:
         raise OptionError(
             "--fields: a folder of images has no fields but `image` and `label`, which are called "
             "so already"
+        )
+    if wanted.root is not None:
+        raise OptionError(
+            "--root: for listings, COCO files and indexes; the images of a folder lie in it"
         )
     found = image_folder(wanted.path, wanted.splits)
     if wanted.where is None:
@@ -235,11 +239,18 @@ def _listing(
 
 
 def _labels(keys: list[bytes], classes: list[bytes]) -> Ints:
-    """(keys,) the numbers of the top folders that files lie in. Keys are in bytewise order."""
-    found = np.empty(len(keys), np.int64)
+    """(keys,) the numbers of the top folders that files lie in. Keys are in bytewise order.
+
+    Raises SourceChangedError for a file in none: its folder came when the others were known.
+    """
+    found = np.full(len(keys), -1, np.int64)
     for number, name in enumerate(classes):
         start = bisect_left(keys, name + b"/")
         found[start : bisect_left(keys, name + b"0", start)] = number  # 0 comes next to the slash
+    if len(odd := np.flatnonzero(found < 0)):
+        raise SourceChangedError(
+            f"{printable(keys[odd[0]])}: its folder came while the others were listed; run it again"
+        )
     return found
 
 
@@ -303,8 +314,10 @@ class Walk:
     ) -> None:
         name = entry.name
         key = prefix + name
-        if name[0] == _DOT or name in _IGNORED or (not prefix and _is_own(name)):
+        if name[0] == _DOT or name in _IGNORED:
             self.ignored += 1
+            return
+        if not prefix and _is_own(name):
             return
         try:
             status = entry.stat()  # of what a link leads to

@@ -158,6 +158,11 @@ def _choose(table: tables.Table, wanted: Wanted) -> _Chosen:
     paths = asked.get("image") or known(
         PATHS, [name for name, column in free.items() if column.kind == "str" and _has_some(column)]
     )
+    if paths is not None and KEY in asked:
+        raise OptionError(
+            f"--fields {KEY}={printable(asked[KEY])}: records that are files, by column "
+            f"{printable(paths)!r}, have their paths as keys"
+        )
     label = asked.get("label") or known(
         LABELS,
         [n for n, column in free.items() if n != paths and column.kind in ("int", "float", "str")],
@@ -214,8 +219,6 @@ def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
                 f"{option}: expected a column of paths, and its values are of kind "
                 f"{columns[theirs].kind}"
             )
-        if name == KEY and "image" in wanted.fields:
-            raise OptionError(f"{option}: records that are files have their paths as keys")
 
 
 def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | None:

@@ -138,8 +138,9 @@ class LocalFile:
             return
         # A larger call is silently cut to the device's read-ahead: the range goes piece by piece.
         with contextlib.suppress(OSError):
-            for at in range(start, start + length, self._ahead):
-                piece = min(self._ahead, start + length - at)
+            stop = min(start + length, self.size)  # whatever an index says
+            for at in range(max(start, 0), stop, self._ahead):
+                piece = min(self._ahead, stop - at)
                 os.posix_fadvise(self._descriptor, at, piece, os.POSIX_FADV_WILLNEED)
 
     def scattered(self) -> None:

@@ -2,7 +2,7 @@
 
 A key that begins with its class (`cat/1.jpg`) is the file's path; any other is put into the class's
 folder. A key without the ending of an image file gets that of its real type, since readers look for
-it. Classes without images become empty folders.
+it. Classes whose folders were empty are empty folders again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,23 @@ class ImageFolder:
                     f"{printable(self._image)}"
                 )
             self._classes = [os.fsencode(name) for name in plan.made.classes]
+            if odd := [one for one in self._classes if not _is_name(one)]:
+                raise OptionError(
+                    f"{plan.made.where}: the class {printable(odd[0])!r} cannot be the name of one "
+                    "folder. Leave the label out, and the paths are the keys: --fields "
+                    f"{printable(self._image)}"
+                )
+            if len(set(self._classes)) < len(self._classes):
+                raise OptionError(f"{plan.made.where}: two classes have one name, so one folder")
             self.called[self._label] = "folders"
             if self._classes != sorted(self._classes):
                 self.notes.append("classes: readers number folders by their names, so not as here")
         self._tree = Tree(plan.folder, False)
+        self._filled: set[bytes] = set()  # classes that have a folder
         if self._label is not None:
             for name in class_folders(plan.made):
                 self._tree.folder(self._path(os.fsencode(name)))
+                self._filled.add(os.fsencode(name))
 
     def add(self, number: int, sample: Sample) -> bool:
         data = sample[self._image]
@@ -69,6 +79,13 @@ class ImageFolder:
         return True
 
     def finish(self) -> None:
+        missing = [name for name in self._classes if name not in self._filled]
+        if missing:
+            self.notes.append(
+                f"classes: {len(missing):,} of {len(self._classes):,} have no image here, so no "
+                f"folder ({', '.join(map(printable, missing[:5]))}), and readers number those "
+                "behind them differently"
+            )
         self.close()
         os.sync()  # one call; a million files' fsync would be most of the time
 
@@ -89,6 +106,7 @@ class ImageFolder:
                 self._label,
                 f"{why}, so no folder. Paths are the keys with --fields {printable(self._image)}",
             )
+        self._filled.add(self._classes[label])
         folder = self._classes[label] + b"/"
         return key if key.startswith(folder) else folder + key
 
@@ -106,3 +124,7 @@ class ImageFolder:
             f"the path {printable(key)} is that of two records, or of one and the folder of "
             "another; `--keys number` names the files by the numbers of their records"
         )
+
+
+def _is_name(name: bytes) -> bool:
+    return name not in (b"", b".", b"..") and b"/" not in name and b"\0" not in name
