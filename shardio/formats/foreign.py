@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -168,15 +167,12 @@ class Swept:
 class Sweep(WrappedFile):
     """A file that is hashed by the reads that come anyway, so that its bytes are read once.
 
-    Hashing is another thread's, which needs no GIL for it: half of the time at 110 KB a record.
     Small reads near each other are slices of blocks: 0.2 us each instead of 1.
     """
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
         self._seal = hashlib.sha256()
-        self._hasher = ThreadPoolExecutor(1, "shardio-hash")
-        self._hashing: Future[None] | None = None  # one block: more would be kept in memory
         self._hashed = 0  # bytes from the beginning that were
         self._block, self._base = b"", 0  # what was read last, and from where
         self._end, self._length = 0, 0  # of the last read that was no slice
@@ -199,27 +195,16 @@ class Sweep(WrappedFile):
 
     def _hash(self, start: int, data: bytes) -> None:
         if start > self._hashed:  # what lies between two records
-            self._update(self._file.read(self._hashed, start - self._hashed))
+            self._seal.update(self._file.read(self._hashed, start - self._hashed))
             self._hashed = start
         if start + len(data) > self._hashed:
-            self._update(memoryview(data)[self._hashed - start :])
+            self._seal.update(memoryview(data)[self._hashed - start :])
             self._hashed = start + len(data)
-
-    def _update(self, data: bytes | memoryview) -> None:
-        if self._hashing is not None:
-            self._hashing.result()
-        self._hashing = self._hasher.submit(self._seal.update, data)
 
     def sha256(self) -> bytes:
         while (left := self.size - self._hashed) > 0:
             self._hash(self._hashed, self._file.read(self._hashed, min(_KEPT, left)))
-        if self._hashing is not None:
-            self._hashing.result()
         return self._seal.digest()
-
-    def close(self) -> None:
-        self._hasher.shutdown()
-        super().close()
 
 
 # --- the index ------------------------------------------------------------------------------------
