@@ -517,30 +517,34 @@ def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) ->
 
 
 def test_verify_and_cat_report_damage(made: Made, copy: Path, capfd: Any) -> None:
-    path, counts = damaged(copy, made.samples[140]), made.row.counts
+    (path, found), counts = damaged(copy, made.samples[140]), made.row.counts
     first = counts[0] if counts[0] <= 140 else 0  # of the shard that has record 140
     assert main(["verify", str(copy), "--jobs", "1"]) == 3
     assert str(path) in capfd.readouterr().out
     assert main(["verify", str(copy), "--jobs", "1", "--sha256", "--json"]) == 3
     damages = json.loads(capfd.readouterr().out)["damages"]
     assert any("SHA-256" in one["what"] for one in damages)
-    assert 140 in {first + one["record"] for one in damages if one["record"] is not None}
-    assert main(["cat", str(copy), "140"]) == 3
+    hit = {first + one["record"] for one in damages if one["record"] is not None}
+    assert 140 in hit or (hit and not found)
+    assert main(["cat", str(copy), str(min(hit))]) == 3
     assert str(path) in capfd.readouterr().err
     assert main(["cat", str(copy), "20", "--output", str(copy / "20.jpg")]) == 0
     assert (copy / "20.jpg").read_bytes() == made.samples[20]["image"]
 
 
-def damaged(folder: Path, sample: Sample) -> Path:
-    """The file of a record, in whose image a bit was flipped; anywhere, where it is compressed."""
+def damaged(folder: Path, sample: Sample) -> tuple[Path, bool]:
+    """The file of a record, in whose image a bit was flipped; anywhere, where it is compressed.
+
+    And whether it was found there: of compressed bytes, which record they are depends on Pillow.
+    """
     part = sample["image"].rstrip(b"\0")[-40:-8]
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         if (at := path.read_bytes().find(part)) >= 0:
             flip(path, at)
-            return path
+            return path, True
     shard = folder / manifest.load(locate(folder)).shard(1).name
     flip(shard, shard.stat().st_size // 2)
-    return shard
+    return shard, False
 
 
 # --- hazards ------------------------------------------------------------------------------------
