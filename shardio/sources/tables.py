@@ -24,7 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -184,9 +184,11 @@ class _Lines:
         self.number = 0  # of the line that was given last; from 1
         self.bytes = 0  # that were read
         self._path = path
+        self._file: BinaryIO | None = None
 
     def __iter__(self) -> Iterator[str]:
         with open(self._path, "rb") as file:
+            self._file = file
             while line := file.readline(_MAX_LINE + 1):
                 self.number += 1
                 self.bytes += len(line)
@@ -209,6 +211,11 @@ class _Lines:
                     raise self.error("it has a byte of 0, so this is no text")
                 yield text
 
+    def close(self) -> None:
+        """Close the file, which a reader that was left half way still holds."""
+        if self._file is not None:
+            self._file.close()
+
     def error(self, why: str, number: int | None = None) -> SourceError:
         return SourceError(f"{self.shown}: line {number or self.number}: {why}")
 
@@ -228,6 +235,7 @@ def _csv(path: bytes, delimiter: str = ",") -> Table:
             why = "the last cell's quote is not closed"
         raise lines.error(why) from None
     finally:
+        lines.close()
         csv.field_size_limit(before)
 
 
@@ -390,21 +398,21 @@ class _Growing:
 
 
 def _json_lines(path: bytes) -> Table:
-    lines = _Lines(path)
-    table = _Growing(lines.error)
-    begun = 0
-    for line in lines:
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise lines.error(_not_json(error)) from None
-        table.add(row, lines.number)
-        if lines.bytes - begun >= _BYTES:
-            table.flush()
-            begun = lines.bytes
-    return table.table()
+    with contextlib.closing(_Lines(path)) as lines:
+        table = _Growing(lines.error)
+        begun = 0
+        for line in lines:
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise lines.error(_not_json(error)) from None
+            table.add(row, lines.number)
+            if lines.bytes - begun >= _BYTES:
+                table.flush()
+                begun = lines.bytes
+        return table.table()
 
 
 def _json(path: bytes) -> Table:
