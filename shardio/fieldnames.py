@@ -5,8 +5,9 @@ Of several that are there, the first of these lists wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from .errors import OptionError, printable
 from .sample import MAX_NAME
 
 IMAGES = (
@@ -35,3 +36,14 @@ def known(names: tuple[str, ...], there: Iterable[str]) -> str | None:
 def nameable(name: str) -> bool:
     """Whether a field can be called so."""
     return 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()
+
+
+def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
+    """Raises OptionError where one of `--fields` names no field of the source."""
+    fields = list(there)
+    for name, source in asked.items():
+        if source not in fields:
+            raise OptionError(
+                f"--fields {printable(name)}={printable(source)}: no field is called "
+                f"{printable(source)!r}; there are {', '.join(map(printable, fields))}"
+            )

@@ -21,6 +21,21 @@ _SIGNATURES = (
 )
 _FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 
+# How names of such files end, in lower case; the usual way first.
+ENDINGS = {
+    "JPEG": ("jpg", "jpeg", "jpe", "jfif"),
+    "PNG": ("png",),
+    "GIF": ("gif",),
+    "BMP": ("bmp",),
+    "TIFF": ("tif", "tiff"),
+    "WEBP": ("webp",),
+    "JPEG 2000": ("jp2", "j2k"),
+    "JPEG XL": ("jxl",),
+    "PNM": ("ppm", "pgm", "pbm", "pnm"),
+    "AVIF or HEIF": ("avif", "heic", "heif"),
+}
+ALL_ENDINGS = frozenset(ending for endings in ENDINGS.values() for ending in endings)
+
 
 def image_type(start: bytes) -> str | None:
     """The kind of image a file is by its first 12 bytes or more; None when it is none."""

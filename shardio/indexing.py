@@ -35,10 +35,11 @@ from .errors import (
 from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
+from .imagetypes import ALL_ENDINGS
 from .lock import JOURNAL, WRITER_MAGIC
 from .scanning import Found, dataset_id_of, explain, manifest_of, scan_all
 from .sources.base import Listing, renumber
-from .sources.imagefolder import ENDINGS, image_folder
+from .sources.imagefolder import image_folder
 from .storage import Storage, local, local_path, locate
 from .storage.memory import MemoryStorage
 
@@ -325,7 +326,7 @@ def _quoted(text: str) -> str:
 
 
 def _is_image(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in ENDINGS
+    return name.rpartition(".")[2].lower() in ALL_ENDINGS
 
 
 def _images(

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import __version__, manifest, parallel
 from .errors import OptionError, SourceError, printable
-from .fieldnames import IMAGES, LABELS, nameable
+from .fieldnames import IMAGES, LABELS, check_known_fields, nameable
 from .formats import FOREIGN
 from .formats.base import ShardInfo
 from .formats.columns import checksum, key_hash
@@ -301,12 +301,7 @@ def _kind(seen: Seen) -> str:
 
 def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Our name of each field, and theirs. Raises OptionError."""
-    for name, source in wanted.items():
-        if source not in kinds:
-            raise OptionError(
-                f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; there are {', '.join(map(printable, kinds))}"
-            )
+    check_known_fields(wanted, kinds)
     sources = dict(wanted)
     used = set(wanted.values())
     for name, known, fitting in (

@@ -22,7 +22,7 @@ import numpy as np
 
 from . import manifest, sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
-from .imagetypes import image_type
+from .imagetypes import ENDINGS, image_type
 from .manifest import Manifest
 from .parallel import Progress
 from .sample import KEY, Sample
@@ -204,23 +204,9 @@ def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
         endings = theirs.get(name, name).split("/")  # several: of images
         ending = endings[0]
         if len(endings) > 1 and isinstance(value, bytes):
-            kind = _ENDINGS.get(image_type(value[:32]) or "", ())
+            kind = ENDINGS.get(image_type(value[:32]) or "", ())
             ending = next((one for one in endings if one in kind), ending)
         yield sample[KEY] + b"." + ending.encode(), _file(value)
-
-
-_ENDINGS = {
-    "JPEG": ("jpg", "jpeg", "jpe", "jfif"),
-    "PNG": ("png",),
-    "GIF": ("gif",),
-    "BMP": ("bmp",),
-    "TIFF": ("tif", "tiff"),
-    "WEBP": ("webp",),
-    "JPEG 2000": ("jp2", "j2k"),
-    "JPEG XL": ("jxl",),
-    "PNM": ("ppm", "pgm", "pbm", "pnm"),
-    "AVIF or HEIF": ("avif", "heic", "heif"),
-}
 
 
 def _file(value: Any) -> bytes:
@@ -244,7 +230,7 @@ def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
     if own or b"." in key.rpartition(b"/")[2]:
         return b""
     source = made.options.get("fields", {}).get(content, content)
-    known = _ENDINGS.get(image_type(data[:32]) or "", ())
+    known = ENDINGS.get(image_type(data[:32]) or "", ())
     extension = format == "webdataset" and source.isalnum() and source != content
     ending = source if extension or source in known else next(iter(known), None)
     return b"" if ending is None else b"." + ending.encode()

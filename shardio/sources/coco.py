@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, SourceError, printable
+from ..fieldnames import check_known_fields
 from ..imagetypes import image_type
 from ..sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
 from .base import (
@@ -493,14 +494,8 @@ def _too_many(entries: Entries, place: int, file_size: int) -> str | None:
 
 def _named(wanted: Wanted) -> dict[str, str]:
     """Our names of the fields, by COCO's. Raises OptionError."""
-    names = {name: name for name in _FIELDS}
-    for ours, theirs in wanted.fields.items():
-        if theirs not in _FIELDS:
-            raise OptionError(
-                f"--fields {printable(ours)}={printable(theirs)}: no field is called "
-                f"{printable(theirs)!r}; there are {', '.join(_FIELDS)}"
-            )
-        names[theirs] = ours
+    check_known_fields(wanted.fields, _FIELDS)
+    names = {name: name for name in _FIELDS} | {s: name for name, s in wanted.fields.items()}
     if len(set(names.values())) < len(names) or not wanted.fields.keys() <= set(names.values()):
         raise OptionError("--fields: two fields would have one name, or one field two")
     return names

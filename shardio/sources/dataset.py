@@ -15,6 +15,7 @@ from .. import indexing, manifest, sequence
 from ..decoding import Decoder
 from ..errors import DamageError, OptionError, SourceError, StorageError, printable
 from ..fetch import Reader
+from ..fieldnames import check_known_fields
 from ..sample import KEY, Sample
 from ..sequence import ShardSequence
 from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
@@ -127,12 +128,7 @@ def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
 
 def _mapped(kinds: Mapping[str, str], wanted: Wanted) -> dict[str, str]:
     """Our names of all fields, and theirs, in the order of theirs. Raises OptionError."""
-    for name, source in wanted.fields.items():
-        if source not in kinds:
-            raise OptionError(
-                f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; there are {', '.join(map(printable, kinds))}"
-            )
+    check_known_fields(wanted.fields, kinds)
     ours = {source: name for name, source in wanted.fields.items()}
     named = [ours.get(source, source) for source in kinds]
     twice = next((name for name in named if named.count(name) > 1), None)

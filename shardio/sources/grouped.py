@@ -21,7 +21,7 @@ from .. import order
 from ..errors import OptionError, SourceError, printable
 from ..fieldnames import nameable
 from ..formats.tar import field_of
-from ..imagetypes import image_type
+from ..imagetypes import ALL_ENDINGS, image_type
 from ..sample import KEY, MAX_FIELDS, Sample, Schema
 from .base import (
     MAX_FILE,
@@ -36,7 +36,6 @@ from .base import (
     read_file,
 )
 from .imagefolder import (
-    ENDINGS,
     Walk,
     are_splits,
     check_loose,
@@ -53,7 +52,7 @@ Decode = Callable[[bytes], Any]
 
 # What the last part of an ending says of a field; all else is bytes.
 _KINDS = {
-    **dict.fromkeys(ENDINGS, "image"),
+    **dict.fromkeys(ALL_ENDINGS, "image"),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "int"),
     **dict.fromkeys(("txt", "text", "transcript", "caption"), "str"),
     **dict.fromkeys(("json", "jsn"), "json"),
@@ -385,7 +384,7 @@ def _starts(record: Ints, count: int) -> Ints:
 
 def _merge(found: Sequence[Files], wanted: Wanted) -> set[str]:
     """Call all plain endings of images one field, where that loses none; these endings, or none."""
-    plain = {name for files in found for name in files.fields if name in ENDINGS}
+    plain = {name for files in found for name in files.fields if name in ALL_ENDINGS}
     if (
         plain & set(wanted.fields.values())
         or any(_IMAGE in files.fields for files in found)
@@ -460,7 +459,7 @@ def _listing(
 
 
 def _notes(files: Files, plain: set[str]) -> Iterator[str]:
-    images = {_IMAGE} if plain else set(files.fields) & set(ENDINGS)
+    images = {_IMAGE} if plain else set(files.fields) & ALL_ENDINGS
     counts = files.count(images)
     if (counts > 1).any():
         yield (

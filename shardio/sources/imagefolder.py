@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import OptionError, SourceChangedError, SourceError, printable
-from ..imagetypes import image_type
+from ..imagetypes import ALL_ENDINGS, image_type
 from ..sample import KEY, Sample
 from .base import (
     MAX_FILE,
@@ -40,12 +40,7 @@ from .base import (
 )
 
 SPLITS = frozenset((b"train", b"val", b"valid", b"validation", b"test"))
-# How names of images end.
-ENDINGS = (
-    *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "jp2", "j2k"),
-    *("jxl", "avif", "heic", "heif", "pbm", "pgm", "ppm", "pnm"),
-)
-_TAILS = {f".{name}"[-4:].encode() for ending in ENDINGS for name in (ending, ending.upper())}
+_TAILS = {f".{name}"[-4:].encode() for ending in ALL_ENDINGS for name in (ending, ending.upper())}
 _tail = operator.itemgetter(slice(-4, None))
 _DOT = ord(".")
 _IGNORED = frozenset((b"Thumbs.db", b"desktop.ini"))  # left by file managers; so are hidden files

@@ -16,30 +16,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import OptionError, SampleError, printable
-from ..imagetypes import image_type
+from ..imagetypes import ENDINGS, image_type
 from ..manifest import Manifest
 from ..sample import KEY, Sample
 from ..storage.local import Draft, token, write_file
 
 _BUFFER = 1 << 20  # bytes that one system call writes
-
-_EXTENSIONS = {
-    "JPEG": "jpg",
-    "PNG": "png",
-    "GIF": "gif",
-    "BMP": "bmp",
-    "TIFF": "tif",
-    "JPEG 2000": "jp2",
-    "JPEG XL": "jxl",
-    "PNM": "ppm",
-    "WEBP": "webp",
-}
-IMAGE_ENDINGS = frozenset(
-    {
-        *_EXTENSIONS.values(),
-        *("jpeg", "jpe", "jfif", "tiff", "pnm", "pgm", "pbm", "j2k", "avif", "heic", "heif"),
-    }
-)
 
 
 class Field(NamedTuple):
@@ -171,7 +153,7 @@ def image_extension(data: bytes) -> str | None:
     kind = image_type(data[:32])
     if kind == "AVIF or HEIF":
         return "avif" if data[8:11] == b"avi" else "heic"
-    return None if kind is None else _EXTENSIONS[kind]
+    return None if kind is None else ENDINGS[kind][0]
 
 
 def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str, str | None]:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
+from ..imagetypes import ALL_ENDINGS
 from ..sample import KEY, Sample
 from ..unpacking import Tree, class_folders, key_parts
-from .base import IMAGE_ENDINGS, Plan, image_and_label, image_extension, misfit
+from .base import Plan, image_and_label, image_extension, misfit
 
 
 class ImageFolder:
@@ -62,7 +63,7 @@ class ImageFolder:
         key = self._in_class(sample)
         name = key.rpartition(b"/")[2]
         stem, _, ending = name.rpartition(b".")
-        if not stem or ending.decode("latin-1").lower() not in IMAGE_ENDINGS:
+        if not stem or ending.decode("latin-1").lower() not in ALL_ENDINGS:
             found = image_extension(data)
             if found is not None:
                 key += b"." + found.encode()

@@ -34,9 +34,9 @@ import numpy as np
 
 from ..errors import OptionError, printable
 from ..formats.tar import split_name
+from ..imagetypes import ALL_ENDINGS
 from ..sample import KEY, Sample
 from .base import (
-    IMAGE_ENDINGS,
     Field,
     Plan,
     ShardTarget,
@@ -109,7 +109,7 @@ class WebDataset(ShardTarget):
     def _key(self, key: bytes) -> bytes:
         if self._has_image:
             stem, dot, ending = key.rpartition(b".")
-            if dot and ending.decode("latin-1").lower() in IMAGE_ENDINGS and stem[-1:] != b"/":
+            if dot and ending.decode("latin-1").lower() in ALL_ENDINGS and stem[-1:] != b"/":
                 return stem or key
         return key
 
@@ -181,7 +181,7 @@ def _extension(field: Field, main: bool) -> str:
     name = re.sub(r"[^a-z0-9_.+-]", "_", name.lower()).strip("_.+-") or "field"
     last = name.rpartition(".")[2]
     if kind == "image":
-        return "" if main else name if last in IMAGE_ENDINGS else f"{name}."
+        return "" if main else name if last in ALL_ENDINGS else f"{name}."
     if kind == "int":
         return "cls" if name == "label" else name if last in _INTS + _JSONS else f"{name}.json"
     if kind == "str":
