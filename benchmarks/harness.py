@@ -34,6 +34,10 @@ class BenchmarkError(Exception):
     """What the user can mend: printed without a traceback."""
 
 
+class NotHere(BenchmarkError):
+    """This machine lacks what is measured: `all` goes on without it, and has not failed."""
+
+
 # --- rounds ---------------------------------------------------------------------------------------
 
 

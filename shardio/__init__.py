@@ -15,6 +15,9 @@ if sys.platform == "win32":
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from . import device as device
+    from . import meter as meter
+    from .benching import bench
     from .collating import collate
     from .dataset import ShardDataset
     from .errors import (
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
         ExistsError,
         NotPackedError,
         OptionError,
+        RowError,
         SampleError,
         ShardioError,
         SourceChangedError,
@@ -34,10 +38,12 @@ if TYPE_CHECKING:
         StateError,
         StorageError,
         VersionError,
+        WorkerError,
     )
     from .exporting import export
     from .image import CenterCrop, RandomResizedCrop
     from .indexing import index
+    from .loader import ShardLoader
     from .packing import commit, pack
     from .sequence import open as open
     from .unpacking import unpack
@@ -57,15 +63,19 @@ _HOMES = {
     "NotPackedError": "errors",
     "OptionError": "errors",
     "RandomResizedCrop": "image",
+    "RowError": "errors",
     "SampleError": "errors",
     "ShardDataset": "dataset",
+    "ShardLoader": "loader",
     "ShardioError": "errors",
     "SourceChangedError": "errors",
     "SourceError": "errors",
     "StateError": "errors",
     "StorageError": "errors",
     "VersionError": "errors",
+    "WorkerError": "errors",
     "Writer": "writer",
+    "bench": "benching",
     "collate": "collating",
     "commit": "packing",
     "export": "exporting",
@@ -89,15 +99,19 @@ __all__ = [
     "NotPackedError",
     "OptionError",
     "RandomResizedCrop",
+    "RowError",
     "SampleError",
     "ShardDataset",
+    "ShardLoader",
     "ShardioError",
     "SourceChangedError",
     "SourceError",
     "StateError",
     "StorageError",
     "VersionError",
+    "WorkerError",
     "Writer",
+    "bench",
     "collate",
     "commit",
     "export",
@@ -108,7 +122,13 @@ __all__ = [
 ]
 
 
+# Modules with names of their own: `shardio.device.prefetch`, `shardio.meter.watch`.
+_MODULES = ("device", "meter")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
@@ -117,4 +137,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})

@@ -114,13 +114,19 @@ def _pack(options: argparse.Namespace) -> int:
             classes=options.classes,
             resize=options.resize,
             quality=options.quality,
+            encode=options.encode,
             overwrite=options.overwrite,
             restart=options.restart,
             on_error=options.on_error,
             dry_run=options.dry_run,
             progress=progress,
+            announce=None if options.quiet else _announce,
         )
     return _show_packed(done, options)
+
+
+def _announce(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _commit(options: argparse.Namespace) -> int:
@@ -491,6 +497,35 @@ def _tune(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _bench(options: argparse.Namespace) -> int:
+    from .benching import bench
+
+    if options.plot is not None:
+        from . import plotting
+
+        plotting.check(options.plot)
+    with _progress("measuring", options, unit=" repeats", scale=1) as progress:
+        found = bench(
+            options.out,
+            root=options.root,
+            batch_size=options.batch_size,
+            size=options.size,
+            workers=options.workers,
+            threads=options.threads,
+            loader=options.loader,
+            seconds=options.seconds,
+            quick=options.quick,
+            progress=progress,
+        )
+    if options.json:
+        _print_json(found.as_dict())
+    else:
+        print(found.call if options.quiet else found.text())
+    if options.plot is not None:
+        plotting.save(found, options.plot)
+    return DONE
+
+
 def _gc(options: argparse.Namespace) -> int:
     from .cleaning import gc
     from .sizes import show_size
@@ -553,6 +588,8 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
                 f"{where}: {one.full_size:,} images kept their size: animations, several pages or "
                 "pictures in a file, and formats that are not written"
             )
+        if one.enlarged:
+            print(f"{where}: {one.enlarged:,} images were smaller, and were enlarged")
         if one.ignored:
             print(f"{where}: {one.ignored:,} hidden files were ignored")
         if one.rejected:
@@ -620,13 +657,13 @@ def _show_environment(options: argparse.Namespace) -> int:
     import platform
     from importlib import metadata
 
-    from . import parallel
+    from . import machine
 
     facts: dict[str, Any] = {
         "shardio": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": parallel.cores(),
+        "cores": machine.processors(),
     }
     for package in ("torch", "numpy", "lmdb", "msgpack", "xxhash"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -814,6 +851,11 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument(
         "--quality", type=int, default=90, metavar="Q", help="of resized JPEGs (default 90)"
     )
+    pack.add_argument(
+        "--encode",
+        metavar="raw",
+        help="pack pixels, which need no decoding: images of one size, or squares by --resize",
+    )
     pack.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
     pack.add_argument("--restart", action="store_true", help="drop an unfinished packing in OUT")
     pack.add_argument(
@@ -933,7 +975,44 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
     )
 
-    for one in (unpack, export, ls, cat, verify, explain, tune):
+    bench = command("bench", _bench, "measure what this machine can do with a dataset")
+    bench.add_argument("out", metavar="OUT")
+    bench.add_argument(
+        "--batch-size", type=int, default=256, metavar="N", help="records a batch (default 256)"
+    )
+    bench.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="pixels of the crop (default 224; of smaller images than 64, their own size)",
+    )
+    bench.add_argument(
+        "--workers",
+        type=_numbers,
+        metavar="N,N,...",
+        help="processes to try (default: 0, 1, half the cores, all cores)",
+    )
+    bench.add_argument(
+        "--threads",
+        type=_numbers,
+        metavar="N,N,...",
+        help="of each process of ShardLoader (default: as many as make the cores full)",
+    )
+    bench.add_argument(
+        "--loader",
+        choices=("both", "dataloader", "shardloader"),
+        default="both",
+        help="which to measure (default: both)",
+    )
+    bench.add_argument(
+        "--seconds", type=float, metavar="S", help="of measuring a row (default 6; quick 2)"
+    )
+    bench.add_argument("--quick", action="store_true", help="fewer rows, in less than 30 seconds")
+    bench.add_argument(
+        "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
+    )
+
+    for one in (unpack, export, ls, cat, verify, explain, tune, bench):
         one.add_argument(
             "--root",
             metavar="DIR",
@@ -956,6 +1035,15 @@ def _parser() -> argparse.ArgumentParser:
 def _buffer(text: str) -> int | str:
     """A shuffle_buffer, as ShardDataset takes it."""
     return int(text) if text.strip().isdigit() else text
+
+
+def _numbers(text: str) -> list[int]:
+    from argparse import ArgumentTypeError
+
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: expected numbers, like 1,2,4") from None
 
 
 def _seconds(text: str) -> float:

@@ -16,8 +16,10 @@ in a DataLoader worker the batch lies in the shared memory that takes it to the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +28,31 @@ from torch.utils.data import get_worker_info
 from .errors import CollateError
 
 _INT64 = range(-(1 << 63), 1 << 63)
+
+Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class Memory(Protocol):
+    """Where a loader wants its batches."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a column of a batch."""
+
+    def column(self, values: Sequence[Any]) -> torch.Tensor | None:
+        """The column that these arrays or tensors are the rows of already, if they are."""
+
+
+_here = threading.local()  # .memory: that of the batch which this thread collates
+
+
+@contextmanager
+def into(memory: Memory) -> Iterator[None]:
+    """What this thread collates meanwhile goes there."""
+    _here.memory = memory
+    try:
+        yield
+    finally:
+        _here.memory = None
 
 
 def collate(items: Sequence[Any]) -> Any:
@@ -66,7 +93,7 @@ def _column(values: Sequence[Any]) -> Any:
             return torch.tensor(values, dtype=torch.bool)
         if kind is np.ndarray:
             return _arrays(values)
-        if issubclass(kind, np.generic) and kind in _TENSORS:
+        if issubclass(kind, np.generic) and kind in TENSORS:
             return torch.from_numpy(np.array(values))
         if issubclass(kind, torch.Tensor):
             return _tensors(values)
@@ -79,11 +106,13 @@ def _column(values: Sequence[Any]) -> Any:
 
 def _arrays(arrays: Sequence[Any]) -> Any:
     shape, dtype = arrays[0].shape, arrays[0].dtype
-    if dtype.type not in _TENSORS or any(a.shape != shape or a.dtype != dtype for a in arrays):
+    if dtype.type not in TENSORS or any(a.shape != shape or a.dtype != dtype for a in arrays):
         return list(arrays)
     native = dtype.newbyteorder("=")
-    batch = _empty((len(arrays), *shape), torch.from_numpy(np.empty(0, native)).dtype)
-    np.stack(arrays, out=batch.numpy())
+    batch = _in_place(arrays)
+    if batch is None:
+        batch = empty((len(arrays), *shape), torch.from_numpy(np.empty(0, native)).dtype)
+        np.stack(arrays, out=batch.numpy())
     if native == np.uint8 and len(shape) == 3 and shape[2] == 3:
         return batch.permute(0, 3, 1, 2)
     return batch
@@ -93,14 +122,25 @@ def _tensors(tensors: Sequence[torch.Tensor]) -> Any:
     first = tensors[0]
     if any(t.shape != first.shape or t.dtype != first.dtype for t in tensors):
         return list(tensors)
+    if (batch := _in_place(tensors)) is not None:
+        return batch
     plain = first.device.type == "cpu" and first.layout == torch.strided
-    if get_worker_info() is None or not plain or any(t.requires_grad for t in tensors):
+    private = get_worker_info() is None and getattr(_here, "memory", None) is None
+    if private or not plain or any(t.requires_grad for t in tensors):
         return torch.stack(list(tensors))
-    return torch.stack(list(tensors), out=_empty((len(tensors), *first.shape), first.dtype))
+    return torch.stack(list(tensors), out=empty((len(tensors), *first.shape), first.dtype))
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _in_place(values: Sequence[Any]) -> torch.Tensor | None:
+    memory: Memory | None = getattr(_here, "memory", None)
+    return None if memory is None else memory.column(values)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory for a batch: in a worker shared memory, or the batch would be copied once more."""
+    memory: Memory | None = getattr(_here, "memory", None)
+    if memory is not None:
+        return memory.empty(shape, dtype)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = max(1, torch.Size(shape).numel()) * dtype.itemsize
@@ -109,6 +149,19 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return (
         torch.empty(0, dtype=dtype).set_(storage).view(-1)[: torch.Size(shape).numel()].view(shape)
     )
+
+
+def images(
+    count: int, height: int, width: int, empty: Empty
+) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    """A batch of images, still to be written, as `collate` lays it out; and (B, H, W, 3) of it."""
+    batch = empty((count, height, width, 3), torch.uint8)
+    return batch.permute(0, 3, 1, 2), batch.numpy()
+
+
+def numbers(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    """(B,) int64, float64 or bool, as `collate` makes them of ints, floats or bools."""
+    return torch.from_numpy(values)
 
 
 def _odd(index: int, item: Any, first: Any) -> CollateError:
@@ -127,7 +180,7 @@ def _structure(item: Any) -> str:
 
 
 # Types of numpy that torch has as well.
-_TENSORS = frozenset(
+TENSORS = frozenset(
     (
         *(np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64),
         *(np.float16, np.float32, np.float64, np.complex64, np.complex128),

@@ -13,26 +13,26 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
+from time import perf_counter
 from typing import Any
 
 from . import manifest, order, sizes
-from .decoding import Decode, Decoder
+from .collating import Empty, images, numbers
+from .decoding import Decode, Decoder, Work
 from .errors import OptionError, StateError, printable
 from .explaining import Explanation, explain
-from .fetch import BUFFER_BYTES, Described, Fetch, Reader
+from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, read
 from .mixing import Length, Mixture
 from .options import Given, Options
 from .order import Share, Slices, Tail
-from .sample import Sample
+from .pixels import raw_pixels
+from .sample import KEY
 from .selection import Selection, among
 from .selection import where as select_where
 from .sequence import ShardSequence
 from .storage import locate
 from .stream import VALID, Consumers, Items, Stream
 from .tuning import Tuning, labels_of, tune
-
-_second = itemgetter(1)
 
 
 class ShardDataset(Described, Stream):
@@ -43,8 +43,8 @@ class ShardDataset(Described, Stream):
                        samples, for DataLoader's own batching; each record still comes once an
                        epoch, but the order of batches then depends on the number of workers
     fields             samples are tuples of these, in this order; None: dicts of all, and `__key__`
-    decode             "pil": images as PIL images, RGB, upright. None: the bytes of their files.
-                       Or a function of those bytes
+    decode             "pil": images as PIL images, RGB, upright. "numpy": as arrays of these,
+                       (H, W, 3) uint8. None: the bytes of their files. Or a function of those bytes
     transform          of the image. A built-in one (RandomResizedCrop, CenterCrop) takes the bytes
                        and draws from (seed, epoch, record); any other takes the decoded image
     target_transform   of the label
@@ -113,6 +113,7 @@ class ShardDataset(Described, Stream):
             )
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
+        self._raw = raw_pixels(self.manifest, self._decoder)
         self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
         self._given = Given(batch_size, shuffle_buffer, seed, tail, canonical_workers, unit)
         self._selection = None if where is None else self._where(where)
@@ -153,7 +154,7 @@ class ShardDataset(Described, Stream):
         """
         twin = copy.copy(self)
         twin._selection = among(indices, self._reader.starts, self._selection)
-        twin._counts = twin._selection.counts
+        twin.counts = twin._selection.counts
         twin._start_anew()
         return twin
 
@@ -180,11 +181,11 @@ class ShardDataset(Described, Stream):
         reader = self._reader
         return explain(
             self.manifest,
-            self._options,
+            self.options,
             num_workers=num_workers,
-            world_size=self._ranks()[1] if world_size is None else world_size,
+            world_size=self.ranks()[1] if world_size is None else world_size,
             local_world_size=local_world_size,
-            shard_records=self._counts,
+            shard_records=self.counts,
             buffer_bytes=self.buffer_bytes,
             is_network=reader.storage.is_network(),
             files_limit=reader.limit,
@@ -212,11 +213,11 @@ class ShardDataset(Described, Stream):
         if labels is not None and self._selection is not None:
             labels = labels[self._selection.numbers]
         return tune(
-            self._counts,
+            self.counts,
             labels,
             batch_size=self.batch_size,
             num_workers=num_workers,
-            world_size=self._ranks()[1] if world_size is None else world_size,
+            world_size=self.ranks()[1] if world_size is None else world_size,
             mean_bytes=self._reader.mean_bytes,
             is_network=self._reader.storage.is_network(),
             memory=memory,
@@ -229,15 +230,15 @@ class ShardDataset(Described, Stream):
     @property
     def shuffle_buffer(self) -> int | None:
         """In records; None: all of them."""
-        return self._options.shuffle_buffer
+        return self.options.shuffle_buffer
 
     @property
     def canonical_workers(self) -> int:
-        return self._options.canonical_workers
+        return self.options.canonical_workers
 
     @property
     def unit(self) -> int:
-        return self._options.unit
+        return self.options.unit
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
@@ -261,31 +262,57 @@ class ShardDataset(Described, Stream):
             local_consumers=consumers.here,
             machines=consumers.machines,
         )
-        epoch, decoder = reads.epoch, self._decoder
+        make = partial(self._made, reads.epoch.seed, reads.epoch.epoch)
         for rows in fetch:
-            samples = fetch.samples(rows.runs)
-            items = (
-                map(_second, samples)
-                if decoder.plain
-                else map(partial(self._decoded, epoch.seed, epoch.epoch), samples)
-            )
-            yield Items(items, rows.valid, rows.size)
+            whole = None if self._raw is None else partial(self._whole, fetch, rows)
+            yield Items(fetch.rows(rows.runs), make, rows.valid, rows.size, whole)
 
-    def _decoded(self, seed: int, epoch: int, numbered: tuple[int, Sample]) -> Any:
-        number, sample = numbered
-        draw = order.draw(seed, epoch, number) if self._decoder.wants_draw else 0
-        return self._decoder(sample, number, draw)
+    def _made(self, seed: int, epoch: int, row: Row, work: Work) -> Any:
+        """The item of a row."""
+        sample, decoder = read(row), self._decoder
+        number = work.number = row[0]
+        work.key = sample[KEY]
+        work.read = work.decoded = perf_counter()
+        if decoder.plain:
+            return sample
+        draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
+        return decoder(sample, number, draw, work)
+
+    @property
+    def draws(self) -> bool:
+        return self._decoder.draws
+
+    @property
+    def image_place(self) -> int | str | None:
+        return self._decoder.image_place
+
+    def _whole(self, fetch: Fetch, rows: Rows, empty: Empty) -> Any:
+        """The batch of these rows at once, as collating their items makes it; None: not this one.
+
+        Memory for the images comes from `empty`. Raises DamageError, StorageError.
+        """
+        raw = self._raw
+        if raw is None or self.batch_size is None:
+            return None
+        parts = raw.parts(fetch, rows)
+        columns = raw.columns(parts)
+        if columns is None:
+            return None
+        batch, array = images(rows.size, raw.height, raw.width, empty)
+        if not raw.read(parts, array):
+            return None
+        return tuple([numbers(columns[n]) if n in columns else batch for n in raw.fields])
 
     @property
     def _structure(self) -> tuple[str, ...] | None:
         return self._decoder.fields
 
     @property
-    def _evaluates(self) -> bool:
-        return super()._evaluates or self.shuffle_buffer in (0, 1)
+    def evaluates(self) -> bool:
+        return super().evaluates or self.shuffle_buffer in (0, 1)
 
     def _identity(self) -> dict[str, Any]:
-        return {**self._which(), **self._options.state()}
+        return {**self._which(), **self.options.state()}
 
     def _which(self) -> dict[str, Any]:
         chosen = None if self._selection is None else self._selection.digest
@@ -299,5 +326,5 @@ class ShardDataset(Described, Stream):
                     f"the state is of another {what}: {printable(repr(state.get(name)))}, and this "
                     f"one is {value!r} ({printable(self._path)})"
                 )
-        saved = {name: state.get(name) for name in self._options.state()}
+        saved = {name: state.get(name) for name in self.options.state()}
         return self._given.resolve(self._reader.mean_bytes, saved)

@@ -15,7 +15,9 @@
     |- DecodeError                 the bytes are intact, but are no image that can be decoded
     |- CollateError                samples do not stack to a batch
     |- StateError (ValueError)     a saved state does not fit this dataset, or these options
-    `- EpochError                  the epoch changed, or was read, in a way that breaks its order
+    |- EpochError                  the epoch changed, or was read, in a way that breaks its order
+    |- RowError                    where an error was raised; the cause of that error
+    `- WorkerError (RuntimeError)  a process of ShardLoader died, or failed
 
 Every class takes ONE message string: a DataLoader worker sends an exception to its parent as type
 and text, and an exception that needs a second argument comes back as a bare RuntimeError.
@@ -84,6 +86,14 @@ class StateError(ShardioError, ValueError):
 
 class EpochError(ShardioError):
     """The epoch was changed or read in a way that would break its order."""
+
+
+class RowError(ShardioError):
+    """Where the error that this is the cause of was raised: record, process, traceback."""
+
+
+class WorkerError(ShardioError, RuntimeError):
+    """A process of ShardLoader died, or failed in a way that cannot be passed on."""
 
 
 def printable(name: bytes | str, limit: int = 200) -> str:

@@ -92,6 +92,20 @@ class Rows(NamedTuple):
     size: int
 
 
+# A record that is to be read: its number in the dataset, its shard, its number there, and its bytes
+# where they were held. A plain tuple: a named one takes 0.2 us to make.
+Row = tuple[int, Shard, int, bytes | None]
+
+
+def read(row: Row) -> Sample:
+    """The sample of a row, checked; rows may be read in any order, by several threads at once.
+
+    Raises DamageError.
+    """
+    _, shard, record, held = row
+    return shard.read(record) if held is None else shard.decode(record, held)
+
+
 class Reader:
     """A dataset's shards, each opened when first needed, by the process that needs it.
 
@@ -287,7 +301,7 @@ def keep(
 class Fetch:
     """One consumer's share of an epoch: iterates over its batches as `Rows`, in order.
 
-    `samples(rows.runs)` reads them.
+    `read` reads each row of `rows(batch.runs)`.
 
     buffer_bytes     memory for held records on network file systems, of all consumers of a machine
     selection        the records that the epoch is of; None: all
@@ -349,24 +363,26 @@ class Fetch:
         for drawn in waiting:
             yield from self._hand_out(drawn)
 
-    def samples(self, runs: Iterable[Run]) -> Iterator[tuple[int, Sample]]:
-        """Each row's number in the dataset, and its sample, checked. Raises DamageError.
-
-        Rows may be read in any order, in parts, and by several threads at once.
-        """
+    def rows(self, runs: Iterable[Run]) -> Iterator[Row]:
+        """What `read` reads of these runs, in order."""
         for run in runs:
             at, start, numbers, held = run if self._selection is None else self._chosen(run)
             shard = self.reader.shard(at, self._scattered)
-            read, decode = shard.read, shard.decode
             if held is None:
                 for number in numbers:
-                    yield number, read(number - start)
+                    yield number, shard, number - start, None
                 continue
             for number, data in zip(numbers, held, strict=True):
-                if data is None:
-                    yield number, read(number - start)
-                else:
-                    yield number, decode(number - start, data)
+                yield number, shard, number - start, data
+
+    def located(
+        self, runs: Iterable[Run]
+    ) -> Iterator[tuple[Shard, list[int], list[bytes | None] | None]]:
+        """Of each run its shard, the numbers of the records there, and what is held of them."""
+        for run in runs:
+            at, start, numbers, held = run if self._selection is None else self._chosen(run)
+            shard = self.reader.shard(at, self._scattered)
+            yield shard, [number - start for number in numbers], held
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s]]:
         """Pieces and repeats of each batch; without a batch_size, of _STEPS steps at a time."""

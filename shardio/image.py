@@ -20,6 +20,9 @@ turns nearly every pixel white. RGB of 16 bits is read by PIL as its high byte. 
 refused: 0..1 and 0..255 are both in use, and a guess would make some data sets black, silently.
 Animations give their first frame. Colour profiles are not applied.
 
+Raw pixels are binary PPM files. `ppm` writes just one spelling of these: any program shows them,
+and here the pixels of that spelling are taken as they are, without PIL.
+
 Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
 (2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
 `scale`, logarithm of the aspect ratio uniform, ten tries, then the largest central crop within the
@@ -69,6 +72,8 @@ _REWRITABLE = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 _ORIENTATION = 0x0112  # the EXIF tag
 _TIFF_LOSSLESS = ("tiff_lzw", "tiff_adobe_deflate", "packbits")
+# Comments, other blanks, other depths, and pixels that are too few or too many are for PIL.
+_PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 
 
 # Decode ---------------------------------------------------------------------------------------
@@ -87,6 +92,8 @@ def decode(
     too many pixels.
     """
     with _decoding(data):
+        if (raw := _raw(data, max_pixels)) is not None:
+            return _from_raw(raw)
         image: Image.Image = _open(data, max_pixels)
         image.load()
         turn = _turn(image) if upright else _UPRIGHT
@@ -96,6 +103,42 @@ def decode(
             for stale in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
                 image.info.pop(stale, None)  # else the next reader turns it a second time
         return image
+
+
+def pixels(
+    data: bytes | memoryview, *, upright: bool = True, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
+    """Decode one image to an (H, W, 3) uint8 RGB array, C-contiguous, writable, the caller's own.
+
+    Options and errors as `decode` has them. Raw pixels are only copied: 32 x 32 in 3 us, where
+    PIL and numpy take 29, and 224 x 224 in 6 us instead of 84.
+    """
+    with _decoding(data):
+        if (raw := _raw(data, max_pixels)) is not None:
+            return raw.copy()
+    return np.array(decode(data, upright=upright, max_pixels=max_pixels))
+
+
+def square(data: bytes, size: int) -> tuple[NDArray[np.uint8], bool]:
+    """The central square of an image, (size, size, 3) uint8 RGB, and whether that enlarged it.
+
+    The short side becomes `size` pixels, as `resize_short` does it (but an image that is smaller is
+    enlarged), upright; what the long side has more is cut off on both ends. Raises DecodeError.
+    """
+    with _decoding(data):
+        short = min(_open(data, MAX_PIXELS).size)
+    return CenterCrop(size, size, interpolation="lanczos")(data), short < size
+
+
+def ppm(array: NDArray[np.uint8]) -> bytes:
+    """(H, W, 3) uint8 RGB as a binary PPM: netpbm.sourceforge.net/doc/ppm.html, maxval 255."""
+    height, width, _ = array.shape
+    return ppm_header(height, width) + array.tobytes()
+
+
+def ppm_header(height: int, width: int) -> bytes:
+    """What `ppm` writes before the pixels."""
+    return b"P6\n%d %d\n255\n" % (width, height)
 
 
 def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
@@ -176,49 +219,84 @@ class Transform:
             )
         object.__setattr__(self, "max_pixels", whole(f"{where}: max_pixels", self.max_pixels, 1))
 
-    def __call__(self, image: bytes | memoryview | Image.Image, draw: int = 0) -> NDArray[np.uint8]:
+    def __call__(
+        self,
+        image: bytes | memoryview | Image.Image,
+        draw: int = 0,
+        out: NDArray[np.uint8] | None = None,
+    ) -> NDArray[np.uint8]:
         """One image -> (H, W, 3) uint8 RGB array, C-contiguous, writable, owned by the caller.
 
         image: encoded bytes, or a PIL image, which is left as it is.
         draw: 64-bit unsigned; the result is a pure function of (image, draw).
+        out: an (H, W, 3) uint8 array, with any strides, that is written and returned instead of a
+        new one: such as a row of a batch. Nothing is written to it when this raises.
 
-        Raises DecodeError.
+        Raises DecodeError; OptionError when `out` is no such array.
         """
+        if out is not None:
+            self._check_out(out)
+        with _decoding(image):
+            small = self._cut(image, draw)
+            if out is None:
+                return np.array(small, dtype=np.uint8)
+            out[...] = small
+            return out
+
+    def _check_out(self, out: Any) -> None:
+        shape = (*self.size, 3) if isinstance(self.size, tuple) else ()
+        found = getattr(out, "shape", None), str(getattr(out, "dtype", type(out).__name__))
+        if found != (shape, "uint8") or not out.flags.writeable:
+            raise OptionError(
+                f"{type(self).__name__}: out is {found[1]} of shape {found[0]}, expected a "
+                f"writable numpy array, uint8 of shape {shape}"
+            )
+
+    def _cut(self, image: bytes | memoryview | Image.Image, draw: int) -> Any:
+        """The result, as what numpy makes an (H, W, 3) uint8 array of; it may be a view."""
         assert isinstance(self.size, tuple)
         high, wide = self.size
-        with _decoding(image):
-            if isinstance(image, bytes | bytearray | memoryview):
-                source: Image.Image = _open(image, self.max_pixels)
-                draft = self.fast and source.format in ("JPEG", "MPO")
-            else:
-                source, draft = _checked(image), False
+        draft, turn = False, _UPRIGHT
+        if (raw := _raw(image, self.max_pixels)) is not None:
+            box, flip = self._box(raw.shape[1], raw.shape[0], draw)
+            left, top = round(box[0]), round(box[1])
+            if box == (left, top, left + wide, top + high):  # what PIL's resize would copy
+                return raw[top : top + high, left : left + wide][:, :: -1 if flip else 1]
+            source = _from_raw(raw)
+        elif isinstance(image, bytes | bytearray | memoryview):
+            source = _open(image, self.max_pixels)
+            draft = self.fast and source.format in ("JPEG", "MPO")
+        else:
+            source = _checked(image)
+        if raw is None:
             if not draft:
                 source.load()  # before size and EXIF are asked: TIFF and PNG settle them here
-            turn = _turn(source) if self.upright else _UPRIGHT
-            width, height = source.size
-            if turn.swap:
-                box, flip = self._box(height, width, draw)
-                box, target = turn.stored(box, width, height), (high, wide)
-            else:
-                box, flip = self._box(width, height, draw)
-                box, target = turn.stored(box, width, height), (wide, high)
-            if draft:
-                box = _draft(source, box, target)
-            # Grey is made RGB after the resize: the same pixels for a third of the work.
-            # Every other mode must be RGB before: palettes cannot be averaged, and alpha would
-            # weigh the colours.
-            if source.mode not in ("RGB", "L"):
-                source = _rgb(source)
-            # `box=` and not crop(): no copy, and at an inner border the filter sees the true
-            # neighbours. reducing_gap stays None: it would be faster and change pixels.
-            small = source.resize(target, self._resample(), box)
-            if small.mode == "L":
-                small = small.convert("RGB")
-            if turn.method:
-                small = small.transpose(_pil().Transpose[turn.method])
-            if flip:
-                small = small.transpose(_pil().Transpose.FLIP_LEFT_RIGHT)
-            return np.array(small, dtype=np.uint8)
+            if self.upright:
+                turn = _turn(source)
+        width, height = source.size
+        if turn.swap:
+            box, flip = self._box(height, width, draw)
+            box, target = turn.stored(box, width, height), (high, wide)
+        else:
+            box, flip = self._box(width, height, draw)
+            box, target = turn.stored(box, width, height), (wide, high)
+        if draft:
+            box = _draft(source, box, target)
+        # Grey is made RGB after the resize: the same pixels for a third of the work.
+        # Every other mode must be RGB before: palettes cannot be averaged, and alpha would
+        # weigh the colours.
+        if source.mode not in ("RGB", "L"):
+            source = _rgb(source)
+        # `box=` and not crop(): no copy, and at an inner border the filter sees the true
+        # neighbours. reducing_gap stays None: it would be faster and change pixels.
+        small = source.resize(target, self._resample(), box)
+        if small.mode == "L":
+            small = small.convert("RGB")
+        if turn.method:
+            small = small.transpose(_pil().Transpose[turn.method])
+        if flip:
+            small = small.transpose(_pil().Transpose.FLIP_LEFT_RIGHT)
+        return small
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
         """The part of an upright width x height image to show, in pixels, and whether mirrored."""
@@ -392,7 +470,27 @@ def _pil() -> ModuleType:
 # Opening --------------------------------------------------------------------------------------
 
 
-def _open(data: bytes | memoryview, max_pixels: int) -> Any:
+def _raw(data: Any, max_pixels: int) -> NDArray[np.uint8] | None:
+    """(H, W, 3) uint8, a view of the pixels in a PPM as `ppm` spells it; None: PIL shall say."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        return None
+    found = _PPM.match(data)
+    if found is None:
+        return None
+    width, height, start = int(found[1]), int(found[2]), found.end()
+    if width * height > max_pixels or len(data) != start + 3 * width * height:
+        return None
+    return np.frombuffer(data, np.uint8, offset=start).reshape(height, width, 3)
+
+
+def _from_raw(raw: NDArray[np.uint8]) -> Image.Image:
+    """6 us for 32 x 32 and 29 for 224 x 224; by PIL's plugin 18 and 63."""
+    image: Image.Image = _pil().frombytes("RGB", (raw.shape[1], raw.shape[0]), raw.data)
+    image.format = "PPM"
+    return image
+
+
+def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Any:
     """The lazily opened image (a PIL ImageFile), its header read and its size within the limit.
 
     Image.open would do but for its pixel guard, which has two fixed levels, reads a global of PIL
@@ -440,7 +538,7 @@ def _check_pixels(name: str, size: tuple[int, int], max_pixels: int) -> None:
         )
 
 
-def _gif_size(data: bytes | memoryview) -> tuple[int, int]:
+def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
     """Width and height that PIL will allocate for a GIF: its screen, grown by its first frame."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)

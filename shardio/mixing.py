@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, groupby, islice, pairwise
+from itertools import chain, groupby, islice, pairwise, repeat
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from .decoding import Work
 from .errors import OptionError, StateError, printable
 from .options import Options
 from .order import MIX, Int64s, Share, Slices, key
@@ -101,11 +102,13 @@ def _deal(slots: Sequence[int]) -> list[int]:
 class Component(Protocol):
     """What a mixture needs to know of a dataset in it."""
 
-    _options: Options
-    _counts: Int64s
+    options: Options
+    counts: Int64s
 
     @property
     def records(self) -> int: ...
+    @property
+    def image_place(self) -> int | str | None: ...
     def _which(self) -> dict[str, Any]: ...
     def _adopted(self, state: Mapping[str, Any]) -> Options: ...
     def _feed(self, reads: Share | Slices, consumers: Consumers) -> Iterator[Items]: ...
@@ -126,7 +129,7 @@ class MixedOptions(Options):
 class Mixture(Stream):
     """Datasets mixed by weights. Made by `ShardDataset.mix`, which says what the options are."""
 
-    _options: MixedOptions
+    options: MixedOptions
 
     def __init__(
         self,
@@ -142,9 +145,9 @@ class Mixture(Stream):
         self._pattern = Pattern(_slots(records if weights is None else weights, records))
         self.length = _length(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
         super().__init__(
-            MixedOptions.of([dataset._options for dataset in self._datasets]),
+            MixedOptions.of([dataset.options for dataset in self._datasets]),
             np.array([self.length], np.int64),
-            collate_fn=first._collate if collate_fn is None else collate_fn,
+            collate_fn=first.collate_fn if collate_fn is None else collate_fn,
             ranks=first._given_ranks,
         )
 
@@ -155,14 +158,19 @@ class Mixture(Stream):
         )
         return f"<{self.length:,} rows an epoch: {shares}>"
 
+    @property
+    def image_place(self) -> int | str | None:
+        places = {dataset.image_place for dataset in self._datasets}
+        return places.pop() if len(places) == 1 else None
+
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         size = share.batch_size or 1
         rows = self._rows(share, _Ranges(share), consumers)
         for step, (start, stop) in zip(share.worker_steps, _Ranges(share), strict=True):
             count = stop - start
-            items: Iterable[Any] = islice(rows, count)
+            own: Iterable[Any] = islice(rows, count)
             if count == size:
-                yield Items(items, count, count)
+                yield Items(own, _made, count, count)
                 continue
             repeats = share.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
@@ -171,12 +179,12 @@ class Mixture(Stream):
                 for a, b in pairwise([*cuts, len(repeats)])
                 if a < b
             ]
-            yield Items(chain(items, *again), count, count + len(repeats))
+            yield Items(chain(own, *again), _made, count, count + len(repeats))
 
     def _rows(
         self, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
-        """The items of these ranges of rows, in order. `ranges` is iterated once a dataset."""
+        """What these ranges of rows are made of. `ranges` is iterated once a dataset."""
         feeds = [self._passes(d, share, ranges, consumers) for d in range(len(self._datasets))]
         for start, stop in ranges:
             for owner in self._pattern.owners(start, stop):
@@ -185,19 +193,19 @@ class Mixture(Stream):
     def _passes(
         self, d: int, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
-        """The items of dataset d in these ranges of rows, pass after pass."""
+        """What makes each row of dataset d in these ranges of rows, pass after pass."""
         dataset, seed = self._datasets[d], key(MIX, self.seed, d)
-        options = replace(self._options.parts[d], seed=seed)
+        options = replace(self.options.parts[d], seed=seed)
         before = share.epoch.epoch * self._pattern.count(d, self.length)
         for number, group in groupby(self._parts(d, before, ranges), itemgetter(0)):
             reads = Slices(
-                options.epoch(dataset._counts, number),
+                options.epoch(dataset.counts, number),
                 ((start, stop) for _, start, stop in group),
                 batch_size=math.ceil((share.batch_size or 1) * self._share_of(d)),
                 consumers=share.world_size * share.num_workers,
             )
-            for items, _, _ in dataset._feed(reads, consumers):
-                yield from items
+            for items in dataset._feed(reads, consumers):
+                yield from zip(repeat(items.make), items.rows)
 
     def _parts(
         self, d: int, before: int, ranges: Iterable[tuple[int, int]]
@@ -218,7 +226,7 @@ class Mixture(Stream):
     def _identity(self) -> dict[str, Any]:
         named = [
             {**dataset._which(), **part.state()}
-            for dataset, part in zip(self._datasets, self._options.parts, strict=True)
+            for dataset, part in zip(self._datasets, self.options.parts, strict=True)
         ]
         return {
             "mix": [[one[name] for name in _NAMES] for one in named],
@@ -258,6 +266,12 @@ class Mixture(Stream):
             except StateError as error:
                 raise StateError(f"dataset {number} of the mixture: {error}") from None
         return MixedOptions.of(parts)
+
+
+def _made(row: tuple[Callable[[Any, Work], Any], Any], work: Work) -> Any:
+    """The item of a row of one of the datasets."""
+    make, own = row
+    return make(own, work)
 
 
 class _Ranges:

@@ -431,6 +431,19 @@ class Epoch:
             pieces[-1] = (span, draw, count - over)
         return pieces
 
+    def flat(self) -> Int64s:
+        """The whole order at once: (N,) int64, the virtual position of each place. 0.1 us each."""
+        unit, spans = self.unit, self.canonical_workers
+        order = np.empty((self.units, unit), np.int64)
+        for span in range(min(spans, self.units)):
+            count = self.span_records(span)
+            places = self.position(span, self.span_order(span).take(count))
+            full = count // unit
+            order[span::spans][:full] = places[: full * unit].reshape(full, unit)
+            if count % unit:  # the epoch's last unit
+                order[-1, : count % unit] = places[full * unit :]
+        return order.reshape(-1)[: self.records]
+
     def locate(self, virtual: Int64s) -> tuple[Int64s, Int64s]:
         """Virtual positions in [0, N) -> shard numbers, and record numbers within those shards.
 

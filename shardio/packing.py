@@ -71,6 +71,8 @@ class Packed:
     notes: list[str] = field(default_factory=list)
     rejected: list[Problem] = field(default_factory=list)
     full_size: int = 0  # images built at full size: --resize cannot write them anew
+    enlarged: int = 0  # images that were smaller than the raw pixels of --resize
+    pixels: tuple[int, int] | None = None  # height and width of raw pixels
     committed: bool = False
     already: bool = False  # it was packed before; nothing was touched
     unlocked: bool = False  # the file system has no locks
@@ -95,17 +97,19 @@ def pack(
     classes: Path_ | None = None,
     resize: int | None = None,
     quality: int = QUALITY,
+    encode: str | None = None,
     overwrite: bool = False,
     restart: bool = False,
     on_error: str = "raise",
     dry_run: bool = False,
     progress: parallel.Progress | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> list[Packed]:
     """Pack a folder of images, or another source, into OUT: one dataset, or one for each split.
 
     format         of the shards: "record" or "lmdb"
-    shard_size     bytes of source a shard, or like "64MB"; default 256 MiB, less where that gave
-                   under 16 shards
+    shard_size     bytes of source a shard (of raw pixels, where these are packed), or like "64MB";
+                   default 256 MiB, less where that gave under 16 shards
     max_records    records a shard, at most
     shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated;
                    default: but for sources that are read slowly in any order but their own
@@ -120,12 +124,16 @@ def pack(
     splits         whether top folders are splits; default: when all have names of splits
     classes        another dataset, whose numbering of classes is taken
     resize         shrink images to this short side (pixels), at `quality`; never enlarges
+    encode         "raw": images as pixels, which need no decoding; all of one size, or with
+                   `resize` the central square of that side, of which all are made
     overwrite      commit over another dataset in OUT; its shards stay until `gc`
     restart        drop an unfinished packing in OUT
     on_error       "raise": one SourceError lists all files that cannot be packed, and nothing is
                    committed; "skip": they are left out, and OUT/rejected.jsonl lists them
     dry_run        touch nothing; raise what a real run would raise before it builds
     progress       called now and then with bytes done and bytes in all
+    announce       called with lines that are to be shown before the work begins: the size of raw
+                   pixels
 
     Run again after an interruption, it goes on where it was. Raises OptionError, SourceError,
     SourceChangedError, BusyError, ExistsError, StorageError.
@@ -155,12 +163,18 @@ def pack(
     wanted = _options(asked.kind, shard_size, max_records, shuffle, seed, resize, quality)
     if format != "record":  # which datasets had before there was another
         wanted["format"] = format
+    if encode is not None:
+        if encode != "raw":
+            raise OptionError(f"encode is {printable(repr(encode))}; expected 'raw', or nothing")
+        if resize is not None:
+            sizes.whole("resize", resize, 1, 1 << 15)
+        wanted |= {"encode": encode, "quality": None}
     if isinstance(where, Mapping):
         wanted["where"] = described(where)
     chosen = _part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
-    if resize is not None:
+    if resize is not None or encode is not None:
         from . import image
 
         image.engine()  # fails now, not in the middle
@@ -183,21 +197,25 @@ def pack(
         }
         if all(listing.classes is None for listing in listings.values()):
             sources.renumber(next(iter(listings.values())), numbering)
-    if resize is not None:
-        _check_resize(listings)
+    if resize is not None or encode is not None:
+        _check_images(listings, encode)
     if list(listings) != names:
         raise SourceChangedError(f"{printable(source)}: its top folders changed just now")
-    packings = [
-        _Packing(
-            plan.make(listing, wanted | _of_split(name, names)),
-            folders[name],
-            listing.source,
-            chosen,
-        )
-        for name, listing in listings.items()
-    ]
+    packings = []
+    for name, listing in listings.items():
+        options, each = wanted | _of_split(name, names), None
+        if encode is not None:
+            height, width = _raw_size(listing, wanted["resize"])
+            options["pixels"] = [height, width]
+            each = len(image.ppm_header(height, width)) + 3 * height * width
+        made = plan.make(listing, options, each)
+        packings.append(_Packing(made, folders[name], listing.source, chosen))
     for packing in packings:
         packing.check(overwrite)  # all of them, before any is touched
+    if announce is not None:
+        for packing in packings:
+            if packing.result.pixels is not None and not packing.result.already:
+                announce(packing.announced())
     if dry_run:
         return [packing.dry_run(restart) for packing in packings]
     total = sum(int(packing.plan.sizes.sum()) for packing in packings)
@@ -282,6 +300,7 @@ class _Task:
     places: list[int]  # of the records, for the source
     resize: int | None
     quality: int | None
+    pixels: tuple[int, int] | None  # height and width of raw pixels
     format: str
     skip: bool
     finished: list[str]  # names of files that may be this shard, from an interrupted packing
@@ -294,6 +313,7 @@ class _Built:
     blob_bytes: int = 0
     kept: bool = False
     full_size: int = 0
+    enlarged: int = 0
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -332,6 +352,7 @@ class _Packing:
             source_bytes=int(made.sizes[first:last].sum()),
             ignored=header["ignored"],
             notes=list(header["notes"]),
+            pixels=_pixels(header["options"]),
         )
         self._seal = b""  # SHA-256 of the journal, if we made it
         self._built: list[_Built] = []
@@ -341,6 +362,17 @@ class _Packing:
     def check(self, overwrite: bool) -> None:
         """Raises ExistsError when another dataset is here."""
         self.result.already = self._is_packed(overwrite)
+
+    def announced(self) -> str:
+        """How large raw pixels will be, of all parts, for who may want to think again."""
+        assert self.result.pixels is not None
+        (height, width), count = self.result.pixels, len(self.plan.keys)
+        split = f"{self.result.split}: " if self.result.split else ""
+        return (
+            f"{split}raw pixels: {count:,} images of {width} x {height}, "
+            f"{sizes.show_size(count * 3 * height * width)} (the source has "
+            f"{sizes.show_size(int(self.plan.sizes.sum()))})"
+        )
 
     def dry_run(self, restart: bool) -> Packed:
         """What `build` would find. Raises what it would raise for what lies in the directory."""
@@ -540,6 +572,7 @@ class _Packing:
                 self.result.kept += one.kept
                 self.result.built += one.info is not None and not one.kept
                 self.result.full_size += one.full_size
+                self.result.enlarged += one.enlarged
         except BaseException:
             journal.remove_temporaries(self.directory, self.token)  # of workers that were killed
             raise
@@ -567,6 +600,7 @@ class _Packing:
             places=[] if self.plan.places is None else self.plan.places[start:stop].tolist(),
             resize=options["resize"],
             quality=options["quality"],
+            pixels=_pixels(options),
             format=_format(options),
             skip=skip,
             finished=finished,
@@ -624,11 +658,13 @@ def _build_shard(source: sources.Source, task: _Task, add: Callable[[int], None]
     problems: list[Problem] = []
     try:
         with source.open() as read:
-            done = full_size = 0
+            done = full_size = enlarged = 0
             for i, place in enumerate(task.places):
                 try:
                     sample = read(place)
-                    if task.resize is not None:
+                    if task.pixels is not None:
+                        enlarged += _make_raw(sample, task.pixels, task.resize)
+                    elif task.resize is not None:
                         full_size += _resize(sample, task.resize, task.quality or QUALITY)
                     shard.write(sample)
                     shard.flush()
@@ -649,7 +685,7 @@ def _build_shard(source: sources.Source, task: _Task, add: Callable[[int], None]
     except BaseException:
         shard.discard()
         raise
-    return _Built(info, shard.blob_bytes, full_size=full_size, problems=problems)
+    return _Built(info, shard.blob_bytes, full_size=full_size, enlarged=enlarged, problems=problems)
 
 
 def _resize(sample: Sample, side: int, quality: int) -> bool:
@@ -668,6 +704,30 @@ def _resize(sample: Sample, side: int, quality: int) -> bool:
         raise sources.Rejected(f"cannot be resized: {error}") from None
     sample["image"] = small
     return False
+
+
+def _make_raw(sample: Sample, size: tuple[int, int], resize: int | None) -> bool:
+    """Make pixels of a sample's image; whether it was enlarged. Raises Rejected."""
+    from . import image
+
+    data, enlarged = sample["image"], False
+    if data is None:
+        return False
+    try:
+        if resize is None:
+            array = image.pixels(data)
+        else:
+            array, enlarged = image.square(data, resize)
+    except DecodeError as error:
+        raise sources.Rejected(f"cannot be decoded: {error}") from None
+    height, width = array.shape[:2]
+    if (height, width) != size:
+        raise sources.Rejected(
+            f"it is {width} x {height}, and the first image {size[1]} x {size[0]}: raw pixels have "
+            "one size. Add --resize N, for squares of N x N"
+        )
+    sample["image"] = image.ppm(array)
+    return enlarged
 
 
 def _keep(task: _Task, name: str) -> _Built | None:
@@ -702,6 +762,41 @@ def _part_name(name: str) -> str:
 
 def _format(options: dict[str, Any]) -> str:
     return str(options.get("format", "record"))
+
+
+def _pixels(options: dict[str, Any]) -> tuple[int, int] | None:
+    found = options.get("pixels")
+    return None if found is None else (found[0], found[1])
+
+
+# --- raw pixels -----------------------------------------------------------------------------------
+
+
+def _raw_size(listing: sources.Listing, resize: int | None) -> tuple[int, int]:
+    """Height and width of all images: as asked, or those of the first that can be decoded.
+
+    Parts of a job array all look at that one, so that they make one plan. Raises SourceError.
+    """
+    if resize is not None:
+        return resize, resize
+    from . import image
+
+    problems: list[Problem] = []
+    with listing.source.open() as read:
+        for at, key in enumerate(listing.keys):
+            try:
+                data = read(at if listing.places is None else int(listing.places[at]))["image"]
+                if data is not None:
+                    height, width = image.pixels(data).shape[:2]
+                    return height, width
+            except sources.Rejected as error:
+                problems.append((key, str(error)))
+            except DecodeError as error:
+                problems.append((key, f"cannot be decoded: {error}"))
+    raise SourceError(
+        "encode 'raw': no image here can be decoded, so their size is not known"
+        + (f":\n{sources.listed(problems)}" if problems else "")
+    )
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -741,13 +836,15 @@ def _options(
     )
 
 
-def _check_resize(listings: Mapping[str, sources.Listing]) -> None:
-    """Raise OptionError where no image would be resized."""
+def _check_images(listings: Mapping[str, sources.Listing], encode: str | None) -> None:
+    """Raise OptionError where no image would be resized, or made pixels."""
     kinds = {name: kind for one in listings.values() for name, kind in one.fields}
-    if kinds.get("image") not in ("image", "bytes"):
+    # Bytes would not be decoded when they are read, so it is of no use to make pixels of them.
+    if kinds.get("image") not in (("image", "bytes") if encode is None else ("image",)):
         there = ", ".join(printable(name) for name, kind in kinds.items() if kind == "image")
         raise OptionError(
-            "--resize: shrinks the field `image`, and none called so holds images. Those that do: "
+            ("--resize: shrinks" if encode is None else "--encode raw: makes pixels of")
+            + " the field `image`, and none called so holds images. Those that do: "
             f"{there or 'none'}"
             + ("; --fields image=NAME calls one so" if there and "image" not in kinds else "")
         )
@@ -810,6 +907,7 @@ def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
         there = manifest.load(locate(directory))
     except NotPackedError:
         return
+    wanted = {"encode": None} | wanted
     # The source decides on the rest: `absent`, and what was not asked for.
     known = {name: there.options.get(name) for name in wanted}
     if "format" in wanted:

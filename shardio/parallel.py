@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from .errors import StorageError
+from .machine import processors
 from .sizes import whole
 
 Task = TypeVar("Task")
@@ -67,14 +68,9 @@ class Report:
         self._slots[0] = value
 
 
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def processes(jobs: int | None) -> int:
     """How many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
-    return cores() if jobs is None else whole("jobs", jobs)
+    return processors() if jobs is None else whole("jobs", jobs)
 
 
 def run(

@@ -111,8 +111,11 @@ def options(
     } | extra
 
 
-def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
-    """Order the records and cut them into shards by their bytes, as the options say."""
+def make(listing: Listing, wanted: dict[str, Any], each: int | None = None) -> Plan:
+    """Order the records and cut them into shards by their bytes, as the options say.
+
+    each: bytes of every record as it will be packed, where that is known; default: those it has
+    """
     shuffle, seed, shard_size = (wanted[name] for name in ("shuffle", "seed", "shard_size"))
     notes = list(listing.notes)
     if shuffle is None:
@@ -125,8 +128,9 @@ def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
     count = len(listing.keys)
     packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
     sizes = listing.sizes[packed]
+    bytes_packed = sizes if each is None else np.full(count, each, np.int64)
     if shard_size is None:
-        fair = -(-int(sizes.sum()) // MIN_SHARDS)
+        fair = -(-int(bytes_packed.sum()) // MIN_SHARDS)
         shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
     wanted = wanted | {
         "shuffle": shuffle,
@@ -150,7 +154,7 @@ def make(listing: Listing, wanted: dict[str, Any]) -> Plan:
         keys=[listing.keys[i] for i in packed.tolist()],
         sizes=sizes,
         mtimes=listing.mtimes[packed],
-        bounds=cut(sizes, shard_size, wanted["max_records"]),
+        bounds=cut(bytes_packed, shard_size, wanted["max_records"]),
         places=packed if listing.places is None else listing.places[packed],
     )
 

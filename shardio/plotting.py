@@ -1,9 +1,13 @@
-"""The picture of a tuning: quality against buffer. The only door to matplotlib.
+"""The pictures of a tuning, and of a bench. The only door to matplotlib.
 
-Two panels over one logarithmic axis of buffers, a line for each unit: the mixture of classes in a
-batch, relative to a uniform shuffle, and the pairs of a batch that shared one in the epoch before.
-Filled points pass the test of their panel, and the recommended one is ringed. As PNG, SVG, or HTML:
-one file, with the picture as SVG inside, and every row as a table.
+A tuning: quality against buffer. Two panels over one logarithmic axis of buffers, a line for each
+unit: the mixture of classes in a batch, relative to a uniform shuffle, and the pairs of a batch
+that shared one in the epoch before. Filled points pass the test of their panel, and the recommended
+one is ringed.
+
+A bench: a bar for each row, of its rate and of its CPU time, with what limits it.
+
+As PNG, SVG, or HTML: one file, with the picture as SVG inside, and every row as a table.
 """
 
 from __future__ import annotations
@@ -12,8 +16,11 @@ import html
 import importlib.util
 import io
 import os
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from .benching import Bench, cells
+from .benching import Row as Way
 from .errors import DependencyError, OptionError, printable
 from .sizes import show_size
 from .storage.local import write_file
@@ -32,6 +39,7 @@ _COLOURS: Final = ("#000000", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#56b4
 _DASHES: Final = ((1, 0), (9, 3), (6, 3), (4, 3), (2, 2), (1, 2))
 _RING: Final = "#d00000"
 _GREY: Final = "#666666"
+_LOADERS: Final = {"DataLoader": "#56b4e9", "ShardLoader": "#e69f00"}
 
 
 def check(path: str | os.PathLike[str]) -> str:
@@ -51,27 +59,28 @@ def check(path: str | os.PathLike[str]) -> str:
     return kind
 
 
-def save(tuning: Tuning, path: str | os.PathLike[str]) -> None:
+def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
     """Draw it into a file, whose ending says as what; one that exists is replaced.
 
     Raises OptionError, DependencyError, StorageError.
     """
     folder, name = os.path.split(os.path.abspath(path))
-    write_file(folder, name, draw(tuning, check(path)), replace=True)
+    write_file(folder, name, draw(found, check(path)), replace=True)
 
 
-def draw(tuning: Tuning, kind: str) -> bytes:
+def draw(found: Tuning | Bench, kind: str) -> bytes:
     """The content of such a file: "png", "svg" or "html"."""
     if kind == "html":
-        return _page(tuning).encode()
+        return _page(found).encode()
     import matplotlib
 
     out = io.BytesIO()
-    # The same bytes for the same tuning: no date, and names that do not depend on the moment.
+    # The same bytes for the same result: no date, and names that do not depend on the moment.
     # Text stays text: a third of the bytes.
     with matplotlib.rc_context({"svg.hashsalt": "shardio", "svg.fonttype": "none"}):
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        _figure(tuning).savefig(out, format=kind, dpi=_DPI, metadata=metadata)
+        figure = _bars(found) if isinstance(found, Bench) else _figure(found)
+        figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
     return out.getvalue()
 
 
@@ -313,6 +322,74 @@ def _caption(tuning: Tuning) -> str:
     return tuning.call.replace("$", r"\$")  # no formula
 
 
+# --- the picture of a bench -----------------------------------------------------------------------
+
+
+def _bars(bench: Bench) -> Figure:
+    """Rates to the left, CPU time to the right; rows that can be compared share their axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = list(bench.groups())
+    count = sum(len(rows) + 1.6 for _, rows in groups)
+    figure = Figure(figsize=(9.6, 1.2 + 0.36 * count), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(
+        f"What this machine does with {bench.records:,} records, in batches of "
+        f"{bench.batch_size:,}",
+        fontsize=13,
+        fontweight="bold",
+    )
+    panels = figure.subplots(
+        len(groups),
+        2,
+        squeeze=False,
+        height_ratios=[len(rows) + 0.6 for _, rows in groups],
+        width_ratios=[3, 1],
+    )
+    for (title, rows), (left, right) in zip(groups, panels, strict=True):
+        left.set_title(title.removesuffix(":"), fontsize=10.5, loc="left")
+        places = range(len(rows))
+        names = [row.name for row in rows]
+        _barred(left, rows, [row.images_per_s for row in rows])
+        spread = [
+            [row.images_per_s - min(row.rates, default=row.images_per_s) for row in rows],
+            [max(row.rates, default=row.images_per_s) - row.images_per_s for row in rows],
+        ]
+        rates = [row.images_per_s for row in rows]
+        left.errorbar(
+            rates, places, xerr=spread, fmt="none", ecolor=_GREY, capsize=2.5, linewidth=1
+        )
+        left.set_yticks(places, names, fontsize=8.5)
+        for place, row in zip(places, rows, strict=True):
+            said = "failed" if row.error is not None else f"{row.images_per_s:,.0f}  {row.short}"
+            if row is bench.best:
+                said += "  (recommended)"
+            end = max(row.rates, default=0.0)
+            left.annotate(
+                said,
+                (end, place),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                fontweight="bold" if row is bench.best else None,
+            )
+        left.set_xlim(0, 1.9 * max([1e-9, *(max(row.rates, default=0.0) for row in rows)]))
+        _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
+        right.set_yticks([])
+        for axes in (left, right):
+            axes.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
+            axes.grid(axis="x", alpha=0.25)
+    panels[-1][0].set_xlabel(f"{bench.unit}; whiskers: least and most")
+    panels[-1][1].set_xlabel("CPU ms each, all processes")
+    return figure
+
+
+def _barred(axes: Axes, rows: Sequence[Way], lengths: list[float]) -> None:
+    axes.barh(range(len(rows)), lengths, height=0.72, color=[_LOADERS[row.loader] for row in rows])
+
+
 # --- the page -------------------------------------------------------------------------------------
 
 _STYLE: Final = """\
@@ -326,22 +403,35 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
 """
 
 
-def _page(tuning: Tuning) -> str:
-    svg = draw(tuning, "svg").decode()
+def _page(found: Tuning | Bench) -> str:
+    svg = draw(found, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
-    notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in tuning.notes)
-    names = ("buffer", "unit", "waiting", "1st batch", "moves", "classes", "even", "again", "")
+    if isinstance(found, Bench):
+        title = "What this machine can do"
+        names: tuple[str, ...] = ("what", "", *found.columns[1:])
+        told = [*found.notes, *(f"{row.name}: {row.why}" for row in found.rows if row.why)]
+        rows = [
+            ((what.removesuffix(":"), *cells(row)), row is found.best)
+            for what, some in found.groups()
+            for row in some
+        ]
+    else:
+        title = "How large a shuffle buffer?"
+        names = ("buffer", "unit", "waiting", "1st batch", "moves", "classes", "even", "again", "")
+        told = list(found.notes)
+        rows = [(_cells(found, row), row is found.best) for row in found.rows]
+    notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in told)
     head = "".join(f"<th>{name}</th>" for name in names)
-    rows = "".join(_cells(tuning, row) for row in tuning.rows)
+    body = "".join(_line_of(values, is_best) for values, is_best in rows)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        f"<title>How large a shuffle buffer?</title>\n<style>\n{_STYLE}</style>\n{svg}\n{notes}"
-        f"<pre>{html.escape(tuning.call)}</pre>\n<table>\n<tr>{head}</tr>\n{rows}</table>\n</html>\n"
+        f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n{svg}\n{notes}"
+        f"<pre>{html.escape(found.call)}</pre>\n<table>\n<tr>{head}</tr>\n{body}</table>\n</html>\n"
     )
 
 
-def _cells(tuning: Tuning, row: Row) -> str:
-    values = (
+def _cells(tuning: Tuning, row: Row) -> tuple[str, ...]:
+    return (
         show_buffer(row.shuffle_buffer),
         f"{row.unit:,}",
         show_size(row.memory_bytes),
@@ -352,5 +442,8 @@ def _cells(tuning: Tuning, row: Row) -> str:
         f"{row.again:.2%}",
         tuning.verdict(row),
     )
-    mark = ' class="best"' if row is tuning.best else ""
+
+
+def _line_of(values: Iterable[str], is_best: bool) -> str:
+    mark = ' class="best"' if is_best else ""
     return f"<tr{mark}>" + "".join(f"<td>{html.escape(value)}</td>" for value in values) + "</tr>\n"

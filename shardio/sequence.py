@@ -37,8 +37,8 @@ def open(
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
-    decode     "pil": images as PIL images, RGB, upright. None: as the bytes of their files.
-               Or a function of those bytes
+    decode     "pil": images as PIL images, RGB, upright. "numpy": as arrays of these, (H, W, 3)
+               uint8. None: as the bytes of their files. Or a function of those bytes
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
     fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
     root       where the data lies, when `shardio index --out` put its index elsewhere

@@ -32,12 +32,15 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from . import sizes
-from .collating import collate
+from .collating import Empty, collate, empty
+from .decoding import Work
 from .errors import EpochError, OptionError, StateError, printable
 from .options import Options
 from .order import ORDER_VERSION, Int64s, Share, Tail, key
 
 VALID = "valid"  # the field that tail="exact" adds
+
+Source = Callable[[Share], Iterator[Any]]
 
 _END = object()
 
@@ -64,11 +67,13 @@ class Consumers(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The items of one batch. Without a batch_size: of some samples in a row."""
+    """What the items of one batch are made of. Without a batch_size: of some samples in a row."""
 
-    items: Iterable[Any]
+    rows: Iterable[Any]  # in order; for one thread at a time
+    make: Callable[[Any, Work], Any]  # of a row its item; by any thread
     valid: int  # items before this one are the epoch's own; those from it on repeat some
     size: int
+    whole: Callable[[Empty], Any] | None = None  # the collated batch at once, or None: not this one
 
 
 class Stream(IterableDataset[Any]):
@@ -84,13 +89,13 @@ class Stream(IterableDataset[Any]):
     ) -> None:
         if collate_fn is not None and not callable(collate_fn):
             raise OptionError(f"collate_fn is {collate_fn!r}: expected a function")
-        self._options = options
-        self._counts = counts  # (shards,) int64: the records of each that this stream reads
-        self._collate = collate if collate_fn is None else collate_fn
+        self.options = options
+        self.counts = counts  # (shards,) int64: the records of each that this stream reads
+        self.collate_fn = collate if collate_fn is None else collate_fn
         self._given_ranks = ranks
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
         self._captured_for = 0  # the process that was given them; those it forks ask anew
-        self._iterating: Callable[[], _Items | None] = _nothing  # the last one of this process
+        self._iterating: Callable[[], Iteration | None] = _nothing  # the last one of this process
         self._moves: int | None = None  # _MOVES when this worker was started, until its first pass
         self._start_anew()
 
@@ -106,7 +111,7 @@ class Stream(IterableDataset[Any]):
 
     @abstractmethod
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
-        """The items of a consumer's share, in order; each `items` is used up before the next."""
+        """A consumer's share, in order; the `rows` of each are used up before the next."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -116,24 +121,34 @@ class Stream(IterableDataset[Any]):
     def _adopted(self, state: Mapping[str, Any]) -> Options:
         """The options to go on with after this state. Raises StateError."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether a record's item is another in each epoch, as far as that is known."""
+        return False
+
+    @property
+    def image_place(self) -> int | str | None:
+        """The field of an item that a built-in transform makes, if one does."""
+        return None
+
     # --- what users call ---
 
     @property
     def batch_size(self) -> int | None:
-        return self._options.batch_size
+        return self.options.batch_size
 
     @property
     def tail(self) -> Tail:
-        return self._options.tail
+        return self.options.tail
 
     @property
     def seed(self) -> int:
-        return self._options.seed
+        return self.options.seed
 
     @property
     def records(self) -> int:
         """Records of an epoch."""
-        return int(self._counts.sum())
+        return int(self.counts.sum())
 
     @property
     def epoch(self) -> int:
@@ -145,7 +160,7 @@ class Stream(IterableDataset[Any]):
         From its beginning; only the epoch of a loaded state goes on where that was saved.
         """
         epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
-        self._ranks()  # what is wrong with them is told here on every rank, and none waits for ever
+        self.ranks()  # what is wrong with them is told here on every rank, and none waits for ever
         shared = self._shared
         moves = epoch != int(shared[_EPOCH])
         start = 0 if moves else int(shared[_START])
@@ -184,9 +199,7 @@ class Stream(IterableDataset[Any]):
                     "state_dict: nothing is being iterated in this process; give the batches that "
                     "your loop has taken, state_dict(steps=t): workers have run ahead of it"
                 )
-            if items.moves != int(self._shared[_MOVES]):  # it is of another place: nothing is read
-                return self._state(self.epoch, int(self._shared[_START]))
-            return self._state(items.epoch, items.start + items.done * items.stride)
+            return self.state_of(items)
         if self.batch_size is None:
             raise OptionError(
                 "state_dict(steps=...) needs batches that do not depend on the workers: give "
@@ -201,6 +214,12 @@ class Stream(IterableDataset[Any]):
         share = self._share(self.epoch)
         start = int(self._shared[_START])
         return self._state(self.epoch, start + steps * share.batch_units * share.world_size)
+
+    def state_of(self, items: Iteration | None) -> dict[str, Any]:
+        """Where an iteration in this process stands; None: where the next one begins."""
+        if items is None or items.moves != int(self._shared[_MOVES]):  # it is of another place
+            return self._state(self.epoch, int(self._shared[_START]))
+        return self._state(items.epoch, items.start + items.done * items.stride)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict` or `state_from`, also with other workers and ranks.
@@ -217,12 +236,12 @@ class Stream(IterableDataset[Any]):
                 "this is the state of one worker's iterator; make one of the whole by "
                 "dataset.state_from(state of the StatefulDataLoader)"
             )
-        before = self._options
+        before = self.options
         try:
-            self._options = self._adopted(state)
+            self.options = self._adopted(state)
             share = self._share(state["epoch"], start=state["units"])
         except OptionError as error:
-            self._options = before
+            self.options = before
             raise StateError(f"the state does not fit: {error}") from None
         chosen = [state["epoch"], share.start, 0, int(self._shared[_WARNED]), 0, self._print()]
         # StatefulDataLoader without workers loads this first, and the iterator's state then.
@@ -281,15 +300,21 @@ class Stream(IterableDataset[Any]):
     # --- torch and pickle ---
 
     def __iter__(self) -> Iterator[Any]:
-        items = _Items(self)
+        items = Iteration(self)
         if get_worker_info() is None:
             self._iterating = weakref.ref(items)
+        return items
+
+    def iterate(self, source: Source) -> Iteration:
+        """As `iter()`, for a loader that gets the batches of this rank from elsewhere."""
+        items = Iteration(self, source)
+        self._iterating = weakref.ref(items)
         return items
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has neither the launcher's process group nor a say in the ranks.
         return self.__dict__ | {
-            "_captured": self._ranks(),
+            "_captured": self.ranks(),
             "_iterating": _nothing,
             "_moves": int(self._shared[_MOVES]),
         }
@@ -313,7 +338,7 @@ class Stream(IterableDataset[Any]):
 
     # --- inside ---
 
-    def _ranks(self) -> tuple[int, int]:
+    def ranks(self) -> tuple[int, int]:
         """Rank and world size. Raises OptionError when what was given contradicts what is."""
         if self._captured is not None and self._captured_for == os.getpid() and get_worker_info():
             return self._captured
@@ -331,9 +356,9 @@ class Stream(IterableDataset[Any]):
     def _share(
         self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
     ) -> Share:
-        rank, world_size = self._ranks()
-        return self._options.share(
-            self._options.epoch(self._counts, epoch),
+        rank, world_size = self.ranks()
+        return self.options.share(
+            self.options.epoch(self.counts, epoch),
             rank=rank,
             world_size=world_size,
             worker=worker,
@@ -360,20 +385,24 @@ class Stream(IterableDataset[Any]):
         return key(*repr(self._identity()).encode()) >> 1
 
     @property
-    def _evaluates(self) -> bool:
+    def evaluates(self) -> bool:
         """Whether an epoch may well be read twice in one order."""
         return self.tail == "exact"
 
 
-class _Items:
-    """One epoch's items of one worker. An object, since a generator would read the epoch late."""
+class Iteration:
+    """One epoch's items of one worker. An object, since a generator would read the epoch late.
 
-    def __init__(self, stream: Stream) -> None:
+    source  gives the batches of this rank; default: they are made here
+    """
+
+    def __init__(self, stream: Stream, source: Source | None = None) -> None:
         self._stream = stream
+        self._source = source
         self._clock = stream._shared.numpy()  # a view, which set_epoch writes to
         info = get_worker_info()
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._counts = self._worker == 0  # the worker that no other outlives
+        self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         try:
             if self._clock[_PRINT] != stream._print():
@@ -391,7 +420,7 @@ class _Items:
                     f"the epoch was set to {epoch} while the workers of a pass were "
                     "starting; call set_epoch before iter(), and make a new iterator after it"
                 )
-            if self._counts and start and self._clock[_PASSES] and stream.remaining:
+            if self._leads and start and self._clock[_PASSES] and stream.remaining:
                 raise EpochError(
                     f"epoch {epoch} was gone on with from the middle, and read to its end; call "
                     "set_epoch with the next one before iter(): another pass would be of its rest"
@@ -402,7 +431,7 @@ class _Items:
                 raise
             self._error = error  # a persistent worker of torch dies of an error here, and says none
             return
-        if self._counts:
+        if self._leads:
             self._warn()
 
     def _begin(self, epoch: int, start: int, done: int) -> None:
@@ -413,12 +442,15 @@ class _Items:
         share = stream._share(epoch, self._worker, self._workers, start, done)
         stream._steps(share)
         self.stride = share.batch_units * share.world_size  # units of a global batch
-        machines, here = _machines(share.world_size)
-        consumers = Consumers(here * self._workers, machines)
-        self._items = _make(stream, stream._read(share, consumers))
+        if self._source is not None:
+            self._items = self._source(share)
+        else:
+            self._items = _make(
+                stream, stream._read(share, consumers(share.world_size, self._workers))
+            )
         self._ended = False
 
-    def __iter__(self) -> _Items:
+    def __iter__(self) -> Iteration:
         return self
 
     def __next__(self) -> Any:
@@ -428,6 +460,11 @@ class _Items:
             item = next(self._items, _END)
         except Exception as error:
             self._error = error
+            raise
+        except BaseException as error:  # Ctrl-C: what was being made is lost
+            self._error = EpochError(
+                f"this pass was ended by {type(error).__name__}; make a new iterator"
+            )
             raise
         if item is _END:
             self._end()
@@ -442,11 +479,21 @@ class _Items:
         self.done += 1
         return item
 
+    @property
+    def made(self) -> Any:
+        """How the batch handed out last was made, for shardio.meter; None: that is not known."""
+        return getattr(self._items, "made", None)
+
+    @property
+    def blocked_s(self) -> float:
+        """Of the last next(), seconds in which a device was waited for that is steps behind."""
+        return float(getattr(self._items, "blocked_s", 0.0))
+
     def state_dict(self) -> dict[str, Any]:
         """For StatefulDataLoader: where this worker's iterator stands. Absolute, so that it says
         the same however often the run was resumed."""
         stream = self._stream
-        world_size = stream._ranks()[1]
+        world_size = stream.ranks()[1]
         size = {} if stream.batch_size is None else {"batch_size": stream.batch_size}
         return (
             stream._state(self.epoch, self.start)
@@ -506,20 +553,28 @@ class _Items:
         self._begin(state["epoch"], state["units"], state["done"])
 
     def _end(self) -> None:
-        if self._counts and not self._ended and self._clock[_EPOCH] == self.epoch:
+        if self._leads and not self._ended and self._clock[_EPOCH] == self.epoch:
             self._clock[_PASSES] += 1
         self._ended = True
 
     def _warn(self) -> None:
         """Say once that an epoch comes in the same order again. Evaluation wants just that."""
         clock = self._clock
-        if clock[_PASSES] and not clock[_WARNED] and not self._stream._evaluates:
+        if clock[_PASSES] and not clock[_WARNED] and not self._stream.evaluates:
             clock[_WARNED] = 1
             warnings.warn(
                 f"epoch {self.epoch} is being read again, in the same order: call "
                 "dataset.set_epoch(epoch) before each iter() for a new one",
-                stacklevel=4,
+                stacklevel=_outside(),
             )
+
+
+def _outside() -> int:
+    """The stacklevel, for who asks, of the first frame that is not of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _nothing() -> None:
@@ -541,25 +596,35 @@ if hasattr(os, "register_at_fork"):
 
 def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
-    collate_fn, whole, exact = (
-        stream._collate,
-        stream.batch_size is not None,
-        stream.tail == "exact",
-    )
-    for items, valid, size in batches:
-        if exact:
-            items = map(_marked, items, (i < valid for i in range(size)))
-        if whole:
+    collate_fn, work = stream.collate_fn, Work()
+    for batch in batches:
+        if batch.whole is not None and collate_fn is collate:
+            whole = batch.whole(empty)
+            if whole is not None:
+                yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole
+                continue
+        # Not by map, which a StopIteration of a transform would end, as if there were no more rows.
+        make: Any = batch.make
+        items: Iterator[Any] = (make(row, work) for row in batch.rows)
+        if stream.tail == "exact":
+            items = map(mark, items, (i < batch.valid for i in range(batch.size)))
+        if stream.batch_size is not None:
             yield collate_fn(list(items))
         else:
             yield from items
 
 
-def _marked(item: Any, valid: bool) -> Any:
+def mark(item: Any, valid: bool) -> Any:
+    """The item with the field that tail="exact" adds."""
     if isinstance(item, tuple):
         return (*item, valid)
     item[VALID] = valid
     return item
+
+
+def mark_all(batch: Any, valid: int, size: int) -> Any:
+    """As `mark`, of a collated batch: rows before row `valid` are."""
+    return mark(batch, torch.arange(size) < valid)  # type: ignore[arg-type]
 
 
 def _check(state: Mapping[str, Any], counts: Sequence[str]) -> None:
@@ -638,7 +703,13 @@ def _refuse_second_split(rank: int, world_size: int) -> None:
         frame = frame.f_back
 
 
-def _machines(world_size: int) -> tuple[int, int]:
+def consumers(world_size: int, num_workers: int) -> Consumers:
+    """Who reads an epoch, when each rank has so many workers."""
+    machines, here = machines_of(world_size)
+    return Consumers(here * num_workers, machines)
+
+
+def machines_of(world_size: int) -> tuple[int, int]:
     """Machines of the job, and ranks on this one; one machine where the launcher does not say."""
     try:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

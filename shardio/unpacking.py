@@ -206,6 +206,8 @@ def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
         if len(endings) > 1 and isinstance(value, bytes):
             kind = ENDINGS.get(image_type(value[:32]) or "", ())
             ending = next((one for one in endings if one in kind), ending)
+        if is_raw(made, name):
+            ending = "ppm"
         yield sample[KEY] + b"." + ending.encode(), _file(value)
 
 
@@ -223,7 +225,9 @@ def _file(value: Any) -> bytes:
 
 
 def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
-    """What a file's name lacks: keys of other formats have no endings."""
+    """What a file's name lacks: keys of other formats have no endings, and raw pixels another."""
+    if is_raw(made, content):
+        return raw_ending(key)
     # Of a packed dataset: the format that it was packed from.
     format = made.options.get("from", "record") if made.names is None else made.format
     own = format in (*manifest.SUFFIXES, "imagefolder")
@@ -236,15 +240,29 @@ def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
     return b"" if ending is None else b"." + ending.encode()
 
 
+def is_raw(made: Manifest, name: str) -> bool:
+    """Whether a field was packed as pixels, which are PPM files whatever they were before."""
+    return name == "image" and made.options.get("encode") == "raw"
+
+
+def raw_ending(key: bytes) -> bytes:
+    """What the name of a file of raw pixels lacks. Added, not put in place of another ending:
+    `a.jpg` and `a.png` may both be there."""
+    return b"" if key.lower().endswith(b".ppm") else b".ppm"
+
+
 def _check_keys(dataset: ShardSequence, content: str) -> None:
     """Raise OptionError for two keys that cannot be files side by side: `a` twice, or with `a/b`.
 
     Keys of an image folder were names of files side by side: only those of a stream are read.
     """
     made = dataset.manifest
-    if made.options.get("source") == "imagefolder":
+    raw = is_raw(made, content)
+    if made.options.get("source") == "imagefolder" and not raw:
         return
     keys = dataset.keys()
+    if raw:
+        keys = [key + raw_ending(key) for key in keys]
     folders = {
         b"/".join(parts[:at])
         for parts in (key_parts(key, made.where) for key in keys)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import io
 import json
+import multiprocessing
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
-from benchmarks import formats
-from benchmarks.data import Data
+from benchmarks import formats, forum_resident, forum_transport, loader, transport
+from benchmarks.data import CIFAR, PHOTOS, Data
 from benchmarks.harness import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
+    *("loader", "transport", "forum_resident", "forum_transport", "gpu"),
 )
 
 
@@ -27,12 +36,12 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def make_archive(path: Path, files: int, size: int) -> None:
-    """Files that begin like JPEGs, in two class folders: nothing here decodes them."""
+def make_archive(path: Path, files: int, size: int, jpeg: bytes = b"") -> None:
+    """Files that begin like JPEGs, or are this one, in two class folders."""
     with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w") as tar:
         for i in range(files):
             member = tarfile.TarInfo(f"./class{i % 2}/{i:04d}.jpg")
-            content = b"\xff\xd8\xff\xe0" + bytes([i % 251]) * (size + i)
+            content = jpeg or b"\xff\xd8\xff\xe0" + bytes([i % 251]) * (size + i)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
 
@@ -52,6 +61,14 @@ def test_without_a_name_all_are_listed_with_a_line_each() -> None:
     listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
     assert set(listed) == {*NAMES, "all", "report"}
     assert all(listed.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path) -> None:
+    done = benchmarks("gpu", "--quick", "--out", str(tmp_path / "x.json"))
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []
+    assert "needs an NVIDIA GPU" in done.stderr and torch.__version__ in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_missing_archives_are_named(tmp_path: Path) -> None:
@@ -128,3 +145,89 @@ def test_formats_are_measured_without_their_own_readers(archives: Path, tmp_path
     rivals = [t for t in found["targets"] if "tf.data" in t["what"]]
     assert len(rivals) == 2 and all(t["met"] is None for t in rivals)  # named, though not measured
     assert any("tensorflow-cpu was not measured" in note for note in found["notes"])
+
+
+class Here:
+    """A Contestant in this process, of a machine that is done at once."""
+
+    made: list[Here]
+
+    def __init__(self, function: str, **options: Any) -> None:
+        module, _, name = function.partition(":")
+        options = json.loads(json.dumps(options))
+        self.round = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**options)
+        self.made.append(self)
+
+    def close(self) -> None:
+        del self.round  # and with it the processes of its loader
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Here]]:
+    threads = torch.get_num_threads()
+    Here.made = []
+    for module in (forum_resident, forum_transport, loader, transport):
+        monkeypatch.setattr(module, "Contestant", Here)
+    yield Here
+    torch.set_num_threads(threads)
+    assert all(not hasattr(one, "round") for one in Here.made)
+    gc.collect()
+    assert multiprocessing.active_children() == []
+
+
+def measured(module: ModuleType, archives: Path, scratch: Path) -> dict[str, Any]:
+    """The result of a benchmark, which is whole: rounds, tables and targets."""
+    result = Result(module.__name__, ["pytest"], True)
+    module.run(Data(archives, scratch, True, False), result)
+    assert result.facts["tables"] and result.facts["data"]
+    assert all(row["ratio"] for table in result.facts["tables"] for row in table["rows"])
+    return result.facts
+
+
+def test_transport_compares_ready_batches(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "BATCH", 4)
+    monkeypatch.setattr(transport, "SIZE", 128)  # large enough to lie in a slot
+    found = measured(transport, tmp_path, tmp_path)
+    ready = {row["name"] for row in found["tables"][0]["rows"]}
+    assert {
+        f"{name}, {n} workers" for n in (1, 2) for name in ("DataLoader", "ShardLoader")
+    } < ready
+    assert [target["limit"] for target in found["targets"]] == [-6.0, -6.0, 0.2, 3.0]
+    assert all(target["found"] > 0 for target in found["targets"])
+
+
+def test_ways_of_one_epoch_in_memory_are_compared(here: type[Here], tmp_path: Path) -> None:
+    found = measured(forum_resident, tmp_path, tmp_path)
+    assert len(found["tables"][0]["rows"]) == 11
+    assert [target["limit"] for target in found["targets"]] == [1.3]
+
+
+def test_slow_samples_are_compared(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forum_transport, "FETCH_S", 0.0)
+    monkeypatch.setattr(forum_transport, "STEP_S", 1e-6)
+    monkeypatch.setattr(forum_transport, "BATCH", 4)
+    monkeypatch.setattr(forum_transport, "SHAPES", {"small": (1, 15), "large": (100, 150)})
+    found = measured(forum_transport, tmp_path, tmp_path)
+    for table, limit in zip(found["tables"], (-0.97, -3.0), strict=True):
+        assert len(table["rows"]) == 14
+        assert sum(target["limit"] == limit for target in found["targets"]) in (2, 3, 4)
+
+
+def test_loaders_are_compared_decoded_and_as_raw_pixels(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Data, "photos", lambda self, _: self._originals())
+    for name, size, files in ((CIFAR, 32, 600), (PHOTOS, 48, 130)):
+        jpeg = io.BytesIO()
+        Image.linear_gradient("L").resize((size, size)).convert("RGB").save(jpeg, "JPEG")
+        make_archive(tmp_path / name, files, 0, jpeg.getvalue())
+    (tmp_path / "scratch").mkdir()
+    found = measured(loader, tmp_path, tmp_path / "scratch")
+    assert [table["rows"][0]["rounds"] for table in found["tables"]] == [2, 2, 2]
+    raw = [target for target in found["targets"] if "raw" in target["what"]]
+    assert [target["limit"] for target in raw] == [-1e6, 50.0]
+    assert all(t["found"] is not None for t in found["targets"] if "Pillow" not in t["what"])

@@ -524,8 +524,8 @@ def test_ranks_are_given(packed: Packed) -> None:
 def test_ranks_come_from_the_launcher(packed: Packed, launched: None) -> None:
     folder = packed(COUNTS)
     dataset = keyed(folder, batch_size=4)
-    assert dataset._ranks() == (1, 3) and len(dataset) == 9
-    assert keyed(folder, rank=1, world_size=3)._ranks() == (1, 3)
+    assert dataset.ranks() == (1, 3) and len(dataset) == 9
+    assert keyed(folder, rank=1, world_size=3).ranks() == (1, 3)
     with pytest.raises(OptionError, match=r"rank 0 of 1 was given, but the launcher .* 1 of 3"):
         keyed(folder, rank=0, world_size=1)
 
@@ -568,7 +568,7 @@ def test_a_pickle_made_before_the_ranks_exist_does_not_fix_them(
     data = pickle.dumps(keyed(packed(COUNTS), batch_size=4))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert pickle.loads(data)._ranks() == (1, 3)  # as with mp.spawn(train, args=(dataset,))
+    assert pickle.loads(data).ranks() == (1, 3)  # as with mp.spawn(train, args=(dataset,))
 
 
 def _train(rank: int, folder: str, out: str) -> None:

@@ -14,7 +14,7 @@ from datasets import flip, make, payload, shard_files
 
 from shardio import fetch, manifest, order
 from shardio.errors import DamageError
-from shardio.fetch import Fetch, Reader
+from shardio.fetch import Fetch, Reader, Rows
 from shardio.order import Epoch, Share
 from shardio.sample import Sample
 from shardio.storage import locate
@@ -115,8 +115,13 @@ def numbered(epoch: Epoch, virtual: order.Int64s) -> list[int]:
     return (starts[shards] + records).tolist()
 
 
+def samples(got: Fetch, rows: Rows) -> Iterator[tuple[int, Sample]]:
+    """The number of each row in the dataset, and its sample."""
+    return ((row[0], fetch.read(row)) for row in got.rows(rows.runs))
+
+
 def read(got: Fetch) -> list[tuple[int, Sample]]:
-    return [pair for rows in got for pair in got.samples(rows.runs)]
+    return [pair for rows in got for pair in samples(got, rows)]
 
 
 def check(got: list[tuple[int, Sample]], numbers: list[int]) -> None:
@@ -183,7 +188,7 @@ def test_consumers_that_share_spans_read_their_own_records(
                 tail="exact",
             )
             got = Fetch(reader(folder, policy == "network"), of, machines=world_size)
-            batches = [(rows, list(got.samples(rows.runs))) for rows in got]
+            batches = [(rows, list(samples(got, rows))) for rows in got]
             check([pair for _, pairs in batches for pair in pairs], expected(of))
             for rows, pairs in batches:
                 assert rows.size == len(pairs)
@@ -217,7 +222,7 @@ def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) 
     most = 0
     for rows in got:
         most = max(most, got.held_bytes)
-        list(got.samples(rows.runs))
+        list(samples(got, rows))
     assert got.held_bytes == 0
     window = got.share.epoch.window * 8 * got.reader.mean_bytes
     assert window / 2 < most < window + 8 * 2 * fetch.RUN + 8 * 100
@@ -235,7 +240,7 @@ def test_a_full_network_buffer_holds_no_more_and_reads_nothing_twice(
     most = 0
     for rows in got:
         most = max(most, got.held_bytes)
-        check(list(got.samples(rows.runs)), [n for run in rows.runs for n in run.numbers])
+        check(list(samples(got, rows)), [n for run in rows.runs for n in run.numbers])
     assert 5_000 < most <= 10_000
     check_read_once(got)
 
@@ -258,10 +263,10 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
     got = Fetch(of, share(counts, 8, shuffle_buffer=800))
     batches = iter(got)
     for _ in range(4):
-        list(got.samples(next(batches).runs))
+        list(samples(got, next(batches)))
     assert len(got._early) > 8
     for rows in batches:
-        list(got.samples(rows.runs))
+        list(samples(got, rows))
     assert got.held_bytes == 0 and not got._early
     check_read_once(got)
 
@@ -300,7 +305,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     for rows in got:
         assert got.held_bytes < 1.5 * window + 2 * fetch.RUN
         last = got.held_bytes
-        check(list(got.samples(rows.runs)), [n for run in rows.runs for n in run.numbers])
+        check(list(samples(got, rows)), [n for run in rows.runs for n in run.numbers])
     assert last <= of.epoch.unit * 100  # but for what others hand out after this one's last
 
 
@@ -309,7 +314,7 @@ def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -
     counts = [4000]
     got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=8, spans=1))
     for rows in got:
-        list(got.samples(rows.runs))
+        list(samples(got, rows))
         assert all(len(span._held) < 200 for span in got._spans.values())
 
 
@@ -322,7 +327,7 @@ def test_after_the_start_runs_alone_announce_everything(
     alone: list[int] = []
     monkeypatch.setattr(got, "_announce", lambda runs: alone.extend(r.numbers for r in runs))
     for step, rows in enumerate(got):
-        list(got.samples(rows.runs))
+        list(samples(got, rows))
         if step == 20:
             alone.clear()
     assert not any(alone)
@@ -347,7 +352,7 @@ def test_everything_is_announced_before_it_is_read(
                 at = shards[run.shard].offset(number - run.start)
                 name = shards[run.shard].name
                 assert any(name == n and start <= at < stop for n, start, stop in known)
-        list(got.samples(rows.runs))
+        list(samples(got, rows))
     # All of it, and hardly anything twice: only the records of the first batches are.
     announced = sum(stop - start for _, start, stop in storage.announced)
     assert announced < 1.5 * sum(stop - start for _, start, stop in storage.reads)
@@ -365,7 +370,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
     assert isinstance(storage, Watched)
     handed = 0
     for rows in got:
-        check(list(got.samples(rows.runs)), expected(of)[handed : handed + rows.size])
+        check(list(samples(got, rows)), expected(of)[handed : handed + rows.size])
         handed += rows.size
         ahead = sum(stop - start for _, start, stop in storage.announced)
         assert ahead <= (handed + fetch.AHEAD + 8) * got.reader.mean_bytes * 1.2
@@ -456,7 +461,7 @@ def test_damage_is_found_when_the_record_is_handed_out(packed: Packed, policy: s
     seen = []
     with pytest.raises(DamageError, match=rf"{path.name}: record 20 at byte .*k/000070.jpg"):
         for rows in got:
-            for number, _ in got.samples(rows.runs):
+            for number, _ in samples(got, rows):
                 seen.append(number)
     assert 70 not in seen
     assert seen == expected(got.share)[: len(seen)]
@@ -579,7 +584,7 @@ def run(buffer):
     got = fetch.Fetch(reader, order.Share(epoch, 64))
     most = 0
     for rows in got:
-        for _ in got.samples(rows.runs):
+        for _ in map(fetch.read, got.rows(rows.runs)):
             pass
         most = max(most, private())
     return got.policy, most

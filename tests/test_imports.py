@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from lines above its own, wherever in the file the import stands.
 # A new module is a name on a line below all that it imports.
 LAYERS = """
-errors imagetypes
+errors imagetypes machine
 sizes sample storage.base
+device meter
 storage.local formats.base fieldnames
 storage storage.staging storage.memory
 formats.columns formats.protobuf lock
@@ -32,15 +33,21 @@ journal decoding fetch scanning
 indexing sequence explaining
 sources.dataset
 sources
-packing collating tuning
-stream plotting
-mixing
+packing collating tuning pixels
+stream slots
+mixing parcel
+resident making
+workers
+loader
 writer cleaning dataset unpacking verifying
 targets.base
 targets.webdataset targets.tfrecord targets.recordio targets.mds targets.imagefolder
 targets.caffe
 targets
 exporting
+measuring
+benching
+plotting
 cli
 __main__
 """
@@ -53,8 +60,9 @@ PACKING = {
     *("writer", "cleaning", "sources.tables", "sources.listing", "sources.grouped", "sources.coco"),
 }
 READING = {
-    *("fetch", "decoding", "sequence", "collating"),
+    *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
     *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
+    *("measuring", "benching", "slots", "parcel", "making", "workers", "resident", "loader"),
 }
 
 DOORS = {  # what only these modules import
@@ -62,7 +70,10 @@ DOORS = {  # what only these modules import
     "xxhash": {"formats.columns", "formats.record", "writer"},
     "tqdm": {"cli"},
     "PIL": {"image"},
-    "torch": {"stream", "collating"},
+    "torch": {
+        *("stream", "collating", "device", "measuring"),
+        *("parcel", "making", "workers", "resident", "loader"),
+    },
     "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
     "matplotlib": {"plotting"},
     "google_crc32c": {"formats.tfrecord"},

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError, order
+from shardio.decoding import Work
 from shardio.mixing import _SLOTS, Mixture, Pattern, _Ranges, _slots
 from shardio.stream import Consumers
 
@@ -96,7 +97,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[bytes]:
         dataset = mixture._datasets[d]
         number, place = divmod(taken[d], dataset.records)
         if (d, number) not in passes:
-            options, seed = mixture._options.parts[d], order.key(order.MIX, mixture.seed, d)
+            options, seed = mixture.options.parts[d], order.key(order.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
         found.append(b"%d/%06d" % (int(dataset._reader.storage.url[-1]), record))
@@ -107,14 +108,14 @@ def rows_of(mixture: Mixture, epoch: int) -> list[bytes]:
 def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
     """The records of a dataset in its flat order, by order alone."""
     epoch = order.Epoch(
-        dataset._counts,
+        dataset.counts,
         seed=seed,
         epoch=number,
         canonical_workers=options.canonical_workers,
         unit=options.unit,
         shuffle_buffer=options.shuffle_buffer,
     )
-    starts = np.cumsum([0, *dataset._counts])
+    starts = np.cumsum([0, *dataset.counts])
     spans: dict[int, Any] = {}
     found: list[int] = []
     for batch in order.Share(epoch, options.unit):
@@ -248,7 +249,7 @@ def consumer(
     found = []
     for items in itertools.chain.from_iterable(itertools.zip_longest(*each)):
         if items is not None:
-            keys = [key for (key,) in items.items]
+            keys = [items.make(row, Work())[0] for row in items.rows]
             assert len(keys) == items.size
             found.append((keys, items.valid))
     return found

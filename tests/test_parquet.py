@@ -346,7 +346,7 @@ def test_the_limit_is_a_share_of_the_memory_to_spare(
 ) -> None:
     write(tmp_path / "x.parquet", {"x": [1]})
     index(tmp_path)
-    monkeypatch.setattr(parquet, "_cores", lambda: 4)
+    monkeypatch.setattr(parquet, "processors", lambda: 4)
     for spare, expected in ((64 << 30, 4 << 30), (1 << 30, 256 << 20)):
         monkeypatch.setattr(parquet, "memory_available", lambda spare=spare: spare)
         monkeypatch.setattr(parquet, "_CACHE", parquet._Cache())
@@ -703,7 +703,7 @@ def test_explain_warns_where_row_groups_are_decoded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "LEAST_CACHE", 20 * 1000)
-    monkeypatch.setattr(parquet, "_cores", lambda: 1)
+    monkeypatch.setattr(parquet, "processors", lambda: 1)
     noise = np.random.default_rng(0)
     blobs = [noise.bytes(9_000 if i else 100) for i in range(400)]
     write(tmp_path / "0.parquet", {"x": blobs}, row_group_size=10, compression="none")

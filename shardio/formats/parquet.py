@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DamageError, DependencyError, SampleError, SourceError, printable
+from ..machine import processors
 from ..sample import KEY, Sample, Schema, pack, pack_head, unpack
 from ..storage.base import File, Storage
 from ..storage.local import memory_available
@@ -590,7 +591,7 @@ class _Ranges:
 
 def cache_bytes(available: int) -> int:
     """Of decoded row groups in each process, where a machine has `available` bytes to give."""
-    return max(LEAST_CACHE, int(CACHED * available / _cores()))
+    return max(LEAST_CACHE, int(CACHED * available / processors()))
 
 
 class _Cache:
@@ -636,10 +637,6 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)

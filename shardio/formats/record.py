@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -299,6 +299,42 @@ class RecordShard:
         except Exception as error:
             why = str(error)  # the error itself keeps what was decoded in memory
         raise self._damaged(record, held, why)
+
+    def gather(
+        self,
+        records: Sequence[int],
+        held: Sequence[bytes | None] | None,
+        begin: bytes,
+        out: memoryview,
+    ) -> bool:
+        """Write what follows `begin` in the blob of each record to `out`, one after the other.
+
+        held: of each record what `hold` gave, or None; None: read them all. Each has one blob, of
+        as many bytes as `begin` and its share of `out`; where one has another, False, and `out`
+        may be half written. Checked as `decode` does it. Raises DamageError.
+
+        One loop over all steps: lists of pieces between them would leave the CPU's cache, which
+        costs 0.5 us a record of 3 KB.
+        """
+        size = len(out) // len(records)
+        blob, at = len(begin) + size, 0
+        seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
+        for record, data in zip(records, held or repeat(None), strict=False):
+            if data is None:
+                data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
+            expected, length, head = frame(data)
+            view = memoryview(data)
+            if (
+                checksum(view[8:], seed + record) != expected
+                or length - head != blob
+                or length != len(data) - 16
+                or not data.startswith(begin, 16 + head)
+            ):
+                self.decode(record, data)  # raises, when it is damage
+                return False
+            out[at : at + size] = view[-size:]
+            at += size
+        return True
 
     def scan(self, start: int, stop: int) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns

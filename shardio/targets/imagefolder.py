@@ -15,7 +15,7 @@ from typing import ClassVar
 from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ..imagetypes import ALL_ENDINGS
 from ..sample import KEY, Sample
-from ..unpacking import Tree, class_folders, key_parts
+from ..unpacking import Tree, class_folders, is_raw, key_parts, raw_ending
 from .base import Plan, image_and_label, image_extension, misfit
 
 
@@ -29,6 +29,7 @@ class ImageFolder:
         self._image, self._label = image_and_label(plan, "imagefolder", ("int",))
         self.called = {self._image: "files"}
         self._made = plan.made
+        self._raw = is_raw(plan.made, self._image)
         self._classes: list[bytes] = []
         if self._label is not None:
             if plan.made.classes is None:
@@ -63,7 +64,9 @@ class ImageFolder:
         key = self._in_class(sample)
         name = key.rpartition(b"/")[2]
         stem, _, ending = name.rpartition(b".")
-        if not stem or ending.decode("latin-1").lower() not in ALL_ENDINGS:
+        if self._raw:
+            key += raw_ending(key)
+        elif not stem or ending.decode("latin-1").lower() not in ALL_ENDINGS:
             found = image_extension(data)
             if found is not None:
                 key += b"." + found.encode()

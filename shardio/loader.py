@@ -1,0 +1,373 @@
+"""ShardLoader: the batches of a dataset, made by processes with threads in memory that is reused.
+
+    for images, labels in ShardLoader(train, workers=8, device="cuda"): ...
+
+The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
+them. Instead of new shared memory for each batch there are slots that each batch is decoded into
+(`slots`, `making`), and processes that stay from epoch to epoch (`workers`).
+
+A batch is a view of its slot, and as long as any of its tensors lives, nothing is written there:
+keep what you like. Who keeps many makes the ring grow (`explain` says by how much).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.context import BaseContext
+from typing import Any, Literal
+
+import torch
+
+from . import device as devices
+from .errors import EpochError, OptionError, printable
+from .meter import Made
+from .options import Options
+from .order import Share
+from .resident import Resident
+from .sizes import show_size, whole
+from .stream import Iteration, Source, Stream, consumers, machines_of
+from .workers import Here, Pass, Processes
+
+Pin = Literal["auto"] | bool
+
+
+class ShardLoader:
+    """Batches of a ShardDataset, or of a mixture, made ahead by processes of this machine.
+
+    dataset       with a batch_size
+    workers       loader processes; default: the cores of this process, shared among the ranks of
+                  this machine. 0: no processes, the threads are in this one
+    threads       in each; worth more than one where samples wait (slow storage, slow transforms).
+                  workers=0, threads=0 makes batches when they are asked for: for debuggers
+    prefetch      batches that each process makes ahead
+    copy          True: batches in memory of this process alone (and its slots free at once);
+                  False: views of shared memory, which costs nothing
+    device        batches go there ahead of use, and images are cast and normalised there:
+    ahead, mean, std, dtype, channels_last, pin    as for `shardio.device.prefetch`
+    resident      "ram": decode all of it once, into tensors, and gather each batch from them:
+                  the workers then leave. "device": the tensors lie on `device`
+    multiprocessing_context  "fork", "spawn" or "forkserver", as for DataLoader
+
+    Iterate it once an epoch, after `set_epoch`. It is iterated once at a time; processes stay until
+    `close`, or until it is forgotten. Transforms of yours that draw random numbers draw others in
+    each process and each epoch, the same in each run (of torch.manual_seed) with as many workers.
+
+    Raises OptionError; while iterating what the dataset raises, EpochError, WorkerError when a
+    process dies; what a transform raises comes as it is, with a RowError as its cause that names
+    the record and holds its traceback.
+    """
+
+    def __init__(
+        self,
+        dataset: Stream,
+        *,
+        workers: int | None = None,
+        threads: int | None = None,
+        prefetch: int = 2,
+        copy: bool = False,
+        device: str | torch.device | int | None = None,
+        ahead: int = 1,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        dtype: torch.dtype | None = None,
+        channels_last: bool | None = None,
+        pin: Pin = "auto",
+        resident: Literal["ram", "device"] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+    ) -> None:
+        if not isinstance(dataset, Stream):
+            raise OptionError(
+                f"ShardLoader reads a ShardDataset, or a mixture of some, and this is "
+                f"{printable(repr(dataset))}; for other datasets use torch's DataLoader"
+            )
+        if dataset.batch_size is None:
+            raise OptionError(
+                "ShardLoader: give batch_size to the dataset, ShardDataset(..., batch_size=256): "
+                "its batches are what the loader makes"
+            )
+        self.dataset = dataset
+        self.workers = (
+            cores(dataset.ranks()[1]) if workers is None else whole("workers", workers, 0)
+        )
+        self.threads = 1 if threads is None else whole("threads", threads, int(self.workers > 0))
+        self.prefetch = whole("prefetch", prefetch, 1)
+        self.copy = copy
+        options = {"mean": mean, "std": std, "dtype": dtype, "channels_last": channels_last}
+        if device is None and any(value is not None for value in options.values()):
+            given = ", ".join(name for name, value in options.items() if value is not None)
+            raise OptionError(
+                f'{given} without a device: say where, device="cuda"; device="cpu" does it here'
+            )
+        self.target = (
+            None if device is None else devices.Target(device, ahead=ahead, pin=pin, **options)  # type: ignore[arg-type]
+        )
+        self.resident = resident
+        self._resident: Resident | None = None
+        if resident is not None:
+            self._resident = Resident(dataset, _place(resident, self.target))
+        self._context = _context(multiprocessing_context)
+        self._crew: Processes | Here | None = None
+        self._owner = 0  # the process that the crew is of
+        self._last: Iteration | None = None
+
+    def __len__(self) -> int:
+        """This rank's batches in a full epoch."""
+        return len(self.dataset)
+
+    def __iter__(self) -> Iteration:
+        source: Source
+        if self._resident is not None:
+            if not self._resident.filled:
+                self._fill(self._resident)
+            source = partial(_gather, self._resident, self.target)
+        else:
+            source = partial(_make, self.dataset, self._running(), self.workers, self.target)
+        self._last = self.dataset.iterate(source)
+        return self._last
+
+    @property
+    def epoch(self) -> int:
+        return self.dataset.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """As of the dataset: choose the epoch that the next `iter()` reads."""
+        self.dataset.set_epoch(epoch)
+
+    @property
+    def remaining(self) -> int:
+        """As of the dataset: the batches that the next `iter()` gives."""
+        return self.dataset.remaining
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop over this loader stands, after the batch that it got last. JSON, < 1 KB.
+
+        For `load_state_dict` here, or of the dataset, with any number of workers and ranks.
+        """
+        return self.dataset.state_of(self._last)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there: call it before `iter()`, on every rank. Raises StateError."""
+        self.dataset.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the processes. Batches that were handed out stay; iterating starts others."""
+        crew, self._crew = self._crew, None
+        if crew is not None and self._owner == os.getpid():
+            crew.close()
+
+    def __enter__(self) -> ShardLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_crew": None, "_last": None}
+
+    def __repr__(self) -> str:
+        return f"ShardLoader({self.dataset!r}, workers={self.workers}, threads={self.threads})"
+
+    def explain(self) -> LoaderExplanation:
+        """What this loader runs and holds: print it. Memory is that of its batches so far."""
+        own = self._owner == os.getpid()
+        crew = self._crew if own else None
+        return LoaderExplanation(
+            workers=self.workers,
+            threads=self.threads,
+            prefetch=self.prefetch,
+            pids=[] if crew is None else crew.pids,
+            slots=0 if crew is None else crew.most,
+            ring=0 if crew is None else crew.ring,
+            slot_bytes=0 if crew is None else crew.bytes,
+            locked_bytes=devices.locked_bytes(),
+            staging_bytes=0 if self.target is None else self.target.staging_bytes,
+            resident_bytes=0 if self._resident is None else self._resident.bytes,
+        )
+
+    def _running(self) -> Processes | Here:
+        crew = self._crew
+        if crew is None or crew.closed or self._owner != os.getpid():
+            self._crew = crew = self._start()
+            self._owner = os.getpid()
+        return crew
+
+    def _fill(self, resident: Resident) -> None:
+        """Read all of the dataset once, in storage order, as no rank's share of it."""
+        options = replace(self.dataset.options, shuffle_buffer=1, tail="pad")
+        share = options.share(options.epoch(self.dataset.counts, 0))
+        crew = self._start()
+        try:
+            crew.begin(_pass(options, share, self.workers), share.steps)
+            resident.fill(share.epoch, _Batches(crew, share.steps))
+        finally:
+            crew.close()
+
+    def _start(self) -> Processes | Here:
+        if not self.workers:
+            return Here(self.dataset, threads=self.threads, prefetch=self.prefetch)
+        lock = None
+        if self.target is not None and self.target.locks_pages:
+            lock = partial(_lock, self.target.device)
+        return Processes(
+            self.dataset,
+            workers=self.workers,
+            threads=self.threads,
+            prefetch=self.prefetch,
+            context=self._context,
+            own=self.copy,
+            lock=lock,
+        )
+
+
+class _Batches:
+    """A pass over the batches that a crew makes."""
+
+    def __init__(self, crew: Processes | Here, steps: int) -> None:
+        self._crew = crew
+        self._left = steps
+        self._pass = crew.passes
+
+    @property
+    def made(self) -> Made | None:
+        return self._crew.made
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._left:
+            raise StopIteration
+        if self._pass != self._crew.passes:
+            raise EpochError(
+                "another pass over this loader has begun, and ended this one: iterate one at a "
+                "time, or make a second ShardLoader"
+            )
+        batch = self._crew.take()
+        self._left -= 1
+        return batch
+
+    def ready(self) -> bool:
+        """Whether the next batch is there, most likely."""
+        return self._crew.ready()
+
+
+def _make(
+    stream: Stream,
+    crew: Processes | Here,
+    workers: int,
+    target: devices.Target | None,
+    share: Share,
+) -> Iterator[Any]:
+    """The batches of a rank's share, made by a crew."""
+    crew.begin(_pass(stream.options, share, workers), share.steps)
+    batches = _Batches(crew, share.steps)
+    return batches if target is None else devices.Ahead(batches, target)
+
+
+def _pass(options: Options, share: Share, workers: int) -> Pass:
+    return Pass(
+        options,
+        share.epoch.epoch,
+        share.start,
+        share.rank,
+        share.world_size,
+        consumers(share.world_size, max(1, workers)),
+    )
+
+
+def _gather(resident: Resident, target: devices.Target | None, share: Share) -> Iterator[Any]:
+    """The batches of a rank's share, from memory."""
+    batches = resident.batches(share)
+    if target is None:
+        return batches
+    if resident.device == target.device:
+        return map(target.images.finish, batches)
+    return devices.Ahead(batches, target)
+
+
+def _place(resident: str, target: devices.Target | None) -> torch.device:
+    """Where resident data lies."""
+    if resident == "ram":
+        return torch.device("cpu")
+    if resident != "device":
+        raise OptionError(
+            f"resident is {printable(repr(resident))}: expected 'ram', 'device' or None"
+        )
+    if target is None:
+        raise OptionError('resident="device": say on which, device="cuda"')
+    return target.device
+
+
+@dataclass(frozen=True)
+class LoaderExplanation:
+    """What a loader runs and holds. Sizes in bytes."""
+
+    workers: int
+    threads: int
+    prefetch: int
+    pids: list[int]  # of the processes that run now
+    slots: int  # batches that there was memory for at a time
+    ring: int  # that a loop needs which keeps none
+    slot_bytes: int
+    locked_bytes: int  # page-locked memory of this process
+    staging_bytes: int  # of it: buffers for what does not come in slots
+    resident_bytes: int
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        where = f"{self.workers} processes of {self.threads} threads"
+        if not self.workers:
+            where = f"{self.threads} threads of this process" if self.threads else "this loop"
+        lines = [
+            f"batches are made by {where}, up to {self.prefetch} ahead "
+            + ("each" if self.workers else "in all")
+        ]
+        if self.pids:
+            lines.append(f"processes        {', '.join(map(str, self.pids))}")
+        if self.slots:
+            lines.append(f"batch memory     {show_size(self.slot_bytes)} in {self.slots} slots")
+        if self.slots > self.ring > 0:
+            lines.append(
+                f"                 {self.slots - self.ring} more than the ring: your loop keeps "
+                "batches, and each keeps its slot; clone() what you keep for long"
+            )
+        if self.locked_bytes:
+            lines.append(
+                f"page-locked      {show_size(self.locked_bytes)}, of which "
+                f"{show_size(self.staging_bytes)} staging"
+            )
+        if self.resident_bytes:
+            lines.append(f"resident         {show_size(self.resident_bytes)}")
+        return "\n".join(lines)
+
+
+def cores(ranks: int) -> int:
+    """The cores of this process, shared among the ranks of this machine; at least 1."""
+    try:
+        own = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        own = os.cpu_count() or 1
+    return max(1, own // machines_of(ranks)[1])
+
+
+def _lock(device: torch.device, address: int, nbytes: int) -> Any:
+    devices.page_lock(address, nbytes, device)
+    return partial(devices.page_unlock, address)
+
+
+def _context(given: str | BaseContext | None) -> BaseContext:
+    if isinstance(given, BaseContext):
+        return given
+    try:
+        return multiprocessing.get_context(given)
+    except (ValueError, TypeError):
+        known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+        raise OptionError(
+            f"multiprocessing_context is {printable(repr(given))}: expected one of {known}"
+        ) from None

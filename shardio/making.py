@@ -1,0 +1,342 @@
+"""Rows to batches, by several threads, in memory that is used again: the work of a loader process.
+
+How it works. All threads take rows from one place, batch after batch, each row by whichever thread
+is free, so a slow row holds up nobody else. An array that a row gives is written into its row of
+the batch at once, and a built-in transform writes there itself. Who makes the last row of a batch
+collates it: with `collate`, columns that are complete in their place are taken as they are. Batches
+are handed over in order.
+
+A batch is begun only when the trainer wants one more (`more`); so no more are made ahead than it
+asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from .collating import TENSORS, collate, into
+from .decoding import Work
+from .errors import printable
+from .parcel import SMALL
+from .slots import Slot, Slots
+from .stream import Items, Stream, mark, mark_all
+
+_Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
+Layout = dict[int | str, _Like]  # by place in a tuple, or by name
+
+_ARRAYS = (np.ndarray, torch.Tensor)
+_LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
+
+
+class Failure(Exception):
+    """A row that could not be made, and why: `error`; `where` names the record."""
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        super().__init__(where)
+        self.error = error
+        self.where = where
+
+
+class Batch:
+    """A batch that is being made; the collating.Memory of its columns."""
+
+    def __init__(self, items: Items, number: int, slot: Slot, layout: Layout) -> None:
+        self.items: list[Any] = [None] * items.size
+        self.number = number  # of this maker's batches, from 0
+        self.slot = slot
+        self.valid = items.valid
+        self.whole: Any = None  # when it was made at once
+        self.rows = self.left = items.size  # left: not yet made
+        self.read_s = self.decode_s = self.transform_s = self.collate_s = 0.0
+        self.slowest: tuple[float, int, bytes] = (0.0, -1, b"")  # seconds, record, key
+        self._lock = threading.Lock()
+        self._columns: dict[int | str, _Column] = {}
+        for name, like in layout.items():
+            self._columns[name] = _Column(self, like)
+
+    @property
+    def layout(self) -> Layout:
+        """Of the fields whose rows were written in their places; for the batch after this one."""
+        return {name: column.like for name, column in self._columns.items() if column.taken}
+
+    def forget(self) -> None:
+        """Let go of all that the batch is made of."""
+        self.items.clear()
+        self._columns.clear()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        if nbytes < SMALL:
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(self.slot.place(nbytes)[1]).view(dtype).view(shape)
+
+    def column(self, values: Sequence[Any]) -> torch.Tensor | None:
+        for column in self._columns.values():
+            if values[0] is column.rows[0]:
+                same = len(values) == len(column.rows)
+                same = same and all(a is b for a, b in zip(values, column.rows, strict=True))
+                return column.tensor if same else None
+        return None
+
+    def row(self, name: int | str | None, i: int) -> Any:
+        """Where the image of row i may be written."""
+        column = None if name is None else self._columns.get(name)
+        return None if column is None or column.is_tensor else column.rows[i]
+
+    def settle(self, i: int, item: Any) -> Any:
+        """The item of row i, its arrays in their rows of the batch."""
+        kind = type(item)
+        if kind is tuple:
+            return tuple(
+                [
+                    self._settled(name, i, value) if type(value) in _ARRAYS else value
+                    for name, value in enumerate(item)
+                ]
+            )
+        if kind is dict:
+            return {name: self._settled(name, i, value) for name, value in item.items()}
+        return item
+
+    def _settled(self, name: int | str, i: int, value: Any) -> Any:
+        kind = type(value)
+        column = self._columns.get(name)
+        if column is not None and not column.is_tensor and kind is np.ndarray:  # 1 us of every row
+            row = column.rows[i]
+            if value is row:
+                column.taken = True
+                return row
+            if column.like == (False, value.shape, value.dtype):
+                column.taken = True
+                row[...] = value
+                return row
+        if kind is np.ndarray:
+            if value.nbytes < _LEAST or value.dtype.type not in TENSORS or not value.dtype.isnative:
+                return value
+            like = (False, value.shape, value.dtype)
+        elif kind is torch.Tensor:
+            if value.requires_grad or value.layout != torch.strided or value.device.type != "cpu":
+                return value
+            if value.nbytes < _LEAST or value.is_quantized:
+                return value
+            like = (True, value.shape, value.dtype)
+        else:
+            return value
+        if column is None or column.like != like:
+            with self._lock:
+                column = self._columns.get(name)
+                if column is None or not (column.taken or column.like == like):
+                    column = self._columns[name] = _Column(self, like)
+            if column.like != like:
+                return value  # rows differ: collating will say so
+        column.taken = True
+        row = column.rows[i]
+        if value is not row:
+            if column.is_tensor:
+                row.copy_(value)
+            else:
+                row[...] = value
+        return row
+
+
+class _Column:
+    """A field of a batch, and views of its rows."""
+
+    def __init__(self, batch: Batch, like: _Like) -> None:
+        self.like = like
+        self.taken = False
+        self.is_tensor, shape, dtype = like
+        kind = dtype if self.is_tensor else torch.from_numpy(np.empty(0, dtype)).dtype
+        self.tensor = batch.empty((len(batch.items), *shape), kind)
+        self.rows: Sequence[Any] = (
+            self.tensor.unbind() if self.is_tensor else list(self.tensor.numpy())
+        )
+
+
+class Maker:
+    """Makes the batches of one share, in order.
+
+    pack(batch, collated)  makes of a batch what is handed over; in any thread
+    emit(batch, packed)    is called for each batch, in order, by one thread at a time; with the
+                           Failure that ends the pass, if there is one
+
+    `more` and `drop` are for any thread; `turn` makes a row, `run` all of them.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        reads: Iterator[Items],
+        slots: Slots,
+        pack: Callable[[Batch, Any], Any],
+        emit: Callable[[Batch | None, Any], None],
+        layout: Layout | None = None,
+    ) -> None:
+        self.layout = layout or {}  # of the batch before
+        self._stream = stream
+        self._slots = slots
+        self._pack = pack
+        self._emit = emit
+        self._in_place = stream.collate_fn is collate
+        self._exact = stream.tail == "exact"
+        self._image = stream.image_place if self._in_place else None
+        self._wanted = 0  # batches that may be begun
+        self._dropped = False
+        self._more = threading.Condition()
+        self._pulling, self._counting, self._emitting = (threading.Lock() for _ in range(3))
+        self._begun = 0  # batches
+        self._at: Batch | None = None  # whose rows are being handed out
+        self._open: dict[int, Batch] = {}  # begun, and not handed over
+        self._done: dict[int, tuple[Batch | None, Any]] = {}  # by number, to be handed over
+        self._next = 0  # the one that is to be handed over next
+        self._tasks = self._rows(reads)
+
+    def more(self, batches: int = 1) -> None:
+        """The trainer wants so many more."""
+        with self._more:
+            self._wanted += batches
+            self._more.notify_all()
+
+    def drop(self) -> None:
+        """Nobody wants the rest."""
+        with self._more:
+            self._dropped = True
+            self._more.notify_all()
+
+    def run(self, threads: int) -> None:
+        """Make all batches, as they are wanted, by this thread and others."""
+        others = [
+            threading.Thread(target=self._run, name=f"shardio-{i}", daemon=True)
+            for i in range(1, threads)
+        ]
+        for thread in others:
+            thread.start()
+        self._run()
+        for thread in others:
+            thread.join()
+        self.finish()
+
+    def finish(self) -> None:
+        """After the last turn: give back the memory of what was begun in vain."""
+        for batch in self._open.values():
+            self._slots.free(batch.slot.number)
+        self._open.clear()
+
+    def _run(self) -> None:
+        work, going = Work(), True
+        while going:
+            with suppress(KeyboardInterrupt):  # of a transform: threads are not sent any
+                going = self.turn(work)
+
+    def turn(self, work: Work) -> bool:
+        """Make one row, once it is wanted. False: there is nothing left to be made."""
+        batch = None
+        try:
+            work.number = -1
+            with self._pulling:
+                task = None if self._dropped else next(self._tasks, None)
+            if task is None:
+                return False
+            batch, i, row, make = task
+            if batch.whole is None:
+                start = perf_counter()
+                work.out = batch.row(self._image, i)
+                item = make(row, work)
+                work.out = None  # or it would keep the batch in use
+                if self._exact:
+                    item = mark(item, i < batch.valid)
+                batch.items[i] = batch.settle(i, item) if self._in_place else item
+                del item, row, task  # the batch may be handed over before the next turn
+                end = perf_counter()
+                with self._counting:
+                    batch.read_s += work.read - start
+                    batch.decode_s += work.decoded - work.read
+                    batch.transform_s += end - work.decoded
+                    if end - start > batch.slowest[0]:
+                        batch.slowest = (end - start, work.number, work.key)
+                    batch.left -= 1
+                    if batch.left:
+                        return True
+            work.number = -1
+            self._finish(batch)
+        except BaseException as error:
+            work.out = None
+            self._fail(batch, error, work)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        return True
+
+    def _rows(self, reads: Iterator[Items]) -> Iterator[tuple[Batch, int, Any, Any]]:
+        """What is to be made: (batch, row of it, what it is made of, what makes it)."""
+        while self._wait():
+            start = perf_counter()
+            items = next(reads, None)
+            if items is None:
+                return
+            self._at = batch = Batch(items, self._begun, self._slots.take(), self.layout)
+            self._begun += 1
+            self._open[batch.number] = batch
+            if items.whole is not None and self._in_place:
+                batch.whole = items.whole(batch.empty)
+                if batch.whole is not None and self._exact:
+                    batch.whole = mark_all(batch.whole, items.valid, items.size)
+            batch.read_s += perf_counter() - start
+            if batch.whole is not None:
+                yield batch, -1, None, None
+            else:
+                for i, row in enumerate(items.rows):
+                    yield batch, i, row, items.make
+            self._at = None
+            del batch, items
+
+    def _wait(self) -> bool:
+        """Until one more batch is wanted; False: none is."""
+        with self._more:
+            while not (self._wanted or self._dropped):
+                self._more.wait()
+            self._wanted -= 1
+            return not self._dropped
+
+    def _finish(self, batch: Batch) -> None:
+        """Collate a batch whose rows are made."""
+        start = perf_counter()
+        collated, batch.whole = batch.whole, None
+        if collated is None:
+            with into(batch):
+                collated = self._stream.collate_fn(batch.items)
+        self.layout = batch.layout
+        packed = self._pack(batch, collated)
+        del collated  # in another process it may be done with at once, and its slot be wanted again
+        batch.forget()
+        batch.collate_s = perf_counter() - start
+        self._hand_over(batch.number, batch, packed)
+
+    def _fail(self, batch: Batch | None, error: BaseException, work: Work) -> None:
+        """An error ends the pass; what comes before it is handed over first."""
+        where = ""
+        if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end
+            stop, error = error, RuntimeError("a transform, or collate_fn, raised StopIteration")
+            error.__cause__ = stop
+        if batch is None:
+            batch = self._at
+        elif work.number >= 0:
+            where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        self.drop()
+        number = self._begun if batch is None else batch.number
+        self._hand_over(number, batch, Failure(error, where))
+
+    def _hand_over(self, number: int, batch: Batch | None, packed: Any) -> None:
+        with self._emitting:
+            self._done.setdefault(number, (batch, packed))
+            while self._next in self._done:
+                batch, packed = self._done.pop(self._next)
+                self._next = -1 if isinstance(packed, Failure) else self._next + 1
+                if batch is not None and self._next >= 0:
+                    self._open.pop(batch.number, None)
+                self._emit(batch, packed)

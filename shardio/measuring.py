@@ -1,0 +1,397 @@
+"""One repeat of one way to read, in a process of its own: rate, CPU time, memory, first batch.
+
+How it works. `Host` is a process that has imported torch and nothing else, and forks another for
+each request, so that none finds another's memory or caches, and none imports torch anew (2 s). It
+leads a session of its own: Ctrl-C does not reach it, one signal ends all of it, and it ends by
+itself when whoever asks is gone. Requests and answers are lines of JSON.
+
+A repeat begins to count once each worker has given a batch (and warm, after some time), and ends
+where all workers have given equally many since, because batches come in bursts. Each batch is
+touched, a byte in each page, as its copy to a GPU would; a training step there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+from . import errors, machine, sequence
+from .errors import OptionError, StorageError, printable
+from .options import SHUFFLE_BUFFER
+from .storage.local import memory_available
+
+if TYPE_CHECKING:
+    from .dataset import ShardDataset
+
+WARM_S: Final = 0.5  # before a warm repeat counts: pages, allocators and caches of its processes
+SMALL: Final = 64  # pixels: images below it keep their size, as CIFAR's do; 224 would be enlarging
+CROP: Final = 224
+_LOOK_S: Final = 0.25  # between two looks at the memory of a repeat's processes
+_LEAST: Final = 4  # batches that a cold pass must have left to count without its start
+
+
+class FailedError(Exception):
+    """A repeat did not come to its end. Another way to read may."""
+
+
+# What is wrong with the dataset, whatever way it is read.
+_OF_ALL = (errors.DamageError, errors.DecodeError, errors.VersionError, OptionError)
+
+
+class Host:
+    """A process that has imported torch, and forks another for each request, one at a time.
+
+    It leads a session of its own, so that Ctrl-C does not reach it, and one signal ends all of it.
+    It ends by itself when this process does.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer, with pss_bytes and memory_left while it was made.
+
+        Raises FailedError, whose text says why; DamageError and the like are raised as they are.
+        """
+        process = self._started()
+        assert process.stdin and process.stdout
+        until = time.monotonic() + timeout_s
+        pss, left, line = 0, [memory_available()], b""
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            pause = _LOOK_S
+            while not line.endswith(b"\n"):
+                if not select.select([process.stdout], [], [], pause)[0]:
+                    looked = time.monotonic()
+                    if looked > until:
+                        raise self._failed(f"no answer within {timeout_s:.0f} s; it was ended")
+                    pss = max(pss, _pss(process.pid))
+                    left.append(memory_available())
+                    pause = max(_LOOK_S, 10 * (time.monotonic() - looked))  # a tenth at most
+                    continue
+                piece = os.read(process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise self._failed("its process was killed (out of memory?)")
+                line += piece
+        except BrokenPipeError:
+            raise self._failed("its process ended") from None
+        answer: dict[str, Any] = json.loads(line)
+        if sys.platform != "linux":
+            self._end()
+        if "error" in answer:
+            kind = getattr(errors, answer["kind"], None)
+            if kind in _OF_ALL:
+                raise kind(answer["error"])
+            raise FailedError(answer["error"])
+        return answer | {"pss_bytes": pss or None, "memory_left": min(left)}
+
+    def _failed(self, what: str) -> FailedError:
+        if self._errors is not None:
+            self._errors.seek(0)
+            said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
+            what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
+        self._end()
+        return FailedError(what)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            # The same modules as here, wherever they come from, and nothing of the current folder.
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}\n"
+                "from shardio.measuring import serve; serve()"
+            )
+            launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+            # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+                # For the sockets of torch's workers, which are killed and cannot remove them.
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="shardio", ignore_cleanup_errors=True
+                )
+                env = {name: value for name, value in os.environ.items() if name not in launcher}
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    env=env | {"TMPDIR": self._folder.name},
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if self._errors is not None:
+            self._errors.close()
+        if process is not None:
+            self._kill(process)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin and process.stdout
+        # Not yet waited for, so the number of the session is still its own.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def _pss(host: int) -> int:
+    """Memory of a row's processes. What they share with the host that forked them is theirs."""
+    tree = machine.family(host)
+    private = machine.private_bytes(host)
+    each = [machine.pss_bytes([pid]) for pid in tree]
+    known = [one for one in each if one is not None]
+    if len(tree) == 1 or len(known) < len(each):  # one ended just now: the rest would be too little
+        return 0
+    return sum(known) - private
+
+
+def serve() -> None:
+    """Life of the host: a request a line, and an answer a line."""
+    import torch.utils.data  # noqa: F401 - for all that it forks
+
+    from . import loader  # noqa: F401
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as it was before the start
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what others print is no answer
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        # macOS: what is forked may not use the system's frameworks; `ask` ends the host instead.
+        answer = _forked(request) if sys.platform == "linux" else _answer(request)
+        os.write(answers, answer + b"\n")
+
+
+def _forked(request: dict[str, Any]) -> bytes:
+    """The answer of a process of its own. Ends with all of the session when nobody waits for it."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ours)
+        code = 1
+        with contextlib.suppress(BaseException):
+            os.write(theirs, _answer(request) + b"\n")
+            code = 0
+        os._exit(code)
+    os.close(theirs)
+    answer = b""
+    while not answer.endswith(b"\n"):
+        ready = select.select([ours, sys.stdin], [], [])[0]
+        if sys.stdin in ready:  # its end: the one that asked is gone
+            os.killpg(0, signal.SIGKILL)
+        piece = os.read(ours, 1 << 16)
+        if not piece:
+            break
+        answer += piece
+    os.close(ours)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not answer:
+        said = "it was killed (out of memory?)" if status < 0 else f"it ended with code {status}"
+        return _error(StorageError(said))
+    return answer.strip()
+
+
+def _answer(request: dict[str, Any]) -> bytes:
+    try:
+        found = {"probe": _probe, "measure": _measure}[request["do"]](request)
+        return json.dumps(found).encode()
+    except Exception as error:
+        return _error(error)
+
+
+def _error(error: Exception) -> bytes:
+    kind, text = type(error).__name__, str(error)
+    if "\nOriginal Traceback" in text:  # DataLoader tells all that its worker did: keep the end
+        text = text.rpartition(f"{kind}: ")[2].strip()
+    text = "\n".join(printable(line, 4096) for line in text.splitlines()) or kind
+    return json.dumps({"error": text, "kind": kind}).encode()
+
+
+def _probe(request: dict[str, Any]) -> dict[str, Any]:
+    """The size that images are to be cropped to, by the first ones."""
+    field = request["fields"][0]
+    found = sequence.open(request["path"], fields=(field,), root=request["root"])
+    sides = [image.size for (image,) in found[:8] if image is not None]
+    small = sides and max(max(side) for side in sides) < SMALL
+    return {"size": min(min(side) for side in sides) if small else CROP}
+
+
+def _dataset(request: dict[str, Any]) -> ShardDataset:
+    from .dataset import ShardDataset
+    from .image import RandomResizedCrop
+
+    decodes, raw = request["decodes"], request["raw"]
+    records = request["measured_records"]
+    whole = records == request["records"]
+    made = ShardDataset(
+        request["path"],
+        batch_size=request["batch_size"],
+        fields=request["fields"],
+        decode=("numpy" if raw else "pil") if decodes else None,
+        transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
+        # A buffer that holds all of a part would read it in another way than the whole is read.
+        shuffle_buffer=None if whole else min(SHUFFLE_BUFFER, records // 4),
+        root=request["root"],
+    )
+    return made if whole else made.select(range(records))
+
+
+@contextlib.contextmanager
+def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
+    """The loader of a row."""
+    from torch.utils.data import DataLoader
+
+    warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
+    workers = request["workers"]
+    if request["loader"] == "DataLoader":
+        yield DataLoader(
+            dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0
+        )
+        return
+    from .loader import ShardLoader
+
+    with ShardLoader(dataset, workers=workers, threads=request["threads"]) as loader:
+        yield loader
+
+
+class _Mark(NamedTuple):
+    """Where things stand: counted since some beginning."""
+
+    at: float
+    images: int
+    batches: int
+    trainer_s: float
+    cpu_s: float | None
+    read: int | None
+    busy_s: float | None
+
+    @staticmethod
+    def now(images: int, batches: int) -> _Mark:
+        tree = machine.family(os.getpid())
+        return _Mark(
+            time.perf_counter(),
+            images,
+            batches,
+            time.thread_time(),
+            machine.cpu_seconds(tree),
+            machine.read_bytes(tree),
+            machine.busy_seconds(),
+        )
+
+
+def _measure(request: dict[str, Any]) -> dict[str, Any]:
+    """One repeat of a row, in this process."""
+    dataset = _dataset(request)
+    cold, seconds, limit = request["cold"], request["seconds"], request["limit_s"]
+    makers = max(1, request["workers"]) * request["threads"]
+    settled = 0.0 if cold else min(WARM_S, seconds / 2)
+    with _loading(request, dataset) as loader:
+        began = start = _Mark.now(0, 0)
+        times: list[tuple[float, int]] = [(began.at, 0)]  # after each batch, and images so far
+        for images, ends in _batches(loader, dataset):
+            now = time.perf_counter()
+            times.append((now, images))
+            done = len(times) - 1 - start.batches
+            if start is began:
+                if done >= makers and now - began.at >= settled:
+                    start = _Mark.now(images, len(times) - 1)
+                    times[-1] = (start.at, images)
+            elif now - start.at >= seconds and done % makers == 0:
+                break
+            if (ends and cold) or now - began.at >= limit:
+                break
+        # A cold pass may be short: then all of it counts, with the start of its workers.
+        if len(times) - 1 - start.batches < (_LEAST if cold else 1):
+            start = began
+        end = _Mark.now(images, len(times) - 1)
+    wall = times[-1][0] - start.at
+    batches = end.batches - start.batches
+    cpu, busy = _less(end.cpu_s, start.cpu_s), _less(end.busy_s, start.busy_s)
+    # Of a cold pass all reads count: most are made, or announced, before the first batch is there.
+    since = began if cold else start
+    read = _less(end.read, since.read)
+    others = None if cpu is None or busy is None else max(0.0, busy - cpu) / wall
+    trainer = end.trainer_s - start.trainer_s
+    return {
+        "rates": _rates(times[start.batches :], makers, request["parts"]),
+        "cpu_ms": None if cpu is None else 1000 * cpu / (images - start.images),
+        "cores_busy": None if cpu is None else cpu / wall,
+        "others_busy": others,
+        "trainer_ms": 1000 * trainer / batches,
+        "trainer_busy": trainer / wall,
+        "storage_mb_per_s": None if read is None else read / (times[-1][0] - since.at) / 1e6,
+        "first_batch_s": times[1][0] - began.at,
+        "pass_batches": len(dataset),
+    }
+
+
+def _less(end: float | None, start: float | None) -> float | None:
+    return None if end is None or start is None else end - start
+
+
+def _batches(loader: Any, dataset: ShardDataset) -> Iterator[tuple[int, bool]]:
+    """Epoch after epoch, after each batch: images so far, and whether an epoch ends with it."""
+    images = 0
+    for epoch in count():
+        dataset.set_epoch(epoch)
+        for number, batch in enumerate(loader, 1):
+            images += _touch(batch)
+            yield images, number == len(dataset)
+
+
+def _rates(times: Sequence[tuple[float, int]], makers: int, parts: int) -> list[float]:
+    """Images/s of about equal parts of the time, each of equally many batches of every maker."""
+    batches = len(times) - 1
+    step = batches // parts // makers * makers
+    if not step or parts == 1:
+        parts, step = 1, batches
+    return [
+        (times[(k + 1) * step][1] - times[k * step][1])
+        / (times[(k + 1) * step][0] - times[k * step][0])
+        for k in range(parts)
+    ]
+
+
+def _touch(batch: Any) -> int:
+    """Read a byte of each page of a batch, as its copy to a GPU reads all; how many rows it has."""
+    import torch
+
+    values = list(batch.values()) if isinstance(batch, dict) else batch
+    if not isinstance(values, (list, tuple)):
+        values = [values]
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.numel():
+            # In the order of its strides a batch is one piece of memory, channels last or not.
+            order = sorted(range(value.dim()), key=value.stride, reverse=True)
+            flat = value.permute(order).reshape(-1).view(torch.uint8)
+            flat[::4096].sum().item()
+    return len(values[0])

@@ -1,0 +1,684 @@
+"""Is the loader fast enough? The time a training loop waits for batches, beside the time it works.
+
+    for images, labels in watch(loader, every=100):
+        ...
+
+How it works. A loop is in one of two places: in the loader's next(), where it waits, or between two
+of these, where it trains. `watch` reads the clock at both borders: data time and step time. Each
+report is of the batches since the one before, so that a loader that gets slower is not hidden by
+an hour of good times; the first batch of a pass, which starts workers and compiles kernels, stands
+apart. `judge` says in words what the times of a pass mean, and what to change: one thing.
+
+A loader whose iterator has the attribute `made`, as that of ShardLoader has, also tells how each
+batch was made, and by that which stage is the limit, and which records were slow.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import machine
+from .errors import OptionError, printable
+from .sizes import whole
+
+T = TypeVar("T")
+Seconds = NDArray[np.float64]
+
+# Data time over step time. At 0.1 no loader can make training more than a tenth faster, which is
+# what two runs of one program on one machine may differ by.
+ALARM: Final = 0.1
+LEAST: Final = 10  # batches behind a verdict: fewer are mostly those that were prefetched
+# Pattern "one late batch in every W": so many distances between late batches, and this part of them
+# is W. If late batches came by chance, W = 2, where that is easiest, would pass once in 60 times.
+GAPS: Final = 5
+REGULAR: Final = 0.8
+LATE: Final = 3.0  # late batches wait so many times as long as others; else nothing is a pattern
+FEW: Final = 0.1  # part of the batches that is late: a longer queue hides so many, and no more
+UNEVEN: Final = 1.5  # time for a row, over that of the other workers; two on one core have 2
+SLOWEST: Final = 5  # records to name
+FOLD: Final = 1024  # batches that are kept as they came; then they are summed up
+KEPT: Final = 1 << 16  # batches that a verdict is of: the last ones, to twice as many, in 2 MB
+
+MAKERS: Final = ("read", "decode", "transform", "collate")  # in the loader's processes, in parallel
+TAKERS: Final = ("transport", "device")  # in the trainer, one batch after another
+STAGES: Final = (*MAKERS, *TAKERS)
+
+
+class Made(NamedTuple):
+    """How one batch was made. Loaders give it as the attribute `made` of their iterators.
+
+    Seconds of the first four stages are summed over the rows, in whatever threads they were made.
+    A built-in transform, which decodes and crops in one call, counts as decode.
+    """
+
+    rows: int = 0
+    wait_s: float = 0.0  # the trainer waited in next()
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    collate_s: float = 0.0
+    transport_s: float = 0.0  # the trainer's own time to take the batch: message, mapping, copying
+    device_s: float = 0.0  # its way to the device
+    maker: int = 0  # which loader process
+    slowest_s: float = 0.0  # the row that took longest
+    slowest_record: int = -1  # its number in the dataset
+    slowest_key: bytes = b""
+
+
+@dataclass
+class Making:
+    """How many batches were made: the sum of their `Made`."""
+
+    batches: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    makers: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds, rows of each
+    slowest: tuple[Made, ...] = ()  # those with the SLOWEST records, the slowest first
+
+    def add(self, made: Sequence[Made]) -> None:
+        seconds = self.seconds
+        for one in made:
+            read, decode, transform, collate, transport, device = one[2:8]
+            seconds["read"] += read
+            seconds["decode"] += decode
+            seconds["transform"] += transform
+            seconds["collate"] += collate
+            seconds["transport"] += transport
+            seconds["device"] += device
+            spent, rows = self.makers.get(one.maker, (0.0, 0))
+            self.makers[one.maker] = (spent + read + decode + transform + collate, rows + one.rows)
+        self.batches += len(made)
+        known = (one for one in made if one.slowest_record >= 0 or one.slowest_key)
+        by_time = sorted((*self.slowest, *known), key=lambda one: one.slowest_s)
+        each = {(one.slowest_record, one.slowest_key): one for one in by_time}  # its slowest time
+        slowest = sorted(each.values(), key=lambda one: -one.slowest_s)
+        self.slowest = tuple(slowest[:SLOWEST])
+
+
+class Setup(NamedTuple):
+    """What a loader is, and what it may use: which knobs there are, and where they stand."""
+
+    kind: Literal["", "DataLoader", "ShardLoader", "resident"] = ""  # "": any other iterable
+    workers: int | None = None  # processes; 0: in the training loop's own; None: not known
+    threads: int = 1  # in each of them
+    prefetch: int | None = None
+    restarts: bool = False  # its workers start anew for each pass
+    cores: int = 1  # for this rank
+
+    @staticmethod
+    def of(loader: Any) -> Setup:
+        """As the attributes of a loader say; also of one that hands them through."""
+
+        def number(name: str) -> int | None:
+            value = getattr(loader, name, None)
+            return value if isinstance(value, int) else None
+
+        if getattr(loader, "resident", None):
+            return Setup("resident", cores=_cores())  # its workers left when all was decoded
+        cores, workers, threads = _cores(), number("workers"), number("threads")
+        if workers is not None and threads is not None:
+            prefetch = number("prefetch")
+            return Setup("ShardLoader", workers, max(1, threads), prefetch, cores=cores)
+        workers = number("num_workers")
+        if workers is not None:
+            restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
+            return Setup("DataLoader", workers, 1, number("prefetch_factor"), restarts, cores)
+        return Setup(cores=cores)
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Times:
+    """Statistics of some seconds."""
+
+    mean: float
+    median: float
+    p95: float
+    max: float
+
+    @staticmethod
+    def of(seconds: Iterable[float]) -> Times:
+        # Sorted by Python: 4 us of 100 numbers. numpy.percentile takes 60 us, of however many.
+        ordered = sorted(seconds)
+        last = len(ordered) - 1
+
+        def quantile(part: float) -> float:  # between two neighbours on a line, as numpy has it
+            below, rest = divmod(part * last, 1)
+            low, high = ordered[int(below)], ordered[min(last, int(below) + 1)]
+            return low + (high - low) * rest
+
+        return Times(sum(ordered) / len(ordered), quantile(0.5), quantile(0.95), ordered[-1])
+
+    def __str__(self) -> str:
+        more = f"median {_show(self.median)}, p95 {_show(self.p95)}, max {_show(self.max)}"
+        return f"{_show(self.mean)} ({more})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The batches since the report before; the first one of the pass is in neither."""
+
+    rank: int | None  # None: not distributed
+    batch: int  # of this pass, so far
+    batches: int | None  # of the whole pass, where the loader has a length
+    watched: int  # batches of all passes, so far
+    measured: int  # batches that the times are of
+    data: Times  # seconds in the loader's next()
+    step: Times  # seconds between
+    first_s: float | None  # start-up: to the first batch of this pass; None in later reports
+    stages: dict[str, float]  # seconds a batch in each of STAGES; {} where the loader tells none
+    slowest: tuple[Made, ...]  # with the slowest records, the slowest first
+    alarm: float  # of the watch
+
+    @property
+    def ratio(self) -> float:
+        """Data time over step time, of the means: waiting adds up, however rare it is."""
+        return _ratio(self.data.mean, self.step.mean)
+
+    @property
+    def late(self) -> bool:
+        return self.ratio > self.alarm
+
+    def scalars(self) -> dict[str, float]:
+        """What `log` gets: names for TensorBoard and the like, and numbers."""
+        found = {
+            f"loader/{what}_{name}_s": value
+            for what, times in (("data", self.data), ("step", self.step))
+            for name, value in vars(times).items()
+        }
+        found["loader/data_over_step"] = self.ratio
+        if self.first_s is not None:
+            found["loader/first_batch_s"] = self.first_s
+        return found | {f"loader/{stage}_s": value for stage, value in self.stages.items()}
+
+    def __str__(self) -> str:
+        of = "" if self.batches is None else f" of {self.batches:,}"
+        ratio = f"{self.ratio:,.0f}" if self.ratio >= 99.5 else f"{self.ratio:.2g}"
+        above = f", above {self.alarm:g}" if self.late else ""
+        first = "" if self.first_s is None else f"; first batch {_show(self.first_s)}"
+        return (
+            f"{_name(self.rank)}batch {self.batch:,}{of}: data {self.data}, step {self.step}, "
+            f"data/step {ratio}{above}{first}"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the times of a pass mean."""
+
+    bound: Literal["compute", "loader", "start-up", "unknown"]
+    share: float  # of the time, spent waiting for batches
+    stage: str  # of STAGES, the one that limits a loader; "": not known
+    text: str  # in words, with the one thing to change
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# --- the watch ------------------------------------------------------------------------------------
+
+
+class watch(Generic[T]):  # lower case, as enumerate and zip
+    """A loader that is watched: the same batches, and a line on how long they were waited for.
+
+    loader   any iterable of batches. What else it can do (len, set_epoch, dataset, state_dict ...)
+             the watched one can as well
+    every    batches between reports; None: only at the end of each pass
+    alarm    data time over step time, of the means, above which a pass is called loader-bound, and
+             ranks other than 0 speak up
+    log      gets the numbers of each report, on every rank that gives it: a SummaryWriter, anything
+             with log(dict) such as a run of wandb, or a function of a dict
+    print    a function of one line, such as tqdm.write or logger.info; None: silent. Default:
+             to stderr
+
+    Each `iter()` is a pass of its own, with a verdict at its end. A loop that is left early prints
+    none; `verdict` has it nevertheless. Raises OptionError.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        every: int | None = 100,
+        *,
+        alarm: float = ALARM,
+        log: Any = None,
+        print: Callable[[str], object] | None = to_stderr,
+    ) -> None:
+        self.loader = loader
+        self._every = None if every is None else whole("every (batches)", every)
+        if isinstance(alarm, bool) or not isinstance(alarm, (int, float)) or not alarm >= 0:
+            raise OptionError(
+                f"alarm is {printable(repr(alarm))}: expected data time over step time, 0 or more"
+            )
+        if print is not None and not callable(print):
+            raise OptionError(
+                f"print is {printable(repr(print))}: expected a function of a line, or None"
+            )
+        self._alarm = alarm
+        self._log = _logger(log)
+        self._print = print
+        self._pass: _Pass | None = None
+        self._watched = 0  # batches of the passes before
+        self._report: Report | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        if self._pass is not None:
+            self._watched += self._pass.taken
+        self._pass = _Pass(self.loader)
+        return _Batches(self, self._pass)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader" or name.startswith("__"):  # copying asks before there is a loader
+            raise AttributeError(f"watch has no attribute {name!r}")
+        return getattr(self.loader, name)
+
+    def report(self) -> Report | None:
+        """The last report; None before the first."""
+        return self._report
+
+    def judge(self) -> Verdict | None:
+        """The verdict on the last pass: done, under way, or left early. None before the first."""
+        return None if self._pass is None else self._pass.judge(self._alarm)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words; "" before the first pass."""
+        return str(self.judge() or "")
+
+    def _tell(self, seen: _Pass) -> None:
+        """A report of what is new in a pass, to all who want it."""
+        report = self._report = seen.report(self._watched, self._alarm)
+        if self._log is not None:
+            self._log(report.scalars(), report.watched)
+        if self._print is not None and (not report.rank or report.late):
+            self._print(str(report))
+
+    def _end(self, seen: _Pass) -> None:
+        if seen.new:
+            self._tell(seen)
+        verdict = seen.judge(self._alarm)
+        if self._print is not None and (not seen.rank or verdict.bound == "loader"):
+            self._print(f"{_name(seen.rank)}{verdict}")
+
+
+class _Batches(Iterator[T]):
+    """The batches of one pass. It alone holds the loader's iterator, whose workers end with it."""
+
+    def __init__(self, watched: watch[T], seen: _Pass) -> None:
+        self._watch, self._pass = watched, seen
+        self._every = watched._every or sys.maxsize
+        self._due = self._every  # batches of this pass at the next report
+        self._began = perf_counter()
+        self._given = 0.0  # when the last batch was given; 0: its step is not, or no more, measured
+        self._ended = False
+        self._batches = iter(watched.loader)
+
+    @property
+    def made(self) -> Made | None:
+        """How the last batch was made, where the loader tells."""
+        return getattr(self._batches, "made", None)
+
+    # At every=100, lines and logs included: 0.9 us a batch in a loop of nothing else, 4 with cold
+    # caches; where the loader tells `made`, 2.6 and 6 us (benchmarks/results/meter.json).
+    def __next__(self) -> T:
+        asked, seen = perf_counter(), self._pass
+        if self._given:
+            seen.new_step.append(asked - self._given)
+            self._given = 0.0
+        if seen.taken >= self._due or len(seen.new_step) >= FOLD:
+            self._look()
+            asked = perf_counter()  # reporting is neither the loader's time nor the step's
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if not self._ended:
+                self._ended = True
+                self._watch._end(seen)
+            raise
+        given = perf_counter()
+        seen.taken += 1
+        if seen.taken == 1:
+            seen.first_s = given - self._began
+            return batch
+        # Waiting for a device that is steps behind is the step's time (device.Ahead).
+        given -= getattr(self._batches, "blocked_s", 0.0)
+        self._given = given
+        seen.new_data.append(given - asked)
+        made = getattr(self._batches, "made", None)
+        if isinstance(made, Made):  # others may call other things so
+            seen.new_made.append(made)
+        return batch
+
+    def _look(self) -> None:
+        seen = self._pass
+        if seen.taken < self._due:
+            seen.fold()
+            return
+        self._due += self._every
+        if seen.new:
+            self._watch._tell(seen)
+
+
+class _Pass:
+    """The times of one pass. Batch k has a data time, and the time of the step that used it."""
+
+    def __init__(self, loader: Any) -> None:
+        self.rank = _rank()
+        self.setup = Setup.of(loader)
+        self.batches = _length(loader)
+        self.taken = 0
+        self.first_s: float | None = None
+        self.new_data: list[float] = []  # not folded yet
+        self.new_step: list[float] = []
+        self.new_made: list[Made] = []
+        self._data, self._step = array("d"), array("d")  # folded; at most 2 x KEPT, the last ones
+        self._reported = 0  # of these, how many were reported
+        self._since, self._making = Making(), Making()  # since the last report; of the pass
+        self._told_first = False
+
+    @property
+    def new(self) -> bool:
+        """Whether there is something to report."""
+        return bool(self.new_step) or len(self._step) > self._reported
+
+    def fold(self) -> None:
+        """Sum up what is kept as it came."""
+        count = len(self.new_step)  # a data time whose step is under way waits for it
+        self._data.extend(self.new_data[:count])
+        self._step.extend(self.new_step)
+        self._since.add(self.new_made)
+        self._making.add(self.new_made)
+        del self.new_data[:count], self.new_step[:], self.new_made[:]
+        if len(self._step) >= 2 * KEPT:
+            dropped = len(self._step) - KEPT
+            del self._data[:dropped], self._step[:dropped]
+            self._reported = max(0, self._reported - dropped)
+
+    def report(self, watched: int, alarm: float) -> Report:
+        self.fold()
+        data, step = self._data[self._reported :], self._step[self._reported :]
+        making, self._since = self._since, Making()
+        self._reported = len(self._step)
+        first, self._told_first = None if self._told_first else self.first_s, True
+        stages = making.seconds if making.batches else {}
+        return Report(
+            rank=self.rank,
+            batch=self.taken,
+            batches=self.batches,
+            watched=watched + self.taken,
+            measured=len(step),
+            data=Times.of(data),
+            step=Times.of(step),
+            first_s=first,
+            stages={stage: seconds / making.batches for stage, seconds in stages.items()},
+            slowest=making.slowest,
+            alarm=alarm,
+        )
+
+    def judge(self, alarm: float) -> Verdict:
+        self.fold()
+        first_s = self.first_s or 0.0
+        return judge(self._data, self._step, self._making, self.setup, alarm=alarm, first_s=first_s)
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def judge(
+    data: ArrayLike,
+    step: ArrayLike,
+    making: Making | None = None,
+    setup: Setup | None = None,
+    *,
+    alarm: float = ALARM,
+    first_s: float = 0.0,
+) -> Verdict:
+    """What the times of a pass mean, and the one thing to change.
+
+    data, step: seconds of each batch but the first, (n,); making: of the same batches, where it is
+    known; first_s: seconds to the first batch.
+    """
+    data, step = np.asarray(data, np.float64), np.asarray(step, np.float64)
+    making, setup = making or Making(), setup or Setup()
+    waited, worked = float(data.sum()), float(step.sum())
+    # Workers that start anew cost more than all other waiting, and more than `alarm` allows.
+    if setup.restarts and len(step) and first_s > max(waited, alarm * worked):
+        total = first_s + waited + worked
+        return Verdict(
+            "start-up",
+            (first_s + waited) / total,
+            "",
+            f"start-up-bound: the first batch took {_show(first_s)} of the pass's {_show(total)}: "
+            "persistent_workers=True keeps the workers from pass to pass",
+        )
+    share = waited / max(waited + worked, 1e-9)
+    if len(step) < LEAST:
+        few = f"too few batches to judge: {len(step)} after the first, expected {LEAST} or more"
+        return Verdict("unknown", share, "", few)
+    waiting = f"waiting for batches is {_percent(share)} of the time"
+    if _ratio(waited, worked) <= alarm:
+        text = f"compute-bound: {waiting}, and there is no more to gain from a faster loader"
+        return Verdict("compute", share, "", text)
+
+    found, mean_step = Times.of(data.tolist()), worked / len(step)
+    waiting += (
+        f" ({_show(found.mean)} a batch, median {_show(found.median)}, max {_show(found.max)}; "
+        f"a step takes {_show(mean_step)})"
+    )
+    late: NDArray[np.bool_] = data > found.mean
+    stage, limit = _stage(making, found.mean)
+    advice = f"{limit}{_knob(stage, setup)}"
+    if setup.kind == "resident":
+        advice = (
+            'Batches are gathered from memory: larger ones, or resident="device", cost less a row'
+        )
+    elif setup.workers and _one_in_every(setup.workers, data, late):
+        uneven = _uneven(making, setup)
+        blamed = "they do not keep up" if making.makers else "they, or one of them, do not keep up"
+        pattern = f"One batch in every {setup.workers} is late, the number of workers: "
+        advice = pattern + (uneven or f"{blamed}; {advice}")
+    elif stage not in TAKERS and found.median <= alarm * mean_step and late.mean() <= FEW:
+        stage, advice = "", _few_late(float(data[late].mean()), making, setup)
+    return Verdict("loader", share, stage, f"loader-bound: {waiting}. {advice}")
+
+
+def _stage(making: Making, waited: float) -> tuple[str, str]:
+    """The stage that limits a loader, and the words for it; "" where nobody told.
+
+    waited: seconds a batch.
+    """
+    seconds = {stage: total / max(1, making.batches) for stage, total in making.seconds.items()}
+    # The trainer's own part of data time. Where it is most of it, faster workers change nothing.
+    taker = max(TAKERS, key=lambda stage: seconds[stage])
+    if seconds[taker] > waited / 2:
+        return taker, f"{taker} is the limit ({_percent(seconds[taker] / waited)} of the wait): "
+    work = sum(seconds[stage] for stage in MAKERS)
+    if not work:
+        return "", ""
+    maker = max(MAKERS, key=lambda stage: seconds[stage])
+    return maker, f"{maker} is the limit ({_percent(seconds[maker] / work)} of the loader's work): "
+
+
+def _one_in_every(workers: int, data: Seconds, late: NDArray[np.bool_]) -> bool:
+    """Whether one batch of as many as there are workers is late, and the others are not.
+
+    Workers that are too slow, but all alike, finish a batch each at about the same time: one is
+    waited for, the rest are there. One that is slower than all others is waited for in its turn.
+    """
+    gaps = np.diff(np.flatnonzero(late))
+    if workers < 2 or len(gaps) < GAPS or (gaps == workers).mean() < REGULAR:
+        return False
+    return bool(data[late].mean() > LATE * data[~late].mean())
+
+
+def _uneven(making: Making, setup: Setup) -> str:
+    """Advice where one worker is slower than the others; "" where none is, or nobody told."""
+    each = {maker: seconds / rows for maker, (seconds, rows) in making.makers.items() if rows}
+    if len(each) < 2:
+        return ""
+    slowest = max(each, key=lambda maker: each[maker])
+    others = float(np.median([each[maker] for maker in each if maker != slowest]))
+    if each[slowest] <= UNEVEN * others:
+        return ""
+    return (
+        f"worker {slowest} takes {each[slowest] / max(others, 1e-9):.1f} times as long for a row "
+        "as the others. Something else uses its core: stop that, or take fewer workers "
+        f"(now {setup.workers}; {_plural(setup.cores, 'core')} here)"
+    )
+
+
+def _few_late(late: float, making: Making, setup: Setup) -> str:
+    """Advice where most batches are there in time, and a few are not. late: seconds, of those."""
+    queue = {"DataLoader": "prefetch_factor", "ShardLoader": "prefetch"}.get(setup.kind)
+    knob = "prefetch more batches, which hides them"
+    if setup.workers == 0:  # there is no queue
+        knob = _more(setup) or knob
+    elif queue and setup.prefetch:
+        knob = f"{queue}={2 * setup.prefetch} (now {setup.prefetch}) hides them"
+    found = "Most batches are there in time, a few are late"
+    if not making.slowest:
+        who = "" if making.batches else ". ShardLoader names the records that were slow"
+        return f"{found}: {knob}{who}"
+    slowest = making.slowest[0].slowest_s
+    if slowest < late / 2:
+        return (
+            f"{found}, and no record was slow (at most {_show(slowest)}), so the storage, or "
+            f"another program, pauses: {knob}"
+        )
+    named = ", ".join(
+        f"{printable(one.slowest_key)} (record {one.slowest_record:,}, {_show(one.slowest_s)})"
+        for one in making.slowest
+        if one.slowest_s > slowest / 4  # others are not of that kind
+    )
+    return f"{found}: {knob}. The slowest records: {named}"
+
+
+def _knob(stage: str, setup: Setup) -> str:
+    """The one thing to change for a stage."""
+    more = _more(setup)
+    if stage == "read":
+        return "put the shards on a local disk; a larger shuffle window does not help"
+    if stage == "decode":
+        return more or "smaller images (shardio pack --resize), or RandomResizedCrop(fast=True)"
+    if stage == "transform":
+        return more or "a cheaper transform; casting and normalising cost less on the device"
+    if stage == "collate":
+        return "let transforms return arrays of one shape, which are written into the batch at once"
+    if stage == "transport":
+        return "copy=False" if setup.kind == "ShardLoader" else "shardio.ShardLoader"
+    if stage == "device":
+        return "send uint8 from page-locked memory (pin=True), and cast it there"
+    if more:
+        return more
+    if setup.kind == "DataLoader":
+        busy = f"the workers ({setup.workers}) have no idle cores (of {setup.cores})"
+        return f"{busy}: ShardLoader says which stage is the limit"
+    return "more workers, if it has any; ShardLoader says which stage is the limit"
+
+
+def _more(setup: Setup) -> str | None:
+    """More workers, where there are cores for them."""
+    if setup.workers is None or (setup.workers and setup.workers * setup.threads >= setup.cores):
+        return None
+    name = "num_workers" if setup.kind == "DataLoader" else "workers"
+    threads = f" of {setup.threads} threads" if setup.threads > 1 else ""
+    wanted = max(setup.workers + 1, setup.cores // setup.threads)
+    return f"{name}={wanted} (now {setup.workers}{threads}; {_plural(setup.cores, 'core')} here)"
+
+
+# --- where it runs --------------------------------------------------------------------------------
+
+
+def _rank() -> int | None:
+    """This process's rank; None where nothing says that there are several."""
+    torch = sys.modules.get("torch")  # who has not imported it has no process group
+    distributed = torch and torch.distributed
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    try:
+        return int(os.environ["RANK"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _length(loader: Any) -> int | None:
+    """Batches of a pass; None where a loader does not know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _cores() -> int:
+    """The cores that this rank may use: its share, where the launcher started several here."""
+    cores = math.ceil(machine.cores())
+    try:
+        ranks = max(1, int(os.environ["LOCAL_WORLD_SIZE"]))
+    except (KeyError, ValueError):
+        ranks = 1
+    return max(1, cores // ranks)
+
+
+def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:
+    """A function of the scalars and the number of batches, for whatever was given."""
+    if log is None:
+        return None
+    if hasattr(log, "add_scalar"):
+
+        def add(scalars: dict[str, float], step: int) -> None:
+            for name, value in scalars.items():
+                log.add_scalar(name, value, step)
+
+        return add
+    send = getattr(log, "log", log)
+    if not callable(send):
+        raise OptionError(
+            f"log is {printable(repr(log))}: expected a SummaryWriter, something with log(dict), "
+            "or a function of a dict"
+        )
+    return lambda scalars, step: send(scalars)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _ratio(data: float, step: float) -> float:
+    return data / max(step, 1e-9)  # an empty loop is faster than the clock
+
+
+def _name(rank: int | None) -> str:
+    return "" if rank is None else f"rank {rank}: "
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
+
+
+def _plural(count: int, one: str) -> str:
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
+def _show(seconds: float) -> str:
+    """Three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    value, unit = (seconds * 1e3, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
