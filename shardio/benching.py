@@ -286,7 +286,7 @@ def bench(
         raise StorageError(f"no way to read came to its end: {rows[0].name}: {rows[0].error}")
     rows = judge(rows, made.cores, memory, raw)
     made = replace(made, rows=tuple(rows), cold=refused, seconds=time.monotonic() - began)
-    return _conclude(made, [way.name for way, some in runs.items() if not some])
+    return _conclude(made, [_which(way) for way, some in runs.items() if not some])
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -408,10 +408,11 @@ def _run(
         seconds, limit = each / rounds, each / rounds + GRACE_S
         if made.quick:
             limit = began + QUICK_S - time.monotonic()
+            least = min(LEAST_S, seconds)
             seconds = min(seconds, limit / (len(turns) - done) - LEAST_S)
-            if seconds < LEAST_S and done:
+            if seconds < least and done:
                 continue
-            seconds, limit = max(seconds, min(each, LEAST_S)), max(limit, LEAST_S)
+            seconds, limit = max(seconds, least), max(limit, LEAST_S)
         request = _request(made, "measure", way, seconds=seconds, limit_s=limit)
         request["parts"] = PARTS if rounds == 1 and not way.cold else 1
         if way.cold and (machine.evict(files) or 0.0) > machine.STAYED:
@@ -646,7 +647,7 @@ def _conclude(made: Bench, left_out: Sequence[str]) -> Bench:
             f"{len(made.rows)} rows: compare `CPU ms` rather than {made.unit}, or measure again."
         )
     if left_out:
-        notes.append(f"For want of time these were left out: {'; '.join(dict.fromkeys(left_out))}.")
+        notes.append(f"For want of time these were left out: {'; '.join(left_out)}.")
     return replace(made, best=best, notes=tuple(notes), call=_call(made, best))
 
 
@@ -703,6 +704,11 @@ def _call(made: Bench, best: Row) -> str:
 
 
 # --- words ----------------------------------------------------------------------------------------
+
+
+def _which(row: Row) -> str:
+    """The name of a row, and its table."""
+    return row.name + (", decoded" if row.decodes else ", bytes") + (", cold" if row.cold else "")
 
 
 def _cores(count: float) -> str:

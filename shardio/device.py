@@ -731,7 +731,8 @@ class Images:
         return OptionError(
             "mean, std, dtype and channels_last are for images, but this batch has none: expected "
             f"uint8 (B, {self._channels}, H, W), found {seen or 'no tensor of pixels'}; leave them "
-            "out, or let the loader yield such images"
+            "out, or let the loader yield such images (ShardDataset: "
+            "transform=RandomResizedCrop(224), or another that makes uint8 of one size)"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -807,9 +808,10 @@ def _device(given: str | torch.device | int) -> torch.device:
     elif device.type != "cpu":
         try:
             torch.empty(0, device=device)
-        except Exception as error:  # each of torch's backends has its own
+        except Exception as error:  # each of torch's backends has its own, some of 50 lines
+            first = str(error).partition("\n")[0].partition(". ")[0]
             raise OptionError(
-                f"{name}, which this torch ({torch.__version__}) cannot use: {error}"
+                f"{name}, which this torch ({torch.__version__}) cannot use: {first}"
             ) from None
     return device
 

@@ -245,6 +245,9 @@ class Transform:
 
     def _check_out(self, out: Any) -> None:
         shape = (*self.size, 3) if isinstance(self.size, tuple) else ()
+        plain = type(out) is np.ndarray and out.dtype == np.uint8
+        if plain and out.shape == shape and out.flags.writeable:
+            return  # 0.3 us; the names of dtypes take 2
         found = getattr(out, "shape", None), str(getattr(out, "dtype", type(out).__name__))
         if found != (shape, "uint8") or not out.flags.writeable:
             raise OptionError(

@@ -321,30 +321,35 @@ class LoaderExplanation:
         return self.text()
 
     def text(self) -> str:
-        where = f"{self.workers} processes of {self.threads} threads"
+        where = f"{self.workers} processes of {_threads(self.threads)}"
         if not self.workers:
-            where = f"{self.threads} threads of this process" if self.threads else "this loop"
+            where = f"{_threads(self.threads)} of this process" if self.threads else "this loop"
         lines = [
             f"batches are made by {where}, up to {self.prefetch} ahead "
             + ("each" if self.workers else "in all")
         ]
+        if self.resident_bytes:  # filled: the workers have left
+            size = show_size(self.resident_bytes)
+            lines = [f"resident         {size}, decoded once: each batch is a gather of it"]
         if self.pids:
             lines.append(f"processes        {', '.join(map(str, self.pids))}")
         if self.slots:
             lines.append(f"batch memory     {show_size(self.slot_bytes)} in {self.slots} slots")
         if self.slots > self.ring > 0:
             lines.append(
-                f"                 {self.slots - self.ring} more than the ring: your loop keeps "
-                "batches, and each keeps its slot; clone() what you keep for long"
+                f"                 at most, {self.slots - self.ring} more than the ring: your loop "
+                "kept batches, and each keeps its slot; clone() what you keep for long"
             )
         if self.locked_bytes:
             lines.append(
                 f"page-locked      {show_size(self.locked_bytes)}, of which "
                 f"{show_size(self.staging_bytes)} staging"
             )
-        if self.resident_bytes:
-            lines.append(f"resident         {show_size(self.resident_bytes)}")
         return "\n".join(lines)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + ("s" if count != 1 else "")
 
 
 def cores(ranks: int) -> int:

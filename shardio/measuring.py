@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,11 +116,6 @@ class Host:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            # The same modules as here, wherever they come from, and nothing of the current folder.
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}\n"
-                "from shardio.measuring import serve; serve()"
-            )
             launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
             # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -130,6 +126,11 @@ class Host:
                     prefix="shardio", ignore_cleanup_errors=True
                 )
                 env = {name: value for name, value in os.environ.items() if name not in launcher}
+                # The same modules as here, wherever they are from; none of the current folder.
+                code = (
+                    f"import sys; sys.path[:] = {sys.path!r}\n"
+                    f"from shardio.measuring import serve; serve({self._folder.name!r})"
+                )
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.PIPE,
@@ -175,8 +176,8 @@ def _pss(host: int) -> int:
     return sum(known) - private
 
 
-def serve() -> None:
-    """Life of the host: a request a line, and an answer a line."""
+def serve(folder: str) -> None:
+    """Life of the host: a request a line, and an answer a line. Removes the folder in the end."""
     import torch.utils.data  # noqa: F401 - for all that it forks
 
     from . import loader  # noqa: F401
@@ -187,11 +188,12 @@ def serve() -> None:
     while line := sys.stdin.readline():
         request = json.loads(line)
         # macOS: what is forked may not use the system's frameworks; `ask` ends the host instead.
-        answer = _forked(request) if sys.platform == "linux" else _answer(request)
+        answer = _forked(request, folder) if sys.platform == "linux" else _answer(request)
         os.write(answers, answer + b"\n")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _forked(request: dict[str, Any]) -> bytes:
+def _forked(request: dict[str, Any], folder: str) -> bytes:
     """The answer of a process of its own. Ends with all of the session when nobody waits for it."""
     ours, theirs = os.pipe()
     child = os.fork()
@@ -207,6 +209,10 @@ def _forked(request: dict[str, Any]) -> bytes:
     while not answer.endswith(b"\n"):
         ready = select.select([ours, sys.stdin], [], [])[0]
         if sys.stdin in ready:  # its end: the one that asked is gone
+            for pid in machine.family(os.getpid())[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
         piece = os.read(ours, 1 << 16)
         if not piece:

@@ -113,6 +113,7 @@ class Setup(NamedTuple):
     prefetch: int | None = None
     restarts: bool = False  # its workers start anew for each pass
     cores: int = 1  # for this rank
+    device: str = ""  # the type of that it brings batches to; "": none, or not known
 
     @staticmethod
     def of(loader: Any) -> Setup:
@@ -127,7 +128,8 @@ class Setup(NamedTuple):
         cores, workers, threads = _cores(), number("workers"), number("threads")
         if workers is not None and threads is not None:
             prefetch = number("prefetch")
-            return Setup("ShardLoader", workers, max(1, threads), prefetch, cores=cores)
+            device = _device(loader)
+            return Setup("ShardLoader", workers, max(1, threads), prefetch, False, cores, device)
         workers = number("num_workers")
         if workers is not None:
             restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
@@ -497,7 +499,8 @@ def judge(
         advice = pattern + (uneven or f"{blamed}; {advice}")
     elif stage not in TAKERS and found.median <= alarm * mean_step and late.mean() <= FEW:
         stage, advice = "", _few_late(float(data[late].mean()), making, setup)
-    return Verdict("loader", share, stage, f"loader-bound: {waiting}. {advice}")
+    stop = ";" if advice[0].islower() else "."
+    return Verdict("loader", share, stage, f"loader-bound: {waiting}{stop} {advice}")
 
 
 def _stage(making: Making, waited: float) -> tuple[str, str]:
@@ -584,6 +587,11 @@ def _knob(stage: str, setup: Setup) -> str:
         return "let transforms return arrays of one shape, which are written into the batch at once"
     if stage == "transport":
         return "copy=False" if setup.kind == "ShardLoader" else "shardio.ShardLoader"
+    if stage == "device" and setup.device == "cpu":
+        return (
+            "casting and normalising share the CPU with the workers: fewer threads for torch "
+            "(torch.set_num_threads), or leave them to the device that trains"
+        )
     if stage == "device":
         return "send uint8 from page-locked memory (pin=True), and cast it there"
     if more:
@@ -625,6 +633,11 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
+
+
+def _device(loader: Any) -> str:
+    """The type of the device that a loader brings its batches to; "" where it says nothing."""
+    return str(getattr(getattr(getattr(loader, "target", None), "device", None), "type", ""))
 
 
 def _cores() -> int:

@@ -43,6 +43,7 @@ from .storage import local, local_path, locate
 
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 
+_ONE_SIZE = "raw pixels have one size"
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
@@ -723,8 +724,7 @@ def _make_raw(sample: Sample, size: tuple[int, int], resize: int | None) -> bool
     height, width = array.shape[:2]
     if (height, width) != size:
         raise sources.Rejected(
-            f"it is {width} x {height}, and the first image {size[1]} x {size[0]}: raw pixels have "
-            "one size. Add --resize N, for squares of N x N"
+            f"it is {width} x {height}, and the first image {size[1]} x {size[0]}: {_ONE_SIZE}"
         )
     sample["image"] = image.ppm(array)
     return enlarged
@@ -982,9 +982,12 @@ def _under(split: str, key: bytes) -> bytes:
 
 
 def _explain(problems: Sequence[Problem], source: str) -> str:
+    sizes = ""
+    if any(reason.endswith(_ONE_SIZE) for _, reason in problems):
+        sizes = "Make all of one size with --resize N --restart: squares of N x N\n"
     return (
         f"{printable(source)}: {len(problems):,} files cannot be packed, so nothing was "
         "committed:\n"
         f"{sources.listed(sorted(problems))}\n"
-        "Mend or remove them and run it again, or leave them out with --on-error skip"
+        f"{sizes}Mend or remove them and run it again, or leave them out with --on-error skip"
     )

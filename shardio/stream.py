@@ -162,6 +162,12 @@ class Stream(IterableDataset[Any]):
         epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
         self.ranks()  # what is wrong with them is told here on every rank, and none waits for ever
         shared = self._shared
+        if not shared[_CHOSEN] and epoch < int(shared[_EPOCH]):  # it was loaded
+            warnings.warn(
+                f"set_epoch({epoch}) drops the state that was loaded, of epoch "
+                f"{int(shared[_EPOCH])}: begin your loop there, range(dataset.epoch, epochs)",
+                stacklevel=_outside(),
+            )
         moves = epoch != int(shared[_EPOCH])
         start = 0 if moves else int(shared[_START])
         shared[_MOVES] += moves  # first: who sees the new epoch is to see this too
@@ -422,7 +428,7 @@ class Iteration:
                 )
             if self._leads and start and self._clock[_PASSES] and stream.remaining:
                 raise EpochError(
-                    f"epoch {epoch} was gone on with from the middle, and read to its end; call "
+                    f"epoch {epoch} was resumed in its middle and has been read to its end; call "
                     "set_epoch with the next one before iter(): another pass would be of its rest"
                 )
             self._begin(epoch, start, 0)
@@ -635,7 +641,10 @@ def _check(state: Mapping[str, Any], counts: Sequence[str]) -> None:
             "dataset.state_from(state) into the dataset"
         )
     if not isinstance(state, Mapping) or "order" not in state:
-        raise StateError(f"a {type(state).__name__} that dataset.state_dict() did not make")
+        raise StateError(
+            f"a {type(state).__name__} that dataset.state_dict() did not make; of a checkpoint, "
+            "give that entry alone"
+        )
     if state["order"] != ORDER_VERSION:
         raise StateError(
             f"the state was saved with order version {printable(repr(state['order']))}; this "

@@ -272,6 +272,19 @@ def test_quick_leaves_out_what_does_not_fit_and_says_so(monkeypatch: pytest.Monk
     rows = [replace(ways[0], rates=(1.0,), images_per_s=1.0)]
     notes = benching._conclude(replace(made, rows=tuple(rows)), ["DataLoader 2"]).notes
     assert notes[-1] == "For want of time these were left out: DataLoader 2."
+    assert (
+        benching._which(replace(ways[2], decodes=False, cold=True)) == "DataLoader 4, bytes, cold"
+    )
+
+
+def test_quick_leaves_out_nothing_because_it_was_asked_to_be_short() -> None:
+    host, made = Answers(), plan(quick=True)
+    ways = [replace(DATALOADER, workers=w) for w in (1, 2, 4)]
+    short = benching.LEAST_S / 4
+    began = time.monotonic()
+    runs = benching._run(made, ways, host, [], short, began, lambda *_: None)  # type: ignore[arg-type]
+    assert [len(runs[one]) for one in ways] == [1, 1, 1]
+    assert {one["seconds"] for one in host.asked} == {short}
 
 
 def test_a_cold_repeat_whose_pages_stay_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,7 +549,9 @@ def test_a_row_that_dies_or_hangs_ends_alone(
     serving = seen[0]
     assert host.ask(asked(photos, seconds=0.01), 60.0)["rates"]  # the next one is fine
     assert host._process is not None and host._process.pid == serving
-    with pytest.raises(DecodeError, match="record 7"):  # what is wrong with the data is no row's
+    with pytest.raises(
+        DecodeError, match=r"^record 7 of the dataset, "
+    ):  # what is wrong with the data is no row's
         broken = datasets.make(photos.parent / "broken", [8], image=_broken)
         host.ask(asked(broken, records=8, measured_records=8, workers=1), 60.0)
     with pytest.raises(FailedError, match="not packed: there is no such directory"):
@@ -569,21 +584,28 @@ def running(pid: int, least: int) -> list[int]:
 
 @pytest.mark.skipif(not LINUX, reason="processes are watched by /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_or_killed_it_leaves_nothing_behind(photos: Path, how: signal.Signals) -> None:
+def test_interrupted_or_killed_it_leaves_nothing_behind(
+    photos: Path, tmp_path: Path, how: signal.Signals
+) -> None:
     # With --size: else the first process of the host's would be a short one, which looks at images.
     arguments = ("--workers", "1", "--seconds", "600", "--loader", "dataloader", "--size", "16")
     with subprocess.Popen(
         command("bench", photos, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
+        env=environment(TMPDIR=str(tmp_path)),
     ) as process:
-        tree = running(process.pid, 2 if how == signal.SIGINT else 3)  # host, and repeat
+        tree = running(process.pid, 2 if how == signal.SIGINT else 4)  # host, repeat, its worker
+        until = time.monotonic() + 60
+        while how == signal.SIGKILL and not list(tmp_path.rglob("pymp-*")):
+            assert time.monotonic() < until  # the worker's socket lies in a folder of its own
+        assert list(tmp_path.iterdir())
         process.send_signal(how)
         out, said = process.communicate(timeout=60)
     assert (out, said) == (b"", b"shardio: interrupted\n" if how == signal.SIGINT else b"")
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
     assert gone(tree[1:])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_every_row_fails_the_error_says_why(

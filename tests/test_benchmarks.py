@@ -221,7 +221,7 @@ def test_loaders_are_compared_decoded_and_as_raw_pixels(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Data, "photos", lambda self, _: self._originals())
-    for name, size, files in ((CIFAR, 32, 600), (PHOTOS, 48, 130)):
+    for name, size, files in ((CIFAR, 32, 100), (PHOTOS, 48, 66)):
         jpeg = io.BytesIO()
         Image.linear_gradient("L").resize((size, size)).convert("RGB").save(jpeg, "JPEG")
         make_archive(tmp_path / name, files, 0, jpeg.getvalue())

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from shardio import ShardDataset, meter
+from shardio import CenterCrop, ShardDataset, meter
 from shardio.errors import OptionError
 from shardio.loader import ShardLoader
 from shardio.meter import Made, Making, Setup, Times, Verdict, judge, watch
@@ -673,6 +674,7 @@ def test_any_pass_has_a_verdict_of_one_line(
     data, step = [d for d, _ in times], [s for _, s in times]
     verdict = judge(data, step, making(3, read_s=1.0), setup._replace(workers=workers))
     assert "\n" not in verdict.text and 0 <= verdict.share <= 1
+    assert not re.search(r"\. [a-z]", verdict.text)
     assert (verdict.bound == "unknown") == (len(times) < meter.LEAST)
 
 
@@ -729,6 +731,18 @@ def test_a_dataloaders_knobs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Setup.of(kept).restarts is False
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
     assert Setup.of(None).cores == 1
+    monkeypatch.setattr(meter.machine, "cores", lambda: 3.5)  # a container's share
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Setup.of(None).cores == 2
+
+
+def test_a_resident_loader_is_not_told_to_take_workers(packed: Callable[..., Path]) -> None:
+    data = ShardDataset(packed([8]), batch_size=2, transform=CenterCrop(8))
+    setup = Setup.of(watch(ShardLoader(data, workers=2, resident="ram")))
+    assert setup.kind == "resident"
+    for waits in ([0.5] * 20, [0.0] * 19 + [5.0]):
+        text = judge(waits, [0.05] * 20, None, setup).text
+        assert "gathered from memory" in text and "worker" not in text and "prefetch" not in text
 
 
 class SlowWhenSquare:

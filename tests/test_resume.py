@@ -637,3 +637,20 @@ def test_a_cut_state_of_a_stateful_loader_is_told(packed: Packed) -> None:
     for cut in ({"_steps_since_snapshot": 1}, {"_steps_since_snapshot": 1, "_snapshot": None}):
         with pytest.raises(StateError, match="edited or cut"):
             dataset.state_from(cut)
+
+
+def test_an_epoch_before_a_loaded_one_is_warned_of(packed: Packed) -> None:
+    folder = packed([20])
+    dataset = ShardDataset(folder, batch_size=4, decode=None)
+    dataset.set_epoch(3)
+    state = dataset.state_dict(steps=2)
+    other = ShardDataset(folder, batch_size=4, decode=None)
+    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) drops the state .* of epoch 3") as caught:
+        other.set_epoch(0)
+    assert caught[0].filename == __file__
+    other.set_epoch(1)  # once is enough
+    other.load_state_dict(state)
+    other.set_epoch(3)
+    assert len(list(other)) == 3
+    other.set_epoch(4)
