@@ -102,11 +102,6 @@ class Decoder:
         self.only_arrays = decode == "numpy" and not (transform or target_transform)
         self.plain = not (self._decoded or transform or target_transform or self.fields)
 
-    def _fits(self, out: Any) -> bool:
-        """Whether a built-in transform can write there: of a mixture, sizes may differ."""
-        assert isinstance(self._transform, image.Transform)
-        return out is not None and out.dtype == "u1" and out.shape == (*self._transform.size, 3)  # type: ignore[misc]
-
     @property
     def draws(self) -> bool:
         """Whether the transform is one that draws; of the user's own nobody knows."""

@@ -12,8 +12,10 @@ keep what you like. Who keeps many makes the ring grow (`explain` says by how mu
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +25,7 @@ from typing import Any, Literal
 import torch
 
 from . import device as devices
+from . import machine
 from .errors import EpochError, OptionError, printable
 from .meter import Made
 from .options import Options
@@ -54,7 +57,8 @@ class ShardLoader:
 
     Iterate it once an epoch, after `set_epoch`. It is iterated once at a time; processes stay until
     `close`, or until it is forgotten. Transforms of yours that draw random numbers draw others in
-    each process and each epoch, the same in each run (of torch.manual_seed) with as many workers.
+    each process and each epoch, the same in each run (of torch.manual_seed) with as many workers of
+    one thread.
 
     Raises OptionError; while iterating what the dataset raises, EpochError, WorkerError when a
     process dies; what a transform raises comes as it is, with a RowError as its cause that names
@@ -154,7 +158,10 @@ class ShardLoader:
         self.dataset.load_state_dict(state)
 
     def close(self) -> None:
-        """End the processes. Batches that were handed out stay; iterating starts others."""
+        """End the processes, and let resident data go. Batches that were handed out stay; iterating
+        starts, or fills, anew."""
+        if self._resident is not None:
+            self._resident.clear()
         crew, self._crew = self._crew, None
         if crew is not None and self._owner == os.getpid():
             crew.close()
@@ -175,6 +182,7 @@ class ShardLoader:
         """What this loader runs and holds: print it. Memory is that of its batches so far."""
         own = self._owner == os.getpid()
         crew = self._crew if own else None
+        staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
             workers=self.workers,
             threads=self.threads,
@@ -183,8 +191,8 @@ class ShardLoader:
             slots=0 if crew is None else crew.most,
             ring=0 if crew is None else crew.ring,
             slot_bytes=0 if crew is None else crew.bytes,
-            locked_bytes=devices.locked_bytes(),
-            staging_bytes=0 if self.target is None else self.target.staging_bytes,
+            locked_bytes=devices.locked_bytes() + staging,
+            staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
         )
 
@@ -230,6 +238,7 @@ class _Batches:
         self._crew = crew
         self._left = steps
         self._pass = crew.passes
+        self._one = threading.Lock()  # threads may take batches of one pass
 
     @property
     def made(self) -> Made | None:
@@ -239,6 +248,10 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
+        with self._one:
+            return self._take()
+
+    def _take(self) -> Any:
         if not self._left:
             raise StopIteration
         if self._pass != self._crew.passes:
@@ -354,11 +367,7 @@ def _threads(count: int) -> str:
 
 def cores(ranks: int) -> int:
     """The cores of this process, shared among the ranks of this machine; at least 1."""
-    try:
-        own = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        own = os.cpu_count() or 1
-    return max(1, own // machines_of(ranks)[1])
+    return max(1, math.ceil(machine.cores()) // machines_of(ranks)[1])
 
 
 def _lock(device: torch.device, address: int, nbytes: int) -> Any:

@@ -225,6 +225,7 @@ class Maker:
     def finish(self) -> None:
         """After the last turn: give back the memory of what was begun in vain."""
         for batch in self._open.values():
+            batch.slot.hand_over()  # what a collate_fn keeps of it is to be known
             self._slots.free(batch.slot.number)
         self._open.clear()
 

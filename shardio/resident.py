@@ -47,6 +47,10 @@ class Resident:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_columns": None}  # another process fills its own
 
+    def clear(self) -> None:
+        """Let it go; passes under way go on."""
+        self._columns = None
+
     def fill(self, epoch: Epoch, batches: Iterator[Any]) -> None:
         """Take up all records: the batches of an epoch of one rank, with no tail."""
         rows = torch.from_numpy(self._numbers(epoch))
@@ -74,11 +78,14 @@ class Resident:
     def batches(self, share: Share) -> Iterator[Any]:
         """The batches of a rank's share, in order."""
         assert self._columns is not None
+        return self._batches(self._columns, share)
+
+    def _batches(self, all_columns: dict[int | str, _Column], share: Share) -> Iterator[Any]:
         epoch, size = share.epoch, share.batch_size or 1
         rows = torch.from_numpy(self._numbers(epoch)).to(self.device)
-        columns = list(self._columns.values())
+        columns = list(all_columns.values())
         takes = [column.take for column in columns]
-        names = list(self._columns)
+        names = list(all_columns)
         exact = share.tail == "exact"
         first, stride = share.start * epoch.unit, size * share.world_size
         first += share.rank * size

@@ -178,10 +178,11 @@ class Mapped:
 
     def map(self, size: int) -> None:
         """Follow a slot that has grown. Views of before stay what they were."""
+        if self._unlock is not None:  # while its pages are mapped
+            self._unlock()
+            self._unlock = None
         self._map = _map(self._fd, size)
         self.size = size
-        if self._unlock is not None:
-            self._unlock()
         if self._lock is not None:
             address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
             self._unlock = self._lock(address, size)

@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import multiprocessing
 import os
 import pickle
 import random
 import signal
+import socket
 import sys
 import threading
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from multiprocessing import forkserver, reduction, resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from queue import SimpleQueue
@@ -38,7 +40,7 @@ import numpy as np
 import torch
 
 from .decoding import Work
-from .errors import RowError, ShardioError, WorkerError
+from .errors import OptionError, RowError, ShardioError, WorkerError
 from .making import Batch, Failure, Layout, Maker
 from .meter import Made
 from .options import Options
@@ -94,6 +96,17 @@ class _Sent(NamedTuple):
     where: str = ""
 
 
+def _socket(connection: Connection) -> socket.socket:
+    """The connection as a socket, which can carry descriptors and be shut down.
+
+    Rejected: multiprocessing's send_handle. On macOS it waits for an acknowledgement, which the
+    thread that listens would read. None is needed: the maker keeps its own descriptor.
+    """
+    one = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+    one.setblocking(True)  # whatever socket.setdefaulttimeout says: it holds for the connection too
+    return one
+
+
 # --- the loader process ------------------------------------------------------------------------
 
 
@@ -118,6 +131,7 @@ class _Server:
         seed: int,
     ) -> None:
         self._connection = connection
+        self._socket = _socket(connection)
         self._stream = stream
         self._worker, self._workers, self._threads = worker, workers, threads
         self._seed = seed
@@ -125,8 +139,9 @@ class _Server:
         self._known: set[int] = set()  # slots whose descriptors the trainer has
         self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._newest = -1  # the number of the pass that was asked for last
-        self._wanted = 0  # batches of it, asked for before its maker was there
+        self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
+        self._oldest = 0  # the first pass that is still wanted
+        self._making = -1  # the pass of the maker
         self._maker: Maker | None = None
         self._layout: Layout = {}
 
@@ -152,10 +167,11 @@ class _Server:
             return
         maker = Maker(self._stream, reads, self._slots, pack, emit, self._layout)
         with self._lock:
-            if number != self._newest:
+            wanted = self._wanted.pop(number, 0)
+            if number < self._oldest:
                 return
-            self._maker = maker
-            maker.more(self._wanted)
+            self._maker, self._making = maker, number
+            maker.more(wanted + int(bool(self._wanted)))  # see _do
         maker.run(self._threads)
         self._layout = maker.layout
         with self._lock:
@@ -179,7 +195,7 @@ class _Server:
         try:
             self._connection.send_bytes(pickle.dumps(sent))
             if fd >= 0:
-                reduction.send_handle(self._connection, fd, 0)
+                socket.send_fds(self._socket, [b"."], [fd])
         except ConnectionError:  # the trainer is gone
             _leave(0)
         except BaseException:  # it would wait for ever for what was not sent
@@ -202,7 +218,13 @@ class _Server:
         _leave(code)
 
     def _do(
-        self, number: int, what: Pass | None, wanted: int, free: list[int], gone: list[int]
+        self,
+        number: int,
+        what: Pass | None,
+        follows: bool,
+        wanted: int,
+        free: list[int],
+        gone: list[int],
     ) -> None:
         for slot in free:
             self._slots.free(slot)
@@ -211,16 +233,19 @@ class _Server:
             self._slots.free(slot, keep=False)
         with self._lock:
             if what is not None:
+                if not follows:
+                    self._oldest = number
+                    self._wanted.clear()
                 if self._maker is not None:
-                    self._maker.drop()
-                    self._maker = None
-                self._newest, self._wanted = number, wanted
+                    # All batches of a pass were asked for before the next one follows it; with one
+                    # more the maker sees that there is none.
+                    self._maker.more() if follows else self._maker.drop()
+                self._wanted[number] = wanted
                 self._passes.put((number, what))
-            elif number == self._newest:
-                if self._maker is None:
-                    self._wanted += wanted
-                else:
-                    self._maker.more(wanted)
+            elif self._maker is not None and number == self._making:
+                self._maker.more(wanted)
+            elif number in self._wanted:
+                self._wanted[number] += wanted
 
 
 def _leave(code: int) -> NoReturn:
@@ -272,49 +297,54 @@ class _Process:
     """A loader process, as the trainer sees it."""
 
     def __init__(
-        self, number: int, process: Any, connection: Connection, lock: Lock | None
+        self, number: int, process: Any, connection: Connection, most: int, lock: Lock | None
     ) -> None:
         self.number = number
         self.process = process
         self.connection = connection
         self.lock = lock
+        self.most = most  # slots that it keeps when they are free
         self.told = -1  # the number of the pass that it was told last
+        self.asked = 0  # batches of that, so far
         self.mapped: dict[int, Mapped] = {}  # by slot
         self.freed: deque[int] = deque()  # slots whose last view died; any thread appends
 
-    def tell(self, number: int, what: Pass, wanted: int) -> None:
-        """On with this pass; what it has not made of another one is dropped."""
-        self.told = number
-        self._send(number, what, wanted, wanted + 2)
+    def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
+        """On with this pass; what it has not made of another one is dropped, or, if this one
+        follows it, made before."""
+        self.told, self.asked = number, wanted
+        self._send(number, what, follows, wanted)
 
-    def more(self, number: int, most: int) -> None:
-        """One more batch. Slots above `most` that are free are given back."""
-        self._send(number, None, 1, most)
+    def more(self, wanted: int = 1) -> None:
+        """So many more batches of the pass that it was told last."""
+        self.asked += wanted
+        self._send(self.told, None, False, wanted)
 
-    def _send(self, number: int, what: Pass | None, wanted: int, most: int) -> None:
+    def _send(self, number: int, what: Pass | None, follows: bool, wanted: int) -> None:
+        """Also says which slots are free again; those that are too many are given back."""
         free, gone = [], []
         while self.freed:
             slot = self.freed.popleft()
-            if len(self.mapped) > most or self.mapped[slot].shared:
+            if len(self.mapped) > self.most or self.mapped[slot].shared:
                 self.mapped.pop(slot).close()
                 gone.append(slot)
             else:
                 free.append(slot)
         with contextlib.suppress(OSError):  # it is gone: `receive` says so, after what it had sent
-            self.connection.send_bytes(pickle.dumps((number, what, wanted, free, gone)))
+            self.connection.send_bytes(pickle.dumps((number, what, follows, wanted, free, gone)))
 
     def receive(self) -> _Sent:
         """What it sends next. Raises WorkerError when it is gone."""
         try:
             sent: _Sent = pickle.loads(self.connection.recv_bytes())
-            fd = reduction.recv_handle(self.connection) if sent.fresh else -1
-        except (EOFError, OSError):
+            fd = self._descriptor() if sent.fresh else -1
+        except (EOFError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise WorkerError(
+                    f"loader process {self.number} sent a descriptor, and this process has no room "
+                    "for another: too many files are open. Allow it more (ulimit -n)"
+                ) from error
             self._gone()
-        except RuntimeError as error:  # as multiprocessing has it: a message without its descriptor
-            raise WorkerError(
-                f"loader process {self.number} sent a descriptor, and this process has no room for "
-                "another: too many files are open. Allow it more (ulimit -n)"
-            ) from error
         if sent.fresh:
             os.set_inheritable(fd, False)
             self.mapped[sent.slot] = Mapped(fd, sent.size, self.lock)
@@ -322,7 +352,19 @@ class _Process:
             self.mapped[sent.slot].map(sent.size)
         return sent
 
+    def _descriptor(self) -> int:
+        with _socket(self.connection) as one:
+            data, fds, _, _ = socket.recv_fds(one, 1, 1)
+        if not data:
+            raise EOFError
+        if not fds:  # the system leaves out what there is no room for
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return fds[0]
+
     def close(self) -> None:
+        # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
+        with contextlib.suppress(OSError), _socket(self.connection) as one:
+            one.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         for mapped in self.mapped.values():
             mapped.close()
@@ -375,6 +417,12 @@ class Processes:
         own: bool,
         lock: Lock | None,
     ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise OptionError(
+                "this process is a daemon of multiprocessing, as the workers of a DataLoader or of "
+                "a Pool are, and such may not start processes: give ShardLoader workers=0, or "
+                "start this process with daemon=False"
+            )
         self._stream = stream
         self._prefetch = prefetch
         self._own = Own(lock, prefetch + 2)
@@ -390,7 +438,7 @@ class Processes:
         self.made: Made | None = None
         self.most = 0  # slots that there have been at a time
         self._owner = os.getpid()
-        self._closer = weakref.finalize(self, _close, self._all, self._owner)
+        self._closer = weakref.finalize(self, _close, self._all, self._own, self._owner)
         seed = torch.initial_seed()
         method = context.get_start_method()
         if method != "fork":  # what these start is to get Ctrl-C as ever
@@ -406,7 +454,7 @@ class Processes:
                 name=f"shardio-loader-{number}",
                 daemon=True,
             )
-            self._all.append(_Process(number, process, here, lock))
+            self._all.append(_Process(number, process, here, prefetch + 2, lock))
             _PROCESSES.add(process)
             # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -450,6 +498,8 @@ class Processes:
             for process in self._all:
                 if process.told != self._now:
                     process.tell(self._now, what, self._prefetch)
+                elif process.asked < self._prefetch:
+                    process.more(self._prefetch - process.asked)
 
     def take(self) -> Any:
         """The next batch of the pass. Raises what making it raised, WorkerError."""
@@ -471,10 +521,7 @@ class Processes:
         return batch
 
     def _unpack(self, process: _Process, sent: _Sent, parcel: Parcel) -> Any:
-        if self._step + len(self._all) <= self._steps:
-            process.more(self._now, self._prefetch + 2)
-        else:  # it has made its last one: on with the next pass, which is most likely this
-            self._go_on(process)
+        self._ask(process)
         slots = sum([len(one.mapped) for one in self._all])
         self.most = max(self.most, slots)
         mapped, freed, slot = process.mapped[sent.slot], process.freed, sent.slot
@@ -501,22 +548,35 @@ class Processes:
             self.close()
             raise
 
-    def _go_on(self, process: _Process) -> None:
+    def _ask(self, process: _Process) -> None:
+        """One more batch of a process, for the one that was taken."""
+        if process.told != self._now or process.asked < self._batches(process):
+            process.more()
+            return
+        # All its batches of this pass were asked for: on with the next, which is most likely this.
         assert self._what is not None
         if self._newest == self._now:
             self._what = self._what._replace(epoch=self._epoch + self._onwards, start=0)
             self._newest += 1
-        process.tell(self._newest, self._what, self._prefetch)
+        process.tell(self._newest, self._what, 1, follows=True)
+
+    def _batches(self, process: _Process) -> int:
+        """That a process makes of this pass."""
+        return len(range(process.number, self._steps, len(self._all)))
 
 
 class Own:
     """Memory of the trainer alone, that batches are copied to, and that is used again."""
 
     def __init__(self, lock: Lock | None, most: int) -> None:
+        self._all: set[Mapped] = set()
         self._free: deque[Mapped] = deque()
         self._lock = lock
         self._most = most  # pieces that are free, and kept for what comes
-        self.bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(own.size for own in self._all)
 
     def copy(self, data: Bytes) -> Bytes:
         """A copy; its memory is used again when its last view is gone."""
@@ -526,16 +586,23 @@ class Own:
             if own.size >= size and len(self._free) < self._most:
                 break
             own.close()
-            self.bytes -= own.size
+            self._all.discard(own)
         else:
             own = Mapped(-1, max(1, size), self._lock)
-            self.bytes += own.size
+            self._all.add(own)
         free = self._free
         view = own.view(lambda _: free.append(own))
         # By this thread alone: 4.5 ms of CPU for 38 MB. torch's copy_ takes 9, as its threads spin
         # where loader processes have the cores (benchmarks/transport.py).
         np.copyto(view[:size], data)
         return view
+
+    def close(self) -> None:
+        """Unlock its pages, also where batches are still in use."""
+        for own in self._all:
+            own.close()
+        self._all.clear()
+        self._free.clear()
 
 
 def _raise(sent: _Sent) -> NoReturn:
@@ -549,12 +616,13 @@ def _raise(sent: _Sent) -> NoReturn:
     raise error from RowError(f"{sent.where}\n\n{sent.text}")
 
 
-def _close(processes: list[_Process], owner: int) -> None:
+def _close(processes: list[_Process], own: Own, owner: int) -> None:
     """End loader processes: without their sockets they leave."""
     if os.getpid() != owner:  # a child that was forked: they are not its own
         return
     for one in processes:
         one.close()
+    own.close()
     end = perf_counter() + _WAIT_S
     for one in processes:
         if one.process.pid is None:  # starting it failed
@@ -677,6 +745,7 @@ class Here:
             return
         maker = self._makers.pop()
         maker.drop()
+        self._queue.put((None, Failure(WorkerError(_OVER), "")))  # a thread may wait in `take`
         if self._thread is not None:
             self._thread.join(_WAIT_S)
             self._thread = None

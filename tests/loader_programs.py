@@ -1,7 +1,7 @@
 """Trainings over a ShardLoader that test_loader.py kills and interrupts.
 
     loader_programs.py train DATA METHOD [hang]   prints a line for each batch, for ever
-    loader_programs.py notebook DATA METHOD GATE  catches Ctrl-C, and iterates again
+    loader_programs.py notebook DATA METHOD GATE  catches Ctrl-C, iterates again, and waits for one
     loader_programs.py fork DATA METHOD           its child ends as Python does, in mid-epoch
 
 METHOD is fork, spawn or forkserver. With `hang` a row of epoch 1 never comes. GATE is a file: while
@@ -57,12 +57,15 @@ def numbers(batch: Any) -> list[int]:
 
 def train(folder: str, method: str, hangs: str = "") -> None:
     dataset = images(folder, Decode(60 if hangs else -1))
-    loader = ShardLoader(dataset, workers=2, threads=2, multiprocessing_context=method)
-    other = ShardLoader(images(folder, Decode()), workers=1, multiprocessing_context=method)
-    kept = [next(iter(other))]
+    workers = 2 if method == "fork" else 1  # to start others takes seconds
+    loader = ShardLoader(dataset, workers=workers, threads=2, multiprocessing_context=method)
+    kept: list[Any] = []
     if method == "fork":  # these have copies of all that the trainer has open
+        other = ShardLoader(images(folder, Decode()), workers=1, multiprocessing_context=method)
+        kept.append(next(iter(other)))
         torchs = DataLoader(images(folder, Decode()), batch_size=None, num_workers=1)
         kept.append(iter(torchs))
+        next(kept[-1])  # one that its trainer leaves before it began never ends
     for epoch in itertools.count():
         loader.set_epoch(epoch)
         for step, _ in enumerate(loader):
@@ -86,6 +89,9 @@ def notebook(folder: str, method: str, gate: str) -> None:
         print(f"{type(error).__name__}: {error}.", flush=True)
     assert [numbers(batch) for batch in loader] == expected
     print("right.", flush=True)
+    os.unlink(gate)
+    for _ in loader:
+        pass
 
 
 def fork(folder: str, method: str) -> None:

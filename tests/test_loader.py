@@ -12,11 +12,13 @@ import random
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from multiprocessing import reduction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,7 @@ from shardio import (
     DamageError,
     DecodeError,
     EpochError,
+    OptionError,
     RandomResizedCrop,
     ShardDataset,
     ShardLoader,
@@ -45,6 +48,7 @@ from shardio import (
     workers,
 )
 from shardio.errors import RowError
+from shardio.stream import consumers
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -318,7 +322,7 @@ def test_other_ways_to_start_processes(packed: Packed, method: str) -> None:
 
     def two_epochs() -> None:
         loader = ShardLoader(
-            stream(folder, **CASES["own collate"]), workers=2, multiprocessing_context=method
+            stream(folder, **CASES["own collate"]), workers=1, multiprocessing_context=method
         )
         with loader:
             assert_same(loader, expected[0])
@@ -329,6 +333,47 @@ def test_other_ways_to_start_processes(packed: Packed, method: str) -> None:
         multiprocessing.forkserver.ensure_running()  # it stays: for the whole suite
     with nothing_left():
         two_epochs()
+
+
+def test_descriptors_are_sent_whatever_sockets_do_elsewhere(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = packed(COUNTS)
+    monkeypatch.setattr(reduction, "ACKNOWLEDGE", True)  # as on macOS
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(LIMIT_S)  # which makes each new socket non-blocking
+    try:
+        with ShardLoader(pictures(folder), workers=2) as loader:
+            assert_same(loader, list(pictures(folder)))
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def test_a_daemon_is_told_to_do_without_processes(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = packed(COUNTS)
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "daemon", True)
+    with pytest.raises(OptionError, match=r"daemon of multiprocessing.*workers=0"):
+        iter(ShardLoader(pictures(folder), workers=2))
+    with ShardLoader(pictures(folder), workers=0) as loader:
+        assert labels(loader) == labels(pictures(folder))
+
+
+@EACH_CREW
+def test_threads_may_share_an_iterator(packed: Packed, crew: tuple[int, int]) -> None:
+    folder = packed(COUNTS)
+    options = {"batch_size": 2}
+    found: list[Any] = []
+    with ShardLoader(pictures(folder, **options), workers=crew[0], threads=crew[1]) as loader:
+        iterator = iter(loader)
+        threads = [threading.Thread(target=lambda: found.extend(iterator)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    assert sorted(labels(found)) == sorted(labels(pictures(folder, **options)))
 
 
 def test_a_pickled_loader_makes_processes_of_its_own(packed: Packed) -> None:
@@ -367,7 +412,7 @@ def test_what_is_kept_is_never_overwritten(
         for step, batch in enumerate(loader):
             kept.append(keep(batch))
             if step == 3:
-                gc.collect()
+                gc.collect(1)  # all that is as young as these batches
         loader.set_epoch(1)
         del batch
         for _ in loader:
@@ -387,7 +432,6 @@ def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
             for batch in loader:
                 assert 0 < len(batch[0]) <= BATCH
             del batch
-            gc.collect()
         explained = loader.explain()
         assert 0 < explained.slots <= explained.ring
 
@@ -1034,8 +1078,11 @@ WAYS: dict[str, tuple[Callable[[], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("step", [0, 5])
-@pytest.mark.parametrize(("how", "said"), WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize(
+    ("how", "said", "step"),
+    [(*way, step) for step, way in zip((0, 5, 0, 5, 0), WAYS.values(), strict=True)],
+    ids=WAYS.keys(),
+)
 def test_a_process_that_dies_is_an_error_and_leaves_nothing(
     packed: Packed, tmp_path: Path, how: Callable[[], None], said: str, step: int
 ) -> None:
@@ -1171,6 +1218,62 @@ def test_a_transform_that_hangs_does_not_keep_its_process(packed: Packed) -> Non
     assert process.exitcode == 0
 
 
+@pytest.mark.parametrize("crew", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
+def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, int]) -> None:
+    hanging, never = os.pipe(), threading.Event()
+
+    def hangs(data: bytes) -> Any:
+        os.write(hanging[1], b".")
+        never.wait(LIMIT_S)
+        return picture(data)
+
+    caught: list[BaseException] = []
+    loader = ShardLoader(pictures(packed(COUNTS), decode=hangs), workers=crew[0], threads=crew[1])
+    iterator = iter(loader)
+
+    def take() -> None:
+        try:
+            next(iterator)
+        except BaseException as error:
+            caught.append(error)
+            never.set()  # the transform goes on only when the loop has heard
+
+    processes = [one.process for one in getattr(made_by(loader), "_all", ())]
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    assert os.read(hanging[0], 1)
+    loader.close()
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive() and type(caught[0]) is WorkerError
+    assert [process.exitcode for process in processes] == [0] * crew[0]  # none had to be killed
+    for end in hanging:
+        os.close(end)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool) -> None:
+    locked: list[int] = []
+
+    def lock(address: int, nbytes: int) -> Callable[[], object]:
+        locked.append(address)
+        return lambda: locked.remove(address)
+
+    dataset = pictures(packed(COUNTS))
+    crew = workers.Processes(
+        *(dataset,), workers=1, threads=1, prefetch=2, own=copy, lock=lock,
+        context=multiprocessing.get_context("fork"),
+    )  # fmt: skip
+    share = dataset._share(0)
+    what = workers.Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
+    kept = []
+    for _ in range(3):
+        crew.begin(what, share.steps)
+        kept = [crew.take() for _ in range(share.steps)]
+    assert len(locked) >= STEPS  # those of all that is kept
+    crew.close()
+    assert not locked and labels(kept) == labels(pictures(packed(COUNTS)))
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_killed_trainer_takes_its_processes_along(packed: Packed, method: str) -> None:
     """Also one that is in a transform for ever, and with others around."""
@@ -1184,22 +1287,11 @@ def test_a_killed_trainer_takes_its_processes_along(packed: Packed, method: str)
     assert "Traceback" not in done.output, str(done)
 
 
-def test_ctrl_c_ends_the_trainer_alone_with_a_traceback(packed: Packed) -> None:
-    program = Program(
-        *(loader_programs.__file__, "train", packed(COUNTS), "fork", "hang"), limit_s=LIMIT_S
-    )
-    assert program.read_until("hanging.")
-    program.interrupt()
-    done = program.finish()
-    assert done.code == -signal.SIGINT and not done.left and not done.timed_out, str(done)
-    ended = [line for line in done.output.splitlines() if line.startswith("KeyboardInterrupt")]
-    assert len(ended) == 1 and "shardio-loader" not in done.output, str(done)
-
-
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.stress)])
 def test_a_notebook_that_is_interrupted_iterates_again(
     packed: Packed, tmp_path: Path, method: str
 ) -> None:
+    """And at the second Ctrl-C, which it does not catch, the trainer alone shows a traceback."""
     program = Program(
         *(loader_programs.__file__, "notebook", packed(COUNTS), method, tmp_path / "gate"),
         limit_s=LIMIT_S,
@@ -1207,10 +1299,15 @@ def test_a_notebook_that_is_interrupted_iterates_again(
     assert program.read_until("hanging.")
     program.interrupt()
     assert program.read_until("caught.") and program.read_until("right.")
+    assert program.read_until("hanging.")
+    program.interrupt()
     done = program.finish()
-    assert done.code == 0 and not done.left and not done.timed_out, str(done)
+    assert done.code == -signal.SIGINT and not done.left and not done.timed_out, str(done)
     assert "EpochError: this pass was ended by KeyboardInterrupt" in done.output
-    assert "Traceback" not in done.output, str(done)
+    before, _, after = done.output.partition("right.")
+    ended = [line for line in after.splitlines() if line.startswith("KeyboardInterrupt")]
+    assert "Traceback" not in before and len(ended) == 1, str(done)
+    assert "shardio-loader" not in done.output, str(done)
 
 
 def test_ctrl_c_is_not_for_loader_processes(packed: Packed) -> None:
@@ -1235,7 +1332,7 @@ def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
             iterator = iter(loader)
             got = labels([next(iterator)])
 
-            def interrupted(*_: Any) -> Any:
+            def interrupted(*_: Any, **__: Any) -> Any:
                 raise KeyboardInterrupt
 
             with pytest.MonkeyPatch.context() as patch:
@@ -1365,3 +1462,23 @@ def test_fifty_epochs_leave_everything_flat(packed: Packed, crew: tuple[int, int
 
     with nothing_left():
         compare()
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_passes_that_follow_each_other_are_those_of_their_epochs(
+    packed: Packed, prefetch: int, count: int
+) -> None:
+    """Also of fewer batches than processes make ahead, guessed rightly or wrongly."""
+    folder = packed([20, 13])
+    for size in (4, 16, 64):
+        dataset = pictures(folder, batch_size=size, canonical_workers=4)
+        with ShardLoader(dataset, workers=count, prefetch=prefetch) as loader:
+            for epoch in (0, 1, 2, 5, 5, 0):
+                loader.set_epoch(epoch)
+                if epoch == 2:
+                    next(iter(loader))  # left, and begun again
+                    loader.set_epoch(epoch)
+                got = labels(loader)
+                dataset.set_epoch(epoch)
+                assert got == labels(dataset)

@@ -128,6 +128,16 @@ def test_the_first_batch_of_each_pass_stands_apart_and_has_its_start_in_it(clock
     assert report.watched == 8 and report.batch == 4
 
 
+def test_a_wait_for_a_device_that_is_behind_is_the_steps_time(clock: Clock) -> None:
+    watched = watch(Loader(clock, [1.0] * 4), None, print=None)
+    iterator: Any = iter(watched)
+    iterator._batches.blocked_s = 0.25  # as device.Ahead says it
+    for _ in iterator:
+        clock.now += 0.5
+    report = watched.report()
+    assert report is not None and report.data.max == report.step.max == 0.75
+
+
 def test_reporting_is_in_no_time(clock: Clock) -> None:
     def slow(_: Any) -> None:
         clock.now += 50

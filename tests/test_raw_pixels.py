@@ -267,6 +267,18 @@ def test_a_packed_dataset_can_be_packed_again_raw(tmp_path: Path) -> None:
 # --- and away again -------------------------------------------------------------------------------
 
 
+def test_images_that_are_none_stay_none(tmp_path: Path) -> None:
+    source = make(
+        tmp_path / "source",
+        [3],
+        image=lambda i: None if i == 0 else encoded(scene(i)),  # type: ignore[arg-type, return-value]
+    )
+    done = pack_raw(source, tmp_path / "out", shuffle=False)
+    assert done.pixels == (6, 8)
+    images = sequences.open(tmp_path / "out", decode="numpy", fields=("image",))
+    assert images[0] == (None,) and np.array_equal(images[2][0], scene(2))
+
+
 def test_unpack_names_the_files_for_what_they_are(tmp_path: Path) -> None:
     source = plant(
         tmp_path / "src",

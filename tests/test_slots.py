@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardio.slots import ALIGN, Mapped, Slot, Slots
+from shardio.slots import ALIGN, Mapped, Slot, Slots, _map
 
 PRIVATE = pytest.mark.parametrize("private", [False, True], ids=["shared", "private"])
 
@@ -288,6 +288,25 @@ def test_the_user_of_a_slot_learns_once_that_its_batch_died() -> None:
     assert not freed and mapped.in_use
     del row
     assert len(freed) == 1 and not mapped.in_use
+
+
+def test_pages_are_unlocked_while_they_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def noted(fd: int, size: int) -> Any:
+        events.append("map")
+        return _map(fd, size)
+
+    def lock(address: int, nbytes: int) -> Callable[[], None]:
+        events.append("lock")
+        return lambda: events.append("unlock")
+
+    monkeypatch.setattr("shardio.slots._map", noted)
+    mapped = Mapped(-1, ALIGN, lock)
+    mapped.map(3 * ALIGN)
+    mapped.close()
+    mapped.close()
+    assert events == ["map", "lock", "unlock", "map", "lock", "unlock"]
 
 
 def test_page_locks_follow_a_slot_that_grows_and_end_with_it() -> None:
