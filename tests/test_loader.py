@@ -546,6 +546,35 @@ def test_what_a_collate_fn_keeps_is_not_overwritten(packed: Packed, crew: tuple[
             assert differences(found, one) == ""
 
 
+def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: Packed) -> None:
+    """The second batch is collated before a row of the first raises, and is handed to nobody."""
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    collated, kept = threading.Event(), []
+
+    def collate_fn(samples: list[Any]) -> Any:
+        batch = shardio.collate(samples)
+        if labels([batch]) == order[1:2] and not kept:
+            kept.append(batch)
+            collated.set()
+        return batch
+
+    def decode(data: bytes) -> Any:
+        if number(data) == order[0][0] and not kept:
+            assert collated.wait(LIMIT_S)
+            raise ValueError("the first")
+        return picture(data)
+
+    dataset = pictures(folder, decode=decode, collate_fn=collate_fn)
+    with ShardLoader(dataset, workers=0, threads=2, prefetch=2) as loader:
+        with pytest.raises(ValueError, match="the first"):
+            next(iter(loader))
+        loader.set_epoch(1)
+        for _ in loader:
+            pass
+    assert labels(kept) == order[1:2]
+
+
 # --- rows ------------------------------------------------------------------------------------
 
 
