@@ -19,6 +19,7 @@ NAMES = (
     "raw",
     "train",
     "loader",
+    "pixels",
     "transport",
     "forum_resident",
     "forum_transport",
@@ -29,6 +30,7 @@ NAMES = (
     "manifest",
     "order",
     "workers",
+    "meter",
     "gpu",
 )  # the most important first
 

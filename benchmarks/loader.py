@@ -1,7 +1,7 @@
 """ShardLoader beside DataLoader, decoded, warm: images/s, CPU, memory, the turn of an epoch.
 
 Photographs: decode, RandomResizedCrop(224), mirror, uint8 batches of 64. CIFAR: decode, batches of
-512; and the same as raw pixels. All crop by the same code (shardio's) and collate by the same
+512. (`pixels` measures the same as raw pixels.) All crop by the same code (shardio's) and collate by the same
 function, 2 batches ahead a worker, whose processes all stay from epoch to epoch. The image folder
 comes twice: decoded by Pillow, which is what its users have, and by the PIL of this environment.
 
@@ -50,7 +50,6 @@ COLUMNS = {
 def run(source: data.Data, result: Result) -> None:
     _decoded(source, result, "photographs", source.photos(500 if source.quick else 3_000), 224, 64)
     _decoded(source, result, "CIFAR", source.cifar(), 32, 512)
-    _raw(source, result)
 
 
 def _decoded(
@@ -92,7 +91,8 @@ def _decoded(
     data.remove(shards)
 
 
-def _raw(source: data.Data, result: Result) -> None:
+def raw(source: data.Data, result: Result) -> None:
+    """What `pixels` measures."""
     title = "CIFAR, raw pixels"
     shards = data.pack(source.cifar(), source.scratch / "raw", "--encode", "raw")
     options: dict[str, Any] = {"path": str(shards), "size": 0, "batch": 512}
