@@ -1,9 +1,10 @@
 """ShardLoader beside DataLoader, decoded, warm: images/s, CPU, memory, the turn of an epoch.
 
 Photographs: decode, RandomResizedCrop(224), mirror, uint8 batches of 64. CIFAR: decode, batches of
-512. (`pixels` measures the same as raw pixels.) All crop by the same code (shardio's) and collate by the same
-function, 2 batches ahead a worker, whose processes all stay from epoch to epoch. The image folder
-comes twice: decoded by Pillow, which is what its users have, and by the PIL of this environment.
+512. (`pixels` measures the same as raw pixels.) All crop by the same code (shardio's) and collate
+by the same function, 2 batches ahead a worker, whose processes all stay from epoch to epoch. The
+image folder comes twice: decoded by Pillow, which is what its users have, and by the PIL of this
+environment.
 
 A round is one epoch in the middle of two: from a batch of the first to the same batch of the next.
 So queues are as full at its end as at its beginning, whatever was made ahead between rounds is not
