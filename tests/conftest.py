@@ -1,11 +1,17 @@
 """Fixtures that several test modules share."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+
+# A shell that starts the suite in the background makes it ignore Ctrl-C, and all that it starts,
+# so that the tests which send one would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
