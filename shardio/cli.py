@@ -19,10 +19,12 @@ from .errors import BusyError, DamageError, DependencyError, OptionError, Shardi
 if TYPE_CHECKING:
     import argparse
 
+    from .benching import Bench
     from .fetch import Reader
     from .manifest import Manifest
     from .packing import Packed
     from .sequence import ShardSequence
+    from .tuning import Tuning
     from .verifying import Damage
 
 DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -471,13 +473,31 @@ def _explain(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _tune(options: argparse.Namespace) -> int:
-    from .tuning import tune_path
-
+def _check_plot(options: argparse.Namespace) -> None:
+    """Raises now for a picture that could not be drawn when all is measured."""
     if options.plot is not None:
         from . import plotting
 
         plotting.check(options.plot)
+
+
+def _answer(found: Tuning | Bench, options: argparse.Namespace) -> int:
+    """Says what was found, and draws it."""
+    if options.json:
+        _print_json(found.as_dict())
+    else:
+        print(found.call if options.quiet else found.text())
+    if options.plot is not None:  # last: a file that cannot be written costs no answer
+        from . import plotting
+
+        plotting.save(found, options.plot)
+    return DONE
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from .tuning import tune_path
+
+    _check_plot(options)
     with _progress("simulating", options, unit=" orders", scale=1, delay_s=2) as progress:
         found = tune_path(
             options.out,
@@ -488,22 +508,13 @@ def _tune(options: argparse.Namespace) -> int:
             memory=options.memory,
             progress=progress,
         )
-    if options.json:
-        _print_json(found.as_dict())
-    else:
-        print(found.call if options.quiet else found.text())
-    if options.plot is not None:  # last: a file that cannot be written costs no answer
-        plotting.save(found, options.plot)
-    return DONE
+    return _answer(found, options)
 
 
 def _bench(options: argparse.Namespace) -> int:
     from .benching import bench
 
-    if options.plot is not None:
-        from . import plotting
-
-        plotting.check(options.plot)
+    _check_plot(options)
     with _progress("measuring", options, unit=" repeats", scale=1) as progress:
         found = bench(
             options.out,
@@ -517,13 +528,7 @@ def _bench(options: argparse.Namespace) -> int:
             quick=options.quick,
             progress=progress,
         )
-    if options.json:
-        _print_json(found.as_dict())
-    else:
-        print(found.call if options.quiet else found.text())
-    if options.plot is not None:
-        plotting.save(found, options.plot)
-    return DONE
+    return _answer(found, options)
 
 
 def _gc(options: argparse.Namespace) -> int:

@@ -423,7 +423,6 @@ class Processes:
                 "a Pool are, and such may not start processes: give ShardLoader workers=0, or "
                 "start this process with daemon=False"
             )
-        self._stream = stream
         self._prefetch = prefetch
         self._own = Own(lock, prefetch + 2)
         self._always = own  # every batch goes to memory of its own
