@@ -117,6 +117,8 @@ def _pack(options: argparse.Namespace) -> int:
             resize=options.resize,
             quality=options.quality,
             encode=options.encode,
+            jpeg_tiles=options.jpeg_tiles,
+            keep_original=options.keep_original,
             overwrite=options.overwrite,
             restart=options.restart,
             on_error=options.on_error,
@@ -227,6 +229,13 @@ def _unpack(options: argparse.Namespace) -> int:
         print(f"{done.files:,} files, {show_size(done.bytes)}, in {printable(options.directory)}")
         if done.without:
             print(f"{done.without:,} records hold no file")
+        if done.tiles:
+            print(
+                f"{done.tiles:,} files are JPEG tiles, as packing made them without loss: the same "
+                "pixels in other bytes"
+            )
+        if done.resized:
+            print("images were resized when they were packed: these are not the files themselves")
     return DONE
 
 
@@ -593,6 +602,8 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
                 f"{where}: {one.full_size:,} images kept their size: animations, several pages or "
                 "pictures in a file, and formats that are not written"
             )
+        if one.tiles is not None and not dry:
+            print(f"{where}: {_tiles_text(one)}")
         if one.enlarged:
             print(f"{where}: {one.enlarged:,} images were smaller, and were enlarged")
         if one.ignored:
@@ -612,6 +623,22 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             print(f"{where}: this file system has no locks; do not pack here twice at once")
     rejected = any(one.rejected for one in done)
     return FAILED if rejected and dry and not skips else SKIPPED if rejected else DONE
+
+
+def _tiles_text(one: Packed) -> str:
+    """How many images are tiles, what this call did for it, and why others are none."""
+    from .sizes import show_size
+
+    text = f"{one.tiles:,} of {one.records:,} images are JPEG tiles"
+    if one.tiled:
+        text += (
+            f": {one.tiled:,} rewritten, {show_size(one.tiled_from)} -> "
+            f"{show_size(one.tiled_to)} ({one.tiled_to / one.tiled_from - 1:+.1%})"
+        )
+    if one.untiled:
+        reasons = sorted(one.untiled.items(), key=lambda found: (-found[1], found[0]))
+        text += "; left as they were: " + ", ".join(f"{count:,} {why}" for why, count in reasons)
+    return text
 
 
 def _facts(made: Manifest) -> dict[str, Any]:
@@ -638,7 +665,9 @@ def _facts_text(made: Manifest) -> str:
     each = f" of {int(records.min()):,} to {int(records.max()):,} records" if made.shards else ""
     classes = "none" if made.classes is None else f"{len(made.classes):,}: {_some(made.classes)}"
     packed = ", ".join(
-        f"{name} {value}" for name, value in made.options.items() if value is not None
+        f"{name} {value}"
+        for name, value in made.options.items()
+        if value is not None and name not in ("jpeg_tiles", "keep_original", "tiles")
     )
     rows = {
         "records": f"{made.records:,}",
@@ -650,6 +679,10 @@ def _facts_text(made: Manifest) -> str:
         "packed": f"by shardio {printable(made.library)}: {printable(packed)}",
         "id": made.dataset_id.hex(),
     }
+    if isinstance(tiles := made.options.get("tiles"), int):
+        rows["tiles"] = f"{tiles:,} of {made.records:,} images are JPEG tiles"
+    if made.options.get("keep_original"):
+        rows["original"] = "the files' own bytes, where `image` has others; `unpack` gives these"
     return "\n".join(f"{name:<8}  {value}" for name, value in rows.items())
 
 
@@ -679,6 +712,9 @@ def _show_environment(options: argparse.Namespace) -> int:
         facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())
     except DependencyError as error:
         facts["images"] = str(error)
+    from . import engine
+
+    facts["core"] = "built" if engine.core is not None else f"not built: {engine.missing}"
     if options.json:
         _print_json(facts)
     else:
@@ -860,6 +896,16 @@ def _parser() -> argparse.ArgumentParser:
         "--encode",
         metavar="raw",
         help="pack pixels, which need no decoding: images of one size, or squares by --resize",
+    )
+    pack.add_argument(
+        "--jpeg-tiles",
+        action="store_true",
+        help="rewrite JPEGs, without loss, so that crops decode only their part of them",
+    )
+    pack.add_argument(
+        "--keep-original",
+        action="store_true",
+        help="with --jpeg-tiles: pack the files' own bytes, too, for `unpack`",
     )
     pack.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
     pack.add_argument("--restart", action="store_true", help="drop an unfinished packing in OUT")

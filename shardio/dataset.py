@@ -261,6 +261,7 @@ class ShardDataset(Described, Stream):
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
+            many=self._raw is not None and self._raw.many,
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch)
         for rows in fetch:

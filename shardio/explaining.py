@@ -188,6 +188,7 @@ def explain(
         local_consumers=each * here,
         machines=-(-ranks // here),
         available_bytes=available,
+        many=fetch.read_by_core(manifest),
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, manifest, mean)
     tail = _tail(share)

@@ -4,7 +4,7 @@
 
 The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
 them. Instead of new shared memory for each batch there are slots that each batch is decoded into
-(`slots`, `making`), and processes that stay from epoch to epoch (`workers`).
+(`slots`, `making`), and processes that stay from epoch to epoch (`serving`, `workers`).
 
 A batch is a view of its slot, and as long as any of its tensors lives, nothing is written there:
 keep what you like. Who keeps many makes the ring grow (`explain` says by how much).
@@ -27,13 +27,15 @@ import torch
 from . import device as devices
 from . import machine
 from .errors import EpochError, OptionError, printable
+from .here import Here
 from .meter import Made
 from .options import Options
 from .order import Share
 from .resident import Resident
+from .serving import Pass
 from .sizes import show_size, whole
 from .stream import Iteration, Source, Stream, consumers, machines_of
-from .workers import Here, Pass, Processes
+from .workers import Processes
 
 Pin = Literal["auto"] | bool
 

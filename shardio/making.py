@@ -24,6 +24,7 @@ import torch
 from .collating import TENSORS, collate, into
 from .decoding import Work
 from .errors import printable
+from .meter import Made
 from .parcel import SMALL
 from .slots import Slot, Slots
 from .stream import Items, Stream, mark, mark_all
@@ -65,6 +66,21 @@ class Batch:
     def layout(self) -> Layout:
         """Of the fields whose rows were written in their places; for the batch after this one."""
         return {name: column.like for name, column in self._columns.items() if column.taken}
+
+    def made(self, worker: int) -> Made:
+        """How it was made, and where."""
+        seconds, record, name = self.slowest
+        return Made(
+            rows=self.rows,
+            read_s=self.read_s,
+            decode_s=self.decode_s,
+            transform_s=self.transform_s,
+            collate_s=self.collate_s,
+            maker=worker,
+            slowest_s=seconds,
+            slowest_record=record,
+            slowest_key=name,
+        )
 
     def forget(self) -> None:
         """Let go of all that the batch is made of."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import __version__, journal, lock, manifest, parallel, plan, sizes, sources
+from . import __version__, journal, jpeg, lock, manifest, parallel, plan, sizes, sources
 from .errors import (
     BusyError,
     DamageError,
@@ -32,10 +32,10 @@ from .errors import (
     VersionError,
     printable,
 )
-from .formats.base import MAX_RECORDS, ShardInfo
+from .formats.base import MAX_RECORDS, Shard, ShardInfo
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
-from .plan import Plan
+from .plan import ORIGINAL, Plan
 from .sample import Sample, Schema
 from .selection import described
 from .shard import ShardWriter, check_packed, open_own
@@ -45,6 +45,7 @@ QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 
 _ONE_SIZE = "raw pixels have one size"
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
+_ALREADY = "tiles already"
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
 
@@ -74,6 +75,11 @@ class Packed:
     full_size: int = 0  # images built at full size: --resize cannot write them anew
     enlarged: int = 0  # images that were smaller than the raw pixels of --resize
     pixels: tuple[int, int] | None = None  # height and width of raw pixels
+    tiles: int | None = None  # images that are JPEG tiles; None: not asked for
+    tiled: int = 0  # of these, rewritten by this call,
+    tiled_from: int = 0  # from so many bytes
+    tiled_to: int = 0  # to so many
+    untiled: dict[str, int] = field(default_factory=dict)  # why others stayed as they were
     committed: bool = False
     already: bool = False  # it was packed before; nothing was touched
     unlocked: bool = False  # the file system has no locks
@@ -99,6 +105,8 @@ def pack(
     resize: int | None = None,
     quality: int = QUALITY,
     encode: str | None = None,
+    jpeg_tiles: bool = False,
+    keep_original: bool = False,
     overwrite: bool = False,
     restart: bool = False,
     on_error: str = "raise",
@@ -127,6 +135,10 @@ def pack(
     resize         shrink images to this short side (pixels), at `quality`; never enlarges
     encode         "raw": images as pixels, which need no decoding; all of one size, or with
                    `resize` the central square of that side, of which all are made
+    jpeg_tiles     rewrite JPEGs, without loss, so that a crop decodes only its part of them;
+                   images that this cannot be done to stay as they are (docs/jpeg-tiles.md)
+    keep_original  with `jpeg_tiles`: the files' own bytes, too, in the field `original`, so that
+                   `unpack` gives these back
     overwrite      commit over another dataset in OUT; its shards stay until `gc`
     restart        drop an unfinished packing in OUT
     on_error       "raise": one SourceError lists all files that cannot be packed, and nothing is
@@ -170,6 +182,7 @@ def pack(
         if resize is not None:
             sizes.whole("resize", resize, 1, 1 << 15)
         wanted |= {"encode": encode, "quality": None}
+    wanted |= _tile_options(jpeg_tiles, keep_original, encode)
     if isinstance(where, Mapping):
         wanted["where"] = described(where)
     chosen = _part(part)
@@ -179,6 +192,8 @@ def pack(
         from . import image
 
         image.engine()  # fails now, not in the middle
+    if jpeg_tiles:
+        jpeg.rewriter()
     _check_directory(out)
     _check_apart(source, out)
     names = sources.names(asked)
@@ -198,10 +213,14 @@ def pack(
         }
         if all(listing.classes is None for listing in listings.values()):
             sources.renumber(next(iter(listings.values())), numbering)
-    if resize is not None or encode is not None:
-        _check_images(listings, encode)
+    if resize is not None or encode is not None or jpeg_tiles:
+        _check_images(listings, encode, resize)
     if list(listings) != names:
         raise SourceChangedError(f"{printable(source)}: its top folders changed just now")
+    listings = {
+        name: _with_originals(listing, asked, name, keep_original)
+        for name, listing in listings.items()
+    }
     packings = []
     for name, listing in listings.items():
         options, each = wanted | _of_split(name, names), None
@@ -302,10 +321,48 @@ class _Task:
     resize: int | None
     quality: int | None
     pixels: tuple[int, int] | None  # height and width of raw pixels
+    jpeg_tiles: bool
+    keep_original: bool
     format: str
     skip: bool
     finished: list[str]  # names of files that may be this shard, from an interrupted packing
     build: bool = True
+
+
+@dataclass
+class _Tiles:
+    """What became of the images of a shard."""
+
+    images: int = 0  # that are tiles
+    rewritten: int = 0
+    before: int = 0  # bytes of the rewritten ones as files, and
+    after: int = 0  # as tiles
+    others: dict[str, int] = field(default_factory=dict)  # that were not rewritten, by reason
+
+    def add(self, why: str, before: int, after: int) -> None:
+        if why:
+            self.others[why] = self.others.get(why, 0) + 1
+            self.images += why == _ALREADY
+        else:
+            self.images += 1
+            self.rewritten += 1
+            self.before += before
+            self.after += after
+
+    @classmethod
+    def of(cls, shard: Shard) -> _Tiles:
+        """Of a shard that an earlier call finished: nobody knows any more why others are none."""
+        found = (one.get("image") for one in shard.scan(0, shard.records))
+        return cls(sum(one is not None and jpeg.tiles(one) is not None for one in found))
+
+    def add_to(self, result: Packed) -> None:
+        if result.tiles is not None:
+            result.tiles += self.images
+        result.tiled += self.rewritten
+        result.tiled_from += self.before
+        result.tiled_to += self.after
+        for why, count in self.others.items():
+            result.untiled[why] = result.untiled.get(why, 0) + count
 
 
 @dataclass
@@ -315,6 +372,7 @@ class _Built:
     kept: bool = False
     full_size: int = 0
     enlarged: int = 0
+    tiles: _Tiles = field(default_factory=_Tiles)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -354,6 +412,7 @@ class _Packing:
             ignored=header["ignored"],
             notes=list(header["notes"]),
             pixels=_pixels(header["options"]),
+            tiles=0 if header["options"].get("jpeg_tiles") else None,
         )
         self._seal = b""  # SHA-256 of the journal, if we made it
         self._built: list[_Built] = []
@@ -378,6 +437,7 @@ class _Packing:
     def dry_run(self, restart: bool) -> Packed:
         """What `build` would find. Raises what it would raise for what lies in the directory."""
         self.result.rejected = self.plan.problems
+        self.result.tiles = None  # nobody has looked
         if self.result.already:
             return self.result
         with contextlib.suppress(FileNotFoundError):
@@ -500,6 +560,7 @@ class _Packing:
     def _show_committed(self) -> None:
         made = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = made.records, made.size
+        self.result.tiles = made.options.get("tiles")
         self.result.rejected = journal.load_rejected(self.directory)
 
     def _acquire(
@@ -574,6 +635,7 @@ class _Packing:
                 self.result.built += one.info is not None and not one.kept
                 self.result.full_size += one.full_size
                 self.result.enlarged += one.enlarged
+                one.tiles.add_to(self.result)
         except BaseException:
             journal.remove_temporaries(self.directory, self.token)  # of workers that were killed
             raise
@@ -602,6 +664,8 @@ class _Packing:
             resize=options["resize"],
             quality=options["quality"],
             pixels=_pixels(options),
+            jpeg_tiles=options.get("jpeg_tiles", False),
+            keep_original=options.get("keep_original", False),
             format=_format(options),
             skip=skip,
             finished=finished,
@@ -619,13 +683,16 @@ class _Packing:
     def _commit(self) -> None:
         infos = [one.info for one in self._built if one.info is not None]
         header = self.plan.header
+        options = header["options"]
+        if self.result.tiles is not None:  # known only now: no part of the plan, nor of the id
+            options = options | {"tiles": self.result.tiles}
         made = manifest.make(
             infos,
             dataset_id=self.dataset_id,
-            format=_format(header["options"]),
+            format=_format(options),
             schema=Schema(header["fields"]),
             classes=None if header["classes"] is None else tuple(header["classes"]),
-            options=header["options"],
+            options=options,
             library=__version__,
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
@@ -660,14 +727,21 @@ def _build_shard(source: sources.Source, task: _Task, add: Callable[[int], None]
     try:
         with source.open() as read:
             done = full_size = enlarged = 0
+            tiles = _Tiles()
             for i, place in enumerate(task.places):
                 try:
                     sample = read(place)
+                    own = sample.get("image") if task.keep_original else None
                     if task.pixels is not None:
                         enlarged += _make_raw(sample, task.pixels, task.resize)
                     elif task.resize is not None:
                         full_size += _resize(sample, task.resize, task.quality or QUALITY)
+                    tiled = _make_tiles(sample) if task.jpeg_tiles else None
+                    if task.keep_original and sample.get(ORIGINAL) is None:
+                        sample[ORIGINAL] = None if sample.get("image") is own else own
                     shard.write(sample)
+                    if tiled is not None:
+                        tiles.add(*tiled)
                     shard.flush()
                 except (sources.Rejected, SampleError) as error:
                     problems.append((task.keys[i], str(error)))
@@ -686,7 +760,14 @@ def _build_shard(source: sources.Source, task: _Task, add: Callable[[int], None]
     except BaseException:
         shard.discard()
         raise
-    return _Built(info, shard.blob_bytes, full_size=full_size, enlarged=enlarged, problems=problems)
+    return _Built(
+        info,
+        shard.blob_bytes,
+        full_size=full_size,
+        enlarged=enlarged,
+        tiles=tiles,
+        problems=problems,
+    )
 
 
 def _resize(sample: Sample, side: int, quality: int) -> bool:
@@ -748,7 +829,8 @@ def _keep(task: _Task, name: str) -> _Built | None:
         if shard.number != task.number or len(task.keys) - shard.records != len(left_out):
             return None
         info = ShardInfo(name, task.number, shard.records, file.size, digest, shard.index_checksum)
-        return _Built(info, shard.blob_bytes(), kept=True, problems=left_out)
+        tiles = _Tiles.of(shard) if task.jpeg_tiles else _Tiles()
+        return _Built(info, shard.blob_bytes(), kept=True, tiles=tiles, problems=left_out)
     except (DamageError, StorageError, VersionError):
         return None
     finally:
@@ -799,6 +881,61 @@ def _raw_size(listing: sources.Listing, resize: int | None) -> tuple[int, int]:
     )
 
 
+# --- JPEG tiles -----------------------------------------------------------------------------------
+
+
+def _make_tiles(sample: Sample) -> tuple[str, int, int] | None:
+    """Rewrite a sample's image, if that can be done: "", or why not; its bytes before and after.
+
+    None where there is no image.
+    """
+    data = sample.get("image")
+    if data is None:
+        return None
+    if jpeg.tiles(data) is not None:
+        return _ALREADY, 0, 0
+    made = jpeg.rewrite(data)
+    if isinstance(made, jpeg.Unfit):
+        return made.reason, 0, 0
+    sample["image"] = made
+    return "", len(data), len(made)
+
+
+def _tile_options(jpeg_tiles: bool, keep_original: bool, encode: str | None) -> dict[str, Any]:
+    """What is recorded, when it is asked for. Raises OptionError."""
+    if keep_original and not jpeg_tiles:
+        raise OptionError("--keep-original: goes with --jpeg-tiles; without, originals are packed")
+    if jpeg_tiles and encode is not None:
+        raise OptionError(
+            "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
+        )
+    asked = {"jpeg_tiles": jpeg_tiles, "keep_original": keep_original}
+    return {name: True for name, wanted in asked.items() if wanted}
+
+
+def _with_originals(
+    listing: sources.Listing, asked: sources.Wanted, split: str, keep: bool
+) -> sources.Listing:
+    """With the field of the files' own bytes, where it is asked for, or the source has it.
+
+    Raises OptionError where another field has its name.
+    """
+    there = ORIGINAL in dict(listing.fields)
+    if there and asked.kind == "dataset" and not {"image", ORIGINAL} & asked.fields.keys():
+        folder = manifest.datasets(os.fsdecode(asked.path))[split]
+        if manifest.load(locate(folder)).options.get("keep_original"):
+            options = {**listing.options, "keep_original": True}
+            return dataclasses.replace(listing, options=options)
+    if not keep:
+        return listing
+    if there:
+        raise OptionError(
+            f"--keep-original: a field of the source is called `{ORIGINAL}` already; --fields "
+            f"NAME={ORIGINAL} calls it something else"
+        )
+    return dataclasses.replace(listing, fields=(*listing.fields, (ORIGINAL, "bytes")))
+
+
 # --- checks ---------------------------------------------------------------------------------------
 
 
@@ -836,14 +973,17 @@ def _options(
     )
 
 
-def _check_images(listings: Mapping[str, sources.Listing], encode: str | None) -> None:
-    """Raise OptionError where no image would be resized, or made pixels."""
+def _check_images(
+    listings: Mapping[str, sources.Listing], encode: str | None, resize: int | None
+) -> None:
+    """Raise OptionError where no image would be resized, made pixels, or tiles."""
     kinds = {name: kind for one in listings.values() for name, kind in one.fields}
     # Bytes would not be decoded when they are read, so it is of no use to make pixels of them.
     if kinds.get("image") not in (("image", "bytes") if encode is None else ("image",)):
         there = ", ".join(printable(name) for name, kind in kinds.items() if kind == "image")
+        does = "--jpeg-tiles: rewrites" if resize is None else "--resize: shrinks"
         raise OptionError(
-            ("--resize: shrinks" if encode is None else "--encode raw: makes pixels of")
+            (does if encode is None else "--encode raw: makes pixels of")
             + " the field `image`, and none called so holds images. Those that do: "
             f"{there or 'none'}"
             + ("; --fields image=NAME calls one so" if there and "image" not in kinds else "")
@@ -907,7 +1047,7 @@ def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
         there = manifest.load(locate(directory))
     except NotPackedError:
         return
-    wanted = {"encode": None} | wanted
+    wanted = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted
     # The source decides on the rest: `absent`, and what was not asked for.
     known = {name: there.options.get(name) for name in wanted}
     if "format" in wanted:
@@ -917,6 +1057,8 @@ def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
     if wanted["shuffle"] is None:
         known["shuffle"] = None
         known["seed"] = wanted["seed"] if known["seed"] is None else known["seed"]
+    if wanted["source"] == "dataset" and wanted["keep_original"] is None:
+        known["keep_original"] = None
     if known != wanted:
         raise ExistsError(_another(directory, there, plan.changed(known, wanted)))
 

@@ -29,6 +29,8 @@ SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to 
 MIN_SHARDS = 16  # that the default aims at,
 MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more than a MiB's reading
 
+ORIGINAL = "original"  # with keep_original, the field of a file's own bytes; None: `image` has them
+
 # Shards that lay in OUT when a packing was begun: name to time of change. They are of another
 # packing, which may have had other content under the same id; all others are of this one. (Being
 # younger than the journal would say less: clocks of two machines differ, and ticks are coarse.)

@@ -62,8 +62,8 @@ class Slot:
         with self._lock:
             start = -(-self.used // ALIGN) * ALIGN
             if start + nbytes > self.size:
-                # At least by half: columns come one by one, and each growth maps anew.
-                self._grow(max(start + nbytes, self.size * 3 // 2))
+                # By some more than needed: columns come one by one, and each growth maps anew.
+                self._grow(max(start + nbytes, self.size * 17 // 16))
             self.used = start + nbytes
             return start, self._views[-1][start : start + nbytes]
 

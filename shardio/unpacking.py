@@ -1,5 +1,8 @@
 """Shards back to files: each record's image to DIR/key, byte for byte what was packed.
 
+Not so images that packing changed, unless their originals were kept: JPEG tiles, which are counted,
+and resized ones.
+
 Records of several files (sources/grouped.py) become these again: `cls`, `json` and `npy` files hold
 the same values then, but may be written otherwise.
 
@@ -20,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from . import manifest, sequence
+from . import jpeg, manifest, sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
 from .imagetypes import ENDINGS, image_type
 from .manifest import Manifest
 from .parallel import Progress
+from .plan import ORIGINAL
 from .sample import KEY, Sample
 from .sequence import ShardSequence
 from .storage import local, local_path
@@ -42,6 +46,8 @@ class Unpacked:
     bytes: int = 0
     folders: int = 0  # of classes
     without: int = 0  # records whose field is None: there is no file to write
+    tiles: int = 0  # JPEGs that packing made tiles: pixels as they were, bytes not
+    resized: bool = False  # whether packing shrank larger images
 
 
 def unpack(
@@ -76,18 +82,22 @@ def unpack(
             _check_keys(dataset, _content_field(dataset.manifest))
     for dataset, into in datasets:
         files_of = _grouped if _is_grouped(dataset.manifest) else _one
+        changes = {} if _keeps_originals(dataset.manifest) else dataset.manifest.options
+        made_tiles = "jpeg_tiles" in changes
+        done.resized |= changes.get("resize") is not None
         tree = Tree(into, overwrite)
         try:
             for name in class_folders(dataset.manifest):
                 tree.folder(key_parts(os.fsencode(name), dataset.manifest.where))
                 done.folders += 1
             for sample in dataset:
-                files = list(files_of(dataset.manifest, sample))
+                files = list(files_of(dataset.manifest, _restored(dataset.manifest, sample)))
                 done.without += not files
                 for key, data in files:
                     tree.write(key_parts(key, dataset.manifest.where), data)
                     done.files += 1
                     done.bytes += len(data)
+                    done.tiles += made_tiles and jpeg.tiles(data) is not None
                 if progress is not None:
                     progress(done.bytes, total)
         finally:
@@ -184,6 +194,19 @@ def key_parts(key: bytes, where: str) -> list[bytes]:
     return parts
 
 
+def _keeps_originals(made: Manifest) -> bool:
+    return bool(made.options.get("keep_original"))
+
+
+def _restored(made: Manifest, sample: Sample) -> Sample:
+    """A sample with the image that was packed, where it was kept beside another."""
+    if _keeps_originals(made):
+        own = sample.pop(ORIGINAL, None)
+        if own is not None:
+            sample["image"] = own
+    return sample
+
+
 def _one(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
     """The file of a record: its path and its bytes."""
     content = _content_field(made)
@@ -206,7 +229,7 @@ def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
         if len(endings) > 1 and isinstance(value, bytes):
             kind = ENDINGS.get(image_type(value[:32]) or "", ())
             ending = next((one for one in endings if one in kind), ending)
-        if is_raw(made, name):
+        if _gives_raw(made, name):
             ending = "ppm"
         yield sample[KEY] + b"." + ending.encode(), _file(value)
 
@@ -226,7 +249,7 @@ def _file(value: Any) -> bytes:
 
 def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
     """What a file's name lacks: keys of other formats have no endings, and raw pixels another."""
-    if is_raw(made, content):
+    if _gives_raw(made, content):
         return raw_ending(key)
     # Of a packed dataset: the format that it was packed from.
     format = made.options.get("from", "record") if made.names is None else made.format
@@ -245,6 +268,10 @@ def is_raw(made: Manifest, name: str) -> bool:
     return name == "image" and made.options.get("encode") == "raw"
 
 
+def _gives_raw(made: Manifest, name: str) -> bool:
+    return is_raw(made, name) and not _keeps_originals(made)
+
+
 def raw_ending(key: bytes) -> bytes:
     """What the name of a file of raw pixels lacks. Added, not put in place of another ending:
     `a.jpg` and `a.png` may both be there."""
@@ -257,7 +284,7 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
     Keys of an image folder were names of files side by side: only those of a stream are read.
     """
     made = dataset.manifest
-    raw = is_raw(made, content)
+    raw = _gives_raw(made, content)
     if made.options.get("source") == "imagefolder" and not raw:
         return
     keys = dataset.keys()
@@ -289,8 +316,9 @@ def class_folders(made: Manifest) -> list[str]:
 
 def _content_field(made: Manifest) -> str:
     """The field that holds files: the one of kind image, else the one of kind bytes."""
+    kept = ORIGINAL if _keeps_originals(made) else None
     for wanted in ("image", "bytes"):
-        names = [name for name, kind in made.schema.fields if kind == wanted]
+        names = [name for name, kind in made.schema.fields if kind == wanted and name != kept]
         if len(names) == 1:
             return names[0]
     fields = ", ".join(f"{name} ({kind})" for name, kind in made.schema.fields)

@@ -1,296 +1,46 @@
-"""Loader processes: each of P makes every P-th batch, in memory that it shares with the trainer.
+"""The trainer's end of P loader processes, each of which makes every P-th batch (`serving`).
 
-How it works. A process has one socket to the trainer. Downwards go the passes (which epoch, from
-where), how many batches more are wanted, and which slots are free again; upwards, for each batch,
-its slot and a small pickle. A slot's descriptor is sent with its first batch. So there is no name,
-no lock and no file that could be left behind, and the end of either side closes the socket: a
-process whose trainer is gone leaves, at once; a trainer whose process is gone says which and how.
-
-The processes stay from pass to pass. As soon as one has made its last batch it goes on with the
-first ones of the pass that will most likely come next, so that a new epoch begins at once.
-
-`Here` does the same without processes: for workers=0.
+How it works. A process is told what to make by its socket, and sends batches that lie in slots of
+shared memory, each mapped here once. What the trainer lets go of is told with the next request. A
+process that is gone has closed its socket: the trainer says which and how. One more batch is asked
+for with each that is taken; and when all of a pass were asked for, those of the pass that will most
+likely come next.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import socket
-import sys
-import threading
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
-from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from .decoding import Work
-from .errors import OptionError, RowError, ShardioError, WorkerError
-from .making import Batch, Failure, Layout, Maker
+from . import engine
+from .errors import OptionError, RowError, WorkerError
 from .meter import Made
-from .options import Options
-from .order import key
-from .parcel import Parcel, unwrap, wrap
-from .slots import Bytes, Lock, Mapped, Slots
-from .stream import Consumers, Items, Stream
+from .parcel import Parcel, unwrap
+from .serving import Pass, Sent, as_socket, serve
+from .slots import Bytes, Lock, Mapped
+from .stream import Stream
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep. Each takes two descriptors here, and 1,024 are what a
 # process often may have; so batches that are kept beyond that are copied to memory without any.
 _KEPT = 100
-_OVER = "this pass was interrupted, or its loader closed: iterate anew"
-_SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
-
-
-class Pass(NamedTuple):
-    """What is to be read: the batches of one rank, from a place in an epoch to its end."""
-
-    options: Options
-    epoch: int
-    start: int  # units consumed before
-    rank: int
-    world_size: int
-    consumers: Consumers
-
-    def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
-        """What one worker makes its batches of."""
-        stream.options = self.options
-        share = self.options.share(
-            self.options.epoch(stream.counts, self.epoch),
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=worker,
-            num_workers=workers,
-            start=self.start,
-        )
-        return stream._read(share, self.consumers)
-
-
-class _Sent(NamedTuple):
-    """A batch, or the error instead of one, on its way to the trainer."""
-
-    number: int  # of the pass
-    slot: int = -1
-    size: int = 0  # bytes of the slot
-    used: int = 0  # bytes of it that the batch takes
-    fresh: bool = False  # its descriptor follows
-    parcel: Parcel | None = None
-    made: Made = Made()
-    error: bytes | None = None  # a pickled exception; None: it could not be
-    text: str = ""  # of the error: type, message, traceback
-    where: str = ""
-
-
-def _socket(connection: Connection) -> socket.socket:
-    """The connection as a socket, which can carry descriptors and be shut down.
-
-    Rejected: multiprocessing's send_handle. On macOS it waits for an acknowledgement, which the
-    thread that listens would read. None is needed: the maker keeps its own descriptor.
-    """
-    one = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-    one.setblocking(True)  # whatever socket.setdefaulttimeout says: it holds for the connection too
-    return one
-
-
-# --- the loader process ------------------------------------------------------------------------
-
-
-def _serve(
-    connection: Connection, stream: Stream, worker: int, workers: int, threads: int, seed: int
-) -> None:
-    """All that a loader process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    torch.set_num_threads(1)  # there is a process for each core
-    _Server(connection, stream, worker, workers, threads, seed).serve()
-
-
-class _Server:
-    def __init__(
-        self,
-        connection: Connection,
-        stream: Stream,
-        worker: int,
-        workers: int,
-        threads: int,
-        seed: int,
-    ) -> None:
-        self._connection = connection
-        self._socket = _socket(connection)
-        self._stream = stream
-        self._worker, self._workers, self._threads = worker, workers, threads
-        self._seed = seed
-        self._slots = Slots()
-        self._known: set[int] = set()  # slots whose descriptors the trainer has
-        self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
-        self._oldest = 0  # the first pass that is still wanted
-        self._making = -1  # the pass of the maker
-        self._maker: Maker | None = None
-        self._layout: Layout = {}
-
-    def serve(self) -> NoReturn:
-        threading.Thread(target=self._listen, name="shardio-listen", daemon=True).start()
-        while True:
-            self._make(*self._passes.get())
-
-    def _make(self, number: int, what: Pass) -> None:
-        """The batches of one pass."""
-        _seed(key(_SEED, self._seed, what.epoch, what.rank, self._worker))
-
-        def emit(batch: Batch | None, packed: Any) -> None:
-            self._emit(number, batch, packed)
-
-        def pack(batch: Batch, collated: Any) -> Parcel:
-            return wrap(collated, batch.slot)
-
-        try:
-            reads = what.reads(self._stream, self._worker, self._workers)
-        except Exception as error:
-            emit(None, Failure(error, ""))
-            return
-        maker = Maker(self._stream, reads, self._slots, pack, emit, self._layout)
-        with self._lock:
-            wanted = self._wanted.pop(number, 0)
-            if number < self._oldest:
-                return
-            self._maker, self._making = maker, number
-            maker.more(wanted + int(bool(self._wanted)))  # see _do
-        maker.run(self._threads)
-        self._layout = maker.layout
-        with self._lock:
-            self._maker = None
-
-    def _emit(self, number: int, batch: Batch | None, packed: Any) -> None:
-        if isinstance(packed, Failure):
-            self._send(_failed(number, packed, f"loader process {self._worker}"))
-            return
-        assert batch is not None
-        slot = batch.slot
-        slot.hand_over()
-        fresh = slot.number not in self._known
-        sent = _Sent(
-            number, slot.number, slot.size, slot.used, fresh, packed, _made(batch, self._worker)
-        )
-        self._known.add(slot.number)
-        self._send(sent, slot.fd if fresh else -1)
-
-    def _send(self, sent: _Sent, fd: int = -1) -> None:
-        try:
-            self._connection.send_bytes(pickle.dumps(sent))
-            if fd >= 0:
-                socket.send_fds(self._socket, [b"."], [fd])
-        except ConnectionError:  # the trainer is gone
-            _leave(0)
-        except BaseException:  # it would wait for ever for what was not sent
-            traceback.print_exc()
-            _leave(1)
-
-    def _listen(self) -> NoReturn:
-        """Do what the trainer says; leave when it is gone, whatever the other threads are at."""
-        code = 1
-        try:
-            while True:
-                try:
-                    message = self._connection.recv_bytes()
-                except (EOFError, OSError):
-                    code = 0
-                    break
-                self._do(*pickle.loads(message))
-        except BaseException:
-            traceback.print_exc()
-        _leave(code)
-
-    def _do(
-        self,
-        number: int,
-        what: Pass | None,
-        follows: bool,
-        wanted: int,
-        free: list[int],
-        gone: list[int],
-    ) -> None:
-        for slot in free:
-            self._slots.free(slot)
-        for slot in gone:
-            self._known.discard(slot)
-            self._slots.free(slot, keep=False)
-        with self._lock:
-            if what is not None:
-                if not follows:
-                    self._oldest = number
-                    self._wanted.clear()
-                if self._maker is not None:
-                    # All batches of a pass were asked for before the next one follows it; with one
-                    # more the maker sees that there is none.
-                    self._maker.more() if follows else self._maker.drop()
-                self._wanted[number] = wanted
-                self._passes.put((number, what))
-            elif self._maker is not None and number == self._making:
-                self._maker.more(wanted)
-            elif number in self._wanted:
-                self._wanted[number] += wanted
-
-
-def _leave(code: int) -> NoReturn:
-    """End this process, from any thread, whatever the others are at."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _made(batch: Batch, worker: int) -> Made:
-    seconds, record, name = batch.slowest
-    return Made(
-        rows=batch.rows,
-        read_s=batch.read_s,
-        decode_s=batch.decode_s,
-        transform_s=batch.transform_s,
-        collate_s=batch.collate_s,
-        maker=worker,
-        slowest_s=seconds,
-        slowest_record=record,
-        slowest_key=name,
-    )
-
-
-def _failed(number: int, failure: Failure, where: str) -> _Sent:
-    error = failure.error
-    text = "".join(traceback.format_exception(error)).rstrip()
-    pickled = None
-    with contextlib.suppress(Exception):
-        data = pickle.dumps(error)
-        if type(pickle.loads(data)) is type(error):
-            pickled = data
-    where = f"{failure.where}, in {where}" if failure.where else f"in {where}"
-    return _Sent(number, error=pickled, text=text, where=where)
-
-
-def _seed(seed: int) -> None:
-    """The generators that transforms of the user may draw from; each process draws its own."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed >> 1)
-
-
-# --- the trainer -------------------------------------------------------------------------------
+OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
 
 class _Process:
@@ -333,10 +83,10 @@ class _Process:
         with contextlib.suppress(OSError):  # it is gone: `receive` says so, after what it had sent
             self.connection.send_bytes(pickle.dumps((number, what, follows, wanted, free, gone)))
 
-    def receive(self) -> _Sent:
+    def receive(self) -> Sent:
         """What it sends next. Raises WorkerError when it is gone."""
         try:
-            sent: _Sent = pickle.loads(self.connection.recv_bytes())
+            sent: Sent = pickle.loads(self.connection.recv_bytes())
             fd = self._descriptor() if sent.fresh else -1
         except (EOFError, OSError) as error:
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
@@ -353,7 +103,7 @@ class _Process:
         return sent
 
     def _descriptor(self) -> int:
-        with _socket(self.connection) as one:
+        with as_socket(self.connection) as one:
             data, fds, _, _ = socket.recv_fds(one, 1, 1)
         if not data:
             raise EOFError
@@ -363,7 +113,7 @@ class _Process:
 
     def close(self) -> None:
         # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
-        with contextlib.suppress(OSError), _socket(self.connection) as one:
+        with contextlib.suppress(OSError), as_socket(self.connection) as one:
             one.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         for mapped in self.mapped.values():
@@ -448,7 +198,7 @@ class Processes:
             here, there = context.Pipe()
             _CONNECTIONS.add(here)
             process = context.Process(  # type: ignore[attr-defined]
-                target=_serve,
+                target=serve,
                 args=(there, stream, number, workers, threads, seed),
                 name=f"shardio-loader-{number}",
                 daemon=True,
@@ -503,7 +253,7 @@ class Processes:
     def take(self) -> Any:
         """The next batch of the pass. Raises what making it raised, WorkerError."""
         if self.closed or self._owner != os.getpid():
-            raise WorkerError(_OVER)
+            raise WorkerError(OVER)
         process = self._all[self._step % len(self._all)]
         start = perf_counter()
         with self._unbroken():
@@ -519,7 +269,7 @@ class Processes:
         self.made = sent.made._replace(wait_s=arrived - start, transport_s=perf_counter() - arrived)
         return batch
 
-    def _unpack(self, process: _Process, sent: _Sent, parcel: Parcel) -> Any:
+    def _unpack(self, process: _Process, sent: Sent, parcel: Parcel) -> Any:
         self._ask(process)
         slots = sum([len(one.mapped) for one in self._all])
         self.most = max(self.most, slots)
@@ -591,9 +341,12 @@ class Own:
             self._all.add(own)
         free = self._free
         view = own.view(lambda _: free.append(own))
-        # By this thread alone: 4.5 ms of CPU for 38 MB. torch's copy_ takes 9, as its threads spin
-        # where loader processes have the cores (benchmarks/transport.py).
-        np.copyto(view[:size], data)
+        # By this thread alone: 4 ms of CPU for 38 MB, by the core 2.5. torch's copy_ takes 9, as
+        # its threads spin where loader processes have the cores (benchmarks/transport.py).
+        if engine.core is not None:
+            engine.core.copy(view, data)
+        else:
+            np.copyto(view[:size], data)
         return view
 
     def close(self) -> None:
@@ -604,7 +357,7 @@ class Own:
         self._free.clear()
 
 
-def _raise(sent: _Sent) -> NoReturn:
+def _raise(sent: Sent) -> NoReturn:
     """The error of a row, as it was raised, with where that was as its cause."""
     if sent.error is None:
         raise WorkerError(f"{sent.where}: {sent.text}")
@@ -649,112 +402,3 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-class Here:
-    """The same in this process: with threads in the background, or, with none, in `take`."""
-
-    def __init__(self, stream: Stream, *, threads: int, prefetch: int) -> None:
-        self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
-        self._threads = threads
-        self._prefetch = prefetch
-        self._slots = Slots(private=True)
-        self._layout: Layout = {}
-        self._makers: list[Maker] = []  # at most one
-        self._thread: threading.Thread | None = None
-        self._queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
-        self.passes = 0
-        self.made: Made | None = None
-        self.pids: list[int] = []
-        self._owner = os.getpid()
-        self._closer = weakref.finalize(self, _end, self._makers, self._slots, self._owner)
-
-    @property
-    def closed(self) -> bool:
-        return not self._closer.alive
-
-    @property
-    def ring(self) -> int:
-        return self._prefetch + 2
-
-    @property
-    def bytes(self) -> int:
-        return self._slots.bytes
-
-    @property
-    def most(self) -> int:
-        return self._slots.most
-
-    def begin(self, what: Pass, steps: int) -> None:
-        self._stop()
-        self.passes += 1
-        queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
-        self._queue = queue
-        slots = self._slots
-
-        def emit(batch: Batch | None, packed: Any) -> None:
-            if batch is not None and not isinstance(packed, Failure):
-                batch.slot.hand_out(slots.free)
-            queue.put((batch, packed))
-
-        reads = what.reads(self._stream, 0, 1)
-        maker = Maker(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout)
-        self._makers.append(maker)
-        if self._threads:
-            maker.more(self._prefetch)
-            self._thread = threading.Thread(
-                target=maker.run, args=(self._threads,), name="shardio-0", daemon=True
-            )
-            self._thread.start()
-
-    def take(self) -> Any:
-        if not self._makers or self._owner != os.getpid():
-            raise WorkerError(_OVER)
-        maker = self._makers[0]
-        start = perf_counter()
-        maker.more()
-        if not self._threads:
-            work = Work()
-            while self._queue.empty():
-                if not maker.turn(work) and self._queue.empty():
-                    raise WorkerError(_OVER)
-        batch, packed = self._queue.get()
-        if isinstance(packed, Failure):
-            self._stop()
-            error = packed.error
-            if packed.where and not isinstance(error, ShardioError):
-                row = RowError(packed.where)
-                row.__cause__, row.__context__ = error.__cause__, error.__context__
-                row.__suppress_context__ = error.__suppress_context__
-                raise error from row
-            raise error
-        assert batch is not None
-        self.made = _made(batch, 0)._replace(wait_s=perf_counter() - start)
-        return packed
-
-    def ready(self) -> bool:
-        return not self._queue.empty()
-
-    def close(self) -> None:
-        self._stop()
-        self._closer()
-
-    def _stop(self) -> None:
-        if not self._makers:
-            return
-        maker = self._makers.pop()
-        maker.drop()
-        self._queue.put((None, Failure(WorkerError(_OVER), "")))  # a thread may wait in `take`
-        if self._thread is not None:
-            self._thread.join(_WAIT_S)
-            self._thread = None
-        else:
-            maker.finish()
-        self._layout = maker.layout
-
-
-def _end(makers: list[Maker], slots: Slots, owner: int) -> None:
-    if os.getpid() == owner:  # in a child that was forked, locks may be held for ever
-        for maker in makers:
-            maker.drop()
-    slots.close()

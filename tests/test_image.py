@@ -6,24 +6,28 @@ The suite passes on either engine; CI runs it on both. Where two roads must give
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import math
 import pickle
+import random
 import struct
 import subprocess
 import sys
 import tracemalloc
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, features
 
 from shardio import image as shardio_image
+from shardio import jpeg
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
 from shardio.image import (
     CenterCrop,
@@ -557,7 +561,7 @@ def test_tiny_images_are_cropped():
     "interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 )
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_random_crop_equals_the_naive_road(interpolation, mode):
+def test_random_crop_equals_the_naive_road(interpolation, mode, monkeypatch):
     data = encoded(scene(300, 200).convert(mode), "JPEG")
     crop = RandomResizedCrop((40, 56), flip=True, interpolation=interpolation)
     for draw in range(20):
@@ -566,8 +570,11 @@ def test_random_crop_equals_the_naive_road(interpolation, mode):
             (56, 40), Image.Resampling[interpolation.upper()], box=(left, top, left + w, top + h)
         )  # fmt: skip
         expected = np.asarray(naive)[:, ::-1] if flip else np.asarray(naive)
-        assert (crop(data, draw) == expected).all()
+        assert apart(crop(data, draw), expected) <= 1  # by the core, if it is there
         assert (crop(Image.open(io.BytesIO(data)), draw) == expected).all()
+        with monkeypatch.context() as patch:
+            patch.setattr("shardio.engine.core", None)
+            assert (crop(data, draw) == expected).all()
 
 
 def test_result_is_a_function_of_draw():
@@ -627,6 +634,7 @@ def test_center_crop_enlarges_a_small_image_until_it_covers():
 
 
 def test_fast_decodes_smaller_only_where_the_crop_is_twice_the_target(monkeypatch):
+    monkeypatch.setattr("shardio.engine.core", None)  # it never asks PIL
     calls = []
     plugin = type(Image.open(io.BytesIO(encoded(scene(), "JPEG"))))
     draft = plugin.draft
@@ -661,8 +669,11 @@ def test_draft_takes_the_factor_that_was_chosen():
         data = encoded(Image.new("L", (width, width)), "JPEG")
         for target in {1, width // 2, width // 4, width // 8} - {0}:
             image = Image.open(io.BytesIO(data))
-            box = shardio_image._draft(image, (0, 0, width, width), (target, target))
-            factor = next(f for f in (8, 4, 2, 1) if width / target >= f)
+            box = (0, 0, width, width)
+            factor = shardio_image._factor(box, (target, target))
+            assert factor == next(f for f in (8, 4, 2, 1) if width / target >= f)
+            box = shardio_image._reduced(box, image.size, factor)
+            shardio_image._draft(image, factor)
             assert image.size[0] == -(-width // factor)
             assert box == (0, 0, width / factor, width / factor)
             image.resize((target, target), box=box)
@@ -713,6 +724,225 @@ def test_transforms_have_a_telling_repr_and_compare():
 def test_what_is_no_image_is_named():
     with pytest.raises(DecodeError, match="expected encoded image bytes or a PIL image, found str"):
         CenterCrop(8)("photo.jpg")  # type: ignore[arg-type]
+
+
+# Tile JPEGs -----------------------------------------------------------------------------------
+
+KINDS = ("4:4:4", "4:2:2", "4:2:0", "grey")
+FILTERS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+
+
+@dataclass(frozen=True)
+class Boxed(Transform):
+    """Any box, so that fractions and ties of the filters are tried, too."""
+
+    box: tuple[float, float, float, float] = (0, 0, 1, 1)
+
+    def _box(self, width, height, draw):
+        a, b, c, d = self.box
+        return (a * width, b * height, c * width, d * height), bool(draw & 1)
+
+
+@functools.cache
+def pair(kind: str, width: int, height: int, orientation: int = 1) -> tuple[bytes, bytes]:
+    """A JPEG, and the same as tiles."""
+    image = scene(width, height)
+    noise = np.random.default_rng(7).integers(-50, 50, (height, width, 3))
+    image = Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
+    if kind == "grey":
+        plain = turned(orientation, image.convert("L"), "JPEG")
+    else:
+        plain = turned(orientation, image, "JPEG", subsampling=kind)
+    tiled = jpeg.rewrite(plain)
+    assert isinstance(tiled, bytes)
+    return plain, tiled
+
+
+@pytest.fixture
+def cuts(monkeypatch) -> list[tuple[int, int, int]]:
+    """Width, height and bytes of the cuts that are made. No picture is too small for tiles."""
+    try:
+        jpeg.rewriter()
+    except DependencyError:
+        pytest.skip("neither core nor jpegtran is here: tile JPEGs are NOT tested")
+    made = []
+    real = jpeg.Tiles.cut
+    monkeypatch.setattr("shardio.engine.core", None)
+    monkeypatch.setattr(shardio_image, "_MIN_TILED", 0)
+
+    def cut(self: jpeg.Tiles, box: tuple[int, int, int, int]) -> jpeg.Cut:
+        found = real(self, box)
+        made.append((found.width, found.height, len(found.data)))
+        return found
+
+    monkeypatch.setattr(jpeg.Tiles, "cut", cut)
+    return made
+
+
+NO_RESET = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@NO_RESET
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from([(399, 301), (256, 192), (190, 331)]),
+    st.sampled_from([1, 1, 1, 3, 5, 6, 8]),
+    st.sampled_from(FILTERS),
+    st.booleans(),
+    st.sampled_from([(24, 32), (64, 64), (97, 61), (224, 224)]),
+    st.integers(0, 2**64 - 1),
+)
+@example("4:4:4", (190, 331), 1, "bicubic", False, (224, 224), 1)  # has a tie
+def test_random_crops_of_tiles_are_those_of_the_whole(
+    cuts, kind, size, orientation, interpolation, fast, target, draw
+):
+    plain, tiled = pair(kind, *size, orientation)
+    crop = RandomResizedCrop(target, interpolation=interpolation, fast=fast, flip=True)
+    cuts.clear()
+    assert np.array_equal(crop(tiled, draw), crop(plain, draw))
+    assert len(cuts) == 1
+
+
+@NO_RESET
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from(FILTERS),
+    st.booleans(),
+    st.sampled_from([224, 97, 7, 30]),
+    st.tuples(*[st.floats(0, 1, width=16)] * 4),
+    st.integers(1, 3),
+)
+def test_any_box_of_tiles_is_that_of_the_whole(cuts, kind, interpolation, fast, side, at, draw):
+    plain, tiled = pair(kind, 399, 301)
+    left, right = sorted(at[:2])
+    top, bottom = sorted(at[2:])
+    box = left * 0.99, top * 0.99, min(1, right + 0.01), min(1, bottom + 0.01)
+    crop = Boxed(side, interpolation=interpolation, fast=fast, box=box)
+    assert np.array_equal(crop(tiled, draw), crop(plain, draw))
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ties_of_the_filters_fall_as_in_the_whole(cuts, kind, interpolation):
+    # 224 from 64 j: the centre of every 7th pixel lies between two of the source.
+    plain, tiled = pair(kind, 399, 301)
+    for left, top in ((1, 1), (35, 77), (100, 20), (211, 40), (274, 173)):
+        for wide, high in ((64, 128), (128, 64), (192, 128)):
+            if left + wide > 399 or top + high > 301:
+                continue
+            box = left / 399, top / 301, (left + wide) / 399, (top + high) / 301
+            crop = Boxed(224, interpolation=interpolation, box=box)
+            assert np.array_equal(crop(tiled), crop(plain))
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_central_crops_of_tiles_are_those_of_the_whole(cuts, kind, interpolation):
+    for orientation in (1, 6, 7):
+        plain, tiled = pair(kind, 399, 301, orientation)
+        for crop in (
+            CenterCrop(100, 120, interpolation=interpolation),
+            CenterCrop((37, 61), interpolation=interpolation),
+            CenterCrop((224, 500), interpolation=interpolation),
+            CenterCrop(20, 25, interpolation=interpolation, fast=True),
+        ):
+            assert np.array_equal(crop(tiled), crop(plain))
+
+
+def test_tiles_are_written_to_a_row_with_any_strides(cuts):
+    plain, tiled = pair("4:2:0", 399, 301)
+    crop = RandomResizedCrop(64)
+    row = np.zeros((3, 64, 64), np.uint8)
+    assert crop(memoryview(tiled), 5, row.transpose(1, 2, 0)).base is not None
+    assert np.array_equal(row.transpose(1, 2, 0), crop(plain, 5)) and cuts
+
+
+def test_only_the_tiles_of_the_crop_are_decoded(cuts):
+    _, tiled = pair("4:2:0", 399, 301)
+    Boxed(24, box=(0.45, 0.5, 0.55, 0.6))(tiled)
+    width, height, size = cuts[0]
+    assert (width, height) == (80, 48)  # one tile wide, three high
+    assert size < len(tiled) / 20
+
+
+def test_orientation_of_tiles_is_left_when_told(cuts):
+    plain, tiled = pair("4:2:0", 399, 301, 6)
+    crop = RandomResizedCrop(64, upright=False)
+    assert np.array_equal(crop(tiled, 9), crop(plain, 9)) and len(cuts) == 1
+
+
+def test_small_tile_jpegs_are_decoded_whole(cuts, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("shardio.engine.core", None)
+    monkeypatch.setattr(jpeg.Tiles, "cut", None)
+    plain, tiled = pair("4:2:0", 256, 192)
+    assert np.array_equal(RandomResizedCrop(64)(tiled, 3), RandomResizedCrop(64)(plain, 3))
+
+
+def error(call) -> str:
+    with pytest.raises(DecodeError) as found:
+        call()
+    return str(found.value)
+
+
+def test_errors_of_tile_jpegs_are_those_of_other_jpegs(cuts, monkeypatch):
+    _, tiled = pair("4:2:0", 399, 301)
+    crop = RandomResizedCrop(64, max_pixels=399 * 301 - 1, upright=False)
+    dht = tiled.index(b"\xff\xc4")
+    broken = tiled[: dht + 5] + b"\xff" * 16 + tiled[dht + 21 :]  # more codes than there can be
+    sof = tiled.index(b"\xff\xc0")
+    odd = tiled[: sof + 14] + b"\x31" + tiled[sof + 15 :]  # 2 : 3, which cannot be upsampled
+    for hostile in (broken, tiled[: len(tiled) // 2], odd):
+        with_tiles = error(lambda: RandomResizedCrop(64)(hostile, 3))  # noqa: B023
+        with monkeypatch.context() as patch:
+            patch.setattr(jpeg, "tiles", lambda *a, **options: None)
+            assert error(lambda: RandomResizedCrop(64)(hostile, 3)) == with_tiles  # noqa: B023
+    with_tiles = error(lambda: crop(tiled))
+    assert "399 x 301" in with_tiles
+    monkeypatch.setattr(jpeg, "tiles", lambda *a, **options: None)
+    assert error(lambda: crop(tiled)) == with_tiles
+
+
+def test_flipped_bytes_of_tile_jpegs_give_what_the_whole_gives(cuts, monkeypatch):
+    _, tiled = pair("4:2:0", 256, 192)
+    draw = random.Random(3)
+    crop = RandomResizedCrop(32)
+
+    def outcome(data: bytes, at: int):
+        try:
+            return crop(data, at).tobytes()
+        except DecodeError as found:
+            return str(found).partition(": ")[0]
+
+    equal = []
+    for at in range(300):
+        hostile = bytearray(tiled)
+        end = tiled.index(b"\xff\xda") + 14 if at % 2 else len(tiled)
+        hostile[draw.randrange(2, end)] ^= 1 << draw.randrange(8)
+        cuts.clear()
+        by_tiles, used = outcome(bytes(hostile), at), bool(cuts)
+        with monkeypatch.context() as patch:
+            patch.setattr(jpeg, "tiles", lambda *a, **options: None)
+            assert by_tiles == outcome(bytes(hostile), at)
+        equal.append(used and isinstance(by_tiles, bytes))
+    assert sum(equal) > 100
+
+
+def test_real_photographs_as_tiles_give_the_same_crops(cuts):
+    files = sorted(IMAGENET.glob("*/*"))[7::50]
+    if not files:
+        pytest.skip(f"{IMAGENET} is not here: real photographs are NOT tested")
+    for draw, file in enumerate(files):
+        plain = file.read_bytes()
+        tiled = jpeg.rewrite(plain)
+        assert isinstance(tiled, bytes)
+        for interpolation in FILTERS:
+            for fast in (False, True):
+                crop = RandomResizedCrop(96, interpolation=interpolation, fast=fast)
+                assert np.array_equal(crop(tiled, draw), crop(plain, draw))
+        assert np.array_equal(CenterCrop(224, 256)(tiled), CenterCrop(224, 256)(plain))
 
 
 # resize_short ---------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ formats.lmdb_foreign formats.parquet
 formats
 manifest
 order shard
-parallel image options selection
+parallel jpeg options selection
+image
 sources.base
 sources.imagefolder sources.tables plan
 sources.grouped sources.coco
@@ -37,7 +38,9 @@ packing collating tuning pixels
 stream slots
 mixing parcel
 resident making
+serving
 workers
+here
 loader
 writer cleaning dataset unpacking verifying
 targets.base
@@ -62,7 +65,8 @@ PACKING = {
 READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
     *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
-    *("measuring", "benching", "slots", "parcel", "making", "workers", "resident", "loader"),
+    *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
+    *("resident", "loader"),
 }
 
 DOORS = {  # what only these modules import
@@ -72,7 +76,7 @@ DOORS = {  # what only these modules import
     "PIL": {"image"},
     "torch": {
         *("stream", "collating", "device", "measuring"),
-        *("parcel", "making", "workers", "resident", "loader"),
+        *("parcel", "making", "serving", "workers", "resident", "loader"),
     },
     "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
     "matplotlib": {"plotting"},

@@ -2,10 +2,120 @@
 #ifndef SHARDIO_CORE_H
 #define SHARDIO_CORE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* records.c: the checksum of a record, as docs/format.md has it. */
 uint64_t core_checksum(const uint8_t *data, size_t size, uint64_t seed);
+
+/* records.c: memory of a batch to other memory that nobody is to read soon. */
+void core_copy(uint8_t *to, const uint8_t *from, size_t size);
+
+/* An open shard: where its records lie, and what their checksums are seeded with. */
+typedef struct {
+    int file;
+    const int64_t *offsets; /* records + 1 of them; not to be believed */
+    int64_t records;
+    uint64_t seed; /* of record 0 */
+} core_shard;
+
+typedef struct {
+    size_t start, size;
+} core_range;
+
+/* What a value of a head is; as letters, since Python names the kinds of fields by them. */
+enum { CORE_BYTES = 'k', CORE_INT = 'i', CORE_FLOAT = 'f', CORE_BOOL = 'b', CORE_STR = 's' };
+enum { CORE_NONE = 'n', CORE_BLOB = 'B' };
+
+typedef struct {
+    char kind;
+    char is_signed;      /* of an int */
+    uint64_t number;     /* an int, a float's bits, a bool; the bytes of a text */
+    const uint8_t *text; /* bytes, or UTF-8 */
+} core_value;
+
+/* The bytes of a record's head; -1 when the record is not whole: frame or checksum are wrong. */
+int64_t core_head(const uint8_t *record, size_t size, uint64_t seed);
+
+/* Where a record lies and its bytes; 0 when the offsets cannot be right. */
+int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size);
+
+/* Of each record, what follows `begin` in its one blob, `row` bytes, to `out`; how many were right
+ * before one was not. */
+int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t count,
+                    const uint8_t *begin, size_t begins, uint8_t *out, size_t row);
+
+/* Records, whole, one after the other to `out`, and where in it what follows each head lies; how
+ * many were right before one was not. */
+int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count, uint8_t *out,
+                  size_t room, core_range *blobs);
+
+/* The values of a record, one a field; 0 when they are not plainly what `kinds` say. */
+int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
+                core_value *values);
+
+/* jpeg.c: what the header of a JPEG says, up to its first scan. */
+typedef struct {
+    int sof;                         /* the marker of its frame: 0xC0 ... */
+    unsigned precision, components, width, height;
+    unsigned mcu_width, mcu_height;  /* pixels */
+    unsigned interval;               /* restart interval in MCUs, or 0 */
+    unsigned tables, wanted;         /* bits: tables defined, tables used by frame and scan */
+    bool whole;                      /* one sequential scan holds all components */
+    bool several, app1;              /* MPF: more images follow; APP1: EXIF or XMP */
+    unsigned orientation;            /* of EXIF, 1 to 8; 0: ask another */
+    size_t sof_at, scan;             /* where the frame's marker is, where the scan's data begin */
+} core_jpeg;
+
+bool core_jpeg_parse(const uint8_t *data, size_t size, core_jpeg *jpeg);
+
+/* NULL and a result to free(), or the reason why there is none: a literal, or `words`. */
+#define CORE_WORDS 256
+const char *core_rewrite(const uint8_t *data, size_t size, unsigned interval, uint64_t max_pixels,
+                         uint8_t **result, size_t *result_size, char words[CORE_WORDS]);
+
+/* A part of an image, resized: `width` x `height` RGB pixels to `out`, of any strides. */
+typedef struct {
+    float box[4]; /* left, top, right, bottom, in pixels as stored; as floats, as Pillow has them */
+    char filter;
+    int scale;    /* 1, or 2, 4, 8: decoded so many times smaller */
+    uint64_t max_pixels;
+    int width, height;
+    uint8_t *out;
+    ptrdiff_t down, right; /* bytes from a row, a pixel to the next */
+} core_part;
+
+/* False when it is not a whole, flawless JPEG of 8 bits, grey or of three colours: `out` is as it
+ * was then. */
+bool core_crop(const uint8_t *data, size_t size, const core_part *part);
+
+/* JPEGs of just width x height to `out`, one after the other; how many before one was not. */
+size_t core_decode_many(const uint8_t *const *data, const size_t *sizes, size_t count,
+                        unsigned width, unsigned height, uint8_t *out);
+
+/* resize.c: how one axis is resized. Pixel i of the new `size` is the sum of count[i] pixels, the
+ * first at first[i], by its `taps` weights, over 2**bits. */
+enum { CORE_BOX, CORE_BILINEAR, CORE_HAMMING, CORE_BICUBIC, CORE_LANCZOS };
+
+typedef struct {
+    int size, taps, bits;
+    int *first, *count;
+    int16_t *weights;
+    int16_t *fine; /* the same of 22 bits in two parts: of each four the high ones, then the low */
+} core_plan;
+
+/* The pixels begin ... end of `size`, as `result` ones; false: no memory. */
+bool core_plan_make(core_plan *plan, int size, float begin, float end, int result, char filter);
+void core_plan_free(core_plan *plan);
+
+/* Four rows of RGBX pixels, the first of them pixel `shift`, resized along the row: to RGB. Reads
+ * up to `taps` pixels beyond their end, writes one byte. */
+void core_across(const core_plan *plan, int shift, const uint8_t *const row[4],
+                 uint8_t *const out[4]);
+
+/* New row i of rows that begin with the first that it needs. Both have room for 31 bytes more. */
+void core_down(const core_plan *plan, int i, const uint8_t *rows, size_t stride, uint8_t *out,
+               size_t bytes);
 
 #endif

@@ -5,6 +5,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdlib.h>
 
 #include "core.h"
 
@@ -25,8 +26,362 @@ static PyObject *checksum(PyObject *Py_UNUSED(self), PyObject *args)
     return PyLong_FromUnsignedLongLong(found);
 }
 
+/* O& converter: an array of int64, one after the other. */
+static int int64_array(PyObject *given, void *out)
+{
+    Py_buffer *array = out;
+    if (given && PyObject_GetBuffer(given, array, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
+        return 0;
+    if (given && array->itemsize == 8 && array->ndim == 1 && array->format &&
+        (!strcmp(array->format, "l") || !strcmp(array->format, "q")))
+        return Py_CLEANUP_SUPPORTED;
+    PyBuffer_Release(array);
+    if (given)
+        PyErr_SetString(PyExc_TypeError, "expected an array of int64");
+    return !given; /* none is given when an argument after this one is wrong */
+}
+
+PyDoc_STRVAR(gather_doc,
+             "gather(file: int, offsets: int64 array, seed: int, records: int64 array,\n"
+             "       begin: bytes-like, out: writable bytes-like, /) -> int\n\n"
+             "Write what follows `begin` in the one blob of each record to `out`, one after the\n"
+             "other. How many records, from the first on, were right and had such a blob.");
+
+static PyObject *gather(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    core_shard shard;
+    Py_buffer offsets, records, begin, out;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "iO&KO&y*w*:gather", &shard.file, int64_array, &offsets, &seed,
+                          int64_array, &records, &begin, &out))
+        return NULL;
+    int64_t count = records.len / 8, done = 0;
+    shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
+    if (count && out.len && out.len % count == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        done = core_gather(&shard, records.buf, count, begin.buf, (size_t)begin.len, out.buf,
+                           (size_t)(out.len / count));
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&offsets), PyBuffer_Release(&records);
+    PyBuffer_Release(&begin), PyBuffer_Release(&out);
+    return PyLong_FromLongLong(done);
+}
+
+PyDoc_STRVAR(blobs_doc,
+             "blobs(file: int, offsets: int64 array, seed: int, records: int64 array, /) -> list\n\n"
+             "What follows the head of each record, as bytes; it ends before the first record that\n"
+             "is not right.");
+
+static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    core_shard shard;
+    Py_buffer offsets, records;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "iO&KO&:blobs", &shard.file, int64_array, &offsets, &seed,
+                          int64_array, &records))
+        return NULL;
+    int64_t count = records.len / 8, at, done = 0;
+    const int64_t *numbers = records.buf;
+    size_t room = 0, size;
+    shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
+    for (int64_t i = 0; i < count && core_place(&shard, numbers[i], &at, &size); i++)
+        room = size > SIZE_MAX / 2 - room ? SIZE_MAX / 2 : room + size;
+    uint8_t *data = malloc(room + 1);
+    core_range *ranges = malloc(((size_t)count + 1) * sizeof *ranges);
+    PyObject *found = NULL;
+    if (data && ranges) {
+        Py_BEGIN_ALLOW_THREADS
+        done = core_read(&shard, numbers, count, data, room, ranges);
+        Py_END_ALLOW_THREADS
+        found = PyList_New(done);
+    } else
+        PyErr_NoMemory();
+    for (int64_t i = 0; found && i < done; i++) {
+        const char *start = (const char *)data + ranges[i].start;
+        PyObject *blob = PyBytes_FromStringAndSize(start, (Py_ssize_t)ranges[i].size);
+        if (blob)
+            PyList_SET_ITEM(found, i, blob);
+        else
+            Py_CLEAR(found);
+    }
+    free(data), free(ranges);
+    PyBuffer_Release(&offsets), PyBuffer_Release(&records);
+    return found;
+}
+
+/* The object of a value; NULL, perhaps without an exception, when there is none. */
+static PyObject *object(const core_value *value)
+{
+    double number;
+    switch (value->kind) {
+    case CORE_BYTES: return PyBytes_FromStringAndSize((const char *)value->text, (Py_ssize_t)value->number);
+    case CORE_STR: return PyUnicode_DecodeUTF8((const char *)value->text, (Py_ssize_t)value->number, NULL);
+    case CORE_BOOL: return PyBool_FromLong((long)value->number);
+    case CORE_INT:
+        return value->is_signed ? PyLong_FromLongLong((int64_t)value->number)
+                                : PyLong_FromUnsignedLongLong(value->number);
+    case CORE_FLOAT:
+        memcpy(&number, &value->number, 8);
+        return PyFloat_FromDouble(number);
+    default: return Py_NewRef(Py_None);
+    }
+}
+
+PyDoc_STRVAR(samples_doc,
+             "samples(block: bytes-like, ends: int64 array, seed: int, names: tuple, kinds: bytes, /)\n"
+             "    -> list of dicts\n\n"
+             "The samples of adjacent records in a block; it ends before the first record that is not\n"
+             "right, or is for Python to decode. seed: with the number of the first record added.");
+
+static PyObject *samples(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer block, ends;
+    unsigned long long seed;
+    PyObject *names, *found = NULL;
+    const char *kinds;
+    Py_ssize_t fields;
+    if (!PyArg_ParseTuple(args, "y*O&KO!y#:samples", &block, int64_array, &ends, &seed,
+                          &PyTuple_Type, &names, &kinds, &fields))
+        return NULL;
+    int64_t count = ends.len / 8, begin = 0, whole = 0;
+    const int64_t *bounds = ends.buf;
+    const uint8_t *data = block.buf;
+    core_value *values = fields && fields == PyTuple_GET_SIZE(names)
+                             ? malloc((size_t)fields * sizeof *values) : NULL;
+    if (!values) {
+        PyErr_SetString(PyExc_ValueError, "expected as many kinds as names, and at least one");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t stop; whole < count; whole++, begin = stop) {
+        stop = bounds[whole];
+        if (stop < begin || stop > block.len ||
+            core_head(data + begin, (size_t)(stop - begin), seed + (uint64_t)whole) < 0)
+            break;
+    }
+    Py_END_ALLOW_THREADS
+    found = PyList_New(0);
+    begin = 0;
+    for (int64_t i = 0, stop; found && i < whole; i++, begin = stop) {
+        stop = bounds[i];
+        if (stop < begin || stop > block.len || /* anew: another thread may have written there */
+            !core_values(data + begin, (size_t)(stop - begin), kinds, (size_t)fields, values))
+            break;
+        PyObject *sample = PyDict_New();
+        for (Py_ssize_t f = 0; sample && f < fields; f++) {
+            PyObject *one = object(values + f);
+            if (!one || PyDict_SetItem(sample, PyTuple_GET_ITEM(names, f), one) < 0)
+                Py_CLEAR(sample);
+            Py_XDECREF(one);
+        }
+        if (!sample && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
+            PyErr_Clear(); /* Python's own path says what is wrong */
+            break;
+        }
+        if (!sample || PyList_Append(found, sample) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(sample);
+    }
+done:
+    free(values);
+    PyBuffer_Release(&block), PyBuffer_Release(&ends);
+    return found;
+}
+
+PyDoc_STRVAR(rewrite_doc,
+             "rewrite(data: bytes-like, interval: int, max_pixels: int = 2**28, /) -> bytes | str\n\n"
+             "The same JPEG, baseline, with a restart marker each `interval` MCUs and the best\n"
+             "Huffman tables; coefficients compared. A str says why there is none.");
+
+static PyObject *rewrite(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer data;
+    unsigned int interval;
+    unsigned long long max_pixels = 1ull << 28;
+    if (!PyArg_ParseTuple(args, "y*I|K:rewrite", &data, &interval, &max_pixels))
+        return NULL;
+    if (interval > 0xFFFF) { /* what DRI can say */
+        PyBuffer_Release(&data);
+        PyErr_SetString(PyExc_ValueError, "rewrite: interval is over 65535");
+        return NULL;
+    }
+    uint8_t *result;
+    size_t size;
+    char words[CORE_WORDS];
+    const char *reason;
+    Py_BEGIN_ALLOW_THREADS
+    reason = core_rewrite(data.buf, (size_t)data.len, interval, max_pixels, &result, &size, words);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    if (reason)
+        return PyUnicode_FromString(reason);
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)result, (Py_ssize_t)size);
+    free(result);
+    return bytes;
+}
+
+PyDoc_STRVAR(copy_doc,
+             "copy(to, data, /) -> None\n\nThe bytes of `data` to the beginning of `to`, which is "
+             "writable and no shorter.");
+
+static PyObject *copy(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer to, data;
+    if (!PyArg_ParseTuple(args, "w*y*:copy", &to, &data))
+        return NULL;
+    int fits = data.len <= to.len;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        core_copy(to.buf, data.buf, (size_t)data.len);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&to);
+    PyBuffer_Release(&data);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError, "copy: `to` is shorter than the data");
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(header_doc,
+             "header(data: bytes-like, /) -> (width, height, orientation) | None\n\n"
+             "Of a JPEG, as stored; orientation is EXIF's, or 0 where PIL should be asked.");
+
+static PyObject *header(PyObject *Py_UNUSED(self), PyObject *object)
+{
+    Py_buffer data;
+    if (PyObject_GetBuffer(object, &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    core_jpeg jpeg; /* a microsecond: not worth to release the GIL */
+    bool found = core_jpeg_parse(data.buf, (size_t)data.len, &jpeg);
+    PyBuffer_Release(&data);
+    if (!found)
+        Py_RETURN_NONE;
+    return Py_BuildValue("III", jpeg.width, jpeg.height, jpeg.orientation);
+}
+
+PyDoc_STRVAR(crop_doc,
+             "crop(data: bytes-like, box: 4 floats, out: (H, W, 3) uint8, interpolation: str,\n"
+             "     scale: int, max_pixels: int, /) -> bool\n\n"
+             "A part of a JPEG, resized to out, which may have any strides but in the last axis.\n"
+             "scale: 1, or 2, 4, 8 to decode it so many times smaller, where the box then lies.\n"
+             "False, and out as it was, when it is not a flawless JPEG that libjpeg makes RGB.");
+
+static int filter_named(PyObject *object, void *filter)
+{
+    static const struct {
+        const char *name;
+        char filter;
+    } filters[] = {{"bilinear", CORE_BILINEAR}, {"bicubic", CORE_BICUBIC}, {"box", CORE_BOX},
+                   {"lanczos", CORE_LANCZOS},   {"hamming", CORE_HAMMING}};
+    for (size_t i = 0; PyUnicode_Check(object) && i < sizeof filters / sizeof *filters; i++)
+        if (!PyUnicode_CompareWithASCIIString(object, filters[i].name)) {
+            *(char *)filter = filters[i].filter;
+            return 1;
+        }
+    PyErr_Format(PyExc_ValueError, "crop: no interpolation %R", object);
+    return 0;
+}
+
+static PyObject *crop(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer data, out;
+    core_part part = {0};
+    PyObject *object;
+    unsigned long long max_pixels;
+    if (!PyArg_ParseTuple(args, "y*(ffff)OO&iK:crop", &data, &part.box[0], &part.box[1],
+                          &part.box[2], &part.box[3], &object, filter_named, &part.filter,
+                          &part.scale, &max_pixels))
+        return NULL;
+    part.max_pixels = max_pixels;
+    if (PyObject_GetBuffer(object, &out, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&data);
+        return NULL;
+    }
+    bool fits = out.ndim == 3 && out.itemsize == 1 && out.shape[2] == 3 && out.strides[2] == 1;
+    for (int i = 0; fits && i < 2; i++)
+        fits = out.shape[i] >= 1 && out.shape[i] <= 1 << 15;
+    bool done = false;
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "crop: out is not (H, W, 3) uint8 with pixels as wholes");
+    else if (part.scale != 1 && part.scale != 2 && part.scale != 4 && part.scale != 8)
+        PyErr_SetString(PyExc_ValueError, "crop: scale is none of 1, 2, 4, 8");
+    else {
+        part.out = out.buf;
+        part.height = (int)out.shape[0];
+        part.width = (int)out.shape[1];
+        part.down = out.strides[0];
+        part.right = out.strides[1];
+        Py_BEGIN_ALLOW_THREADS
+        done = core_crop(data.buf, (size_t)data.len, &part);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&data);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
+}
+
+PyDoc_STRVAR(decode_many_doc,
+             "decode_many(blobs: sequence of bytes-like, out: (N, H, W, 3) uint8, /) -> int\n\n"
+             "JPEGs of just W x H to the first rows of out; how many before one was not flawless.");
+
+static PyObject *decode_many(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *sequence, *object, *found = NULL;
+    Py_buffer out;
+    if (!PyArg_ParseTuple(args, "OO:decode_many", &sequence, &object))
+        return NULL;
+    if (PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE) < 0)
+        return NULL;
+    PyObject *blobs = PySequence_Tuple(sequence); /* ours: no other thread can change it */
+    Py_ssize_t count = blobs ? PyTuple_GET_SIZE(blobs) : 0, held = 0;
+    Py_buffer *buffers = PyMem_New(Py_buffer, count + 1);
+    const uint8_t **data = PyMem_New(const uint8_t *, count + 1);
+    size_t *sizes = PyMem_New(size_t, count + 1);
+    if (!blobs)
+        goto end;
+    if (!buffers || !data || !sizes) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    if (out.ndim != 4 || out.itemsize != 1 || out.shape[3] != 3 || out.shape[0] < count ||
+        out.shape[1] < 1 || out.shape[1] > 65535 || out.shape[2] < 1 || out.shape[2] > 65535) {
+        PyErr_SetString(PyExc_ValueError, "decode_many: out is not (N, H, W, 3) uint8 for all");
+        goto end;
+    }
+    for (; held < count; held++) {
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(blobs, held), buffers + held, PyBUF_SIMPLE) < 0)
+            goto end;
+        data[held] = buffers[held].buf;
+        sizes[held] = (size_t)buffers[held].len;
+    }
+    size_t done;
+    Py_BEGIN_ALLOW_THREADS
+    done = core_decode_many(data, sizes, (size_t)count, (unsigned)out.shape[2],
+                            (unsigned)out.shape[1], out.buf);
+    Py_END_ALLOW_THREADS
+    found = PyLong_FromSize_t(done);
+end:
+    while (held--)
+        PyBuffer_Release(buffers + held);
+    PyMem_Free(buffers);
+    PyMem_Free(data);
+    PyMem_Free(sizes);
+    Py_XDECREF(blobs);
+    PyBuffer_Release(&out);
+    return found;
+}
+
 static PyMethodDef methods[] = {
+    {"header", header, METH_O, header_doc},
+    {"crop", crop, METH_VARARGS, crop_doc},
+    {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
+    {"copy", copy, METH_VARARGS, copy_doc},
+    {"rewrite", rewrite, METH_VARARGS, rewrite_doc},
     {"checksum", checksum, METH_VARARGS, checksum_doc},
+    {"gather", gather, METH_VARARGS, gather_doc},
+    {"blobs", blobs, METH_VARARGS, blobs_doc},
+    {"samples", samples, METH_VARARGS, samples_doc},
     {NULL, NULL, 0, NULL},
 };
 

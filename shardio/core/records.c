@@ -1,10 +1,225 @@
-/* Checksums of records, and copying what they hold. */
+/* Records of record shards: their checksums, their heads, and copying what they hold.
+ *
+ * docs/format.md has the bytes. What is not as it should be is left to Python, which finds the words.
+ */
+#define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64
 #include "core.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+/* xxHash 0.8.4, of https://github.com/Cyan4973/xxHash: not shardio's; its licence, BSD 2-clause, is
+ * at its top. */
 #define XXH_INLINE_ALL
 #include "xxhash.h"
+
+#define FRAME 16           /* checksum 8 | length 4 | length of the head 4 */
+#define MAX_HEAD (1 << 20) /* as in sample.py */
 
 uint64_t core_checksum(const uint8_t *data, size_t size, uint64_t seed)
 {
     return XXH3_64bits_withSeed(data, size, seed);
+}
+
+void core_copy(uint8_t *to, const uint8_t *from, size_t size)
+{
+#ifdef __SSE2__
+    /* Past the caches, which have no room for it: what is written need not be read first. 2.5 ms
+     * for 38 MB, where memcpy takes 4. */
+    if (size >= 16 << 20 && (uintptr_t)to % 16 == 0) {
+        for (; size >= 64; to += 64, from += 64, size -= 64)
+            for (int i = 0; i < 4; i++)
+                _mm_stream_si128((__m128i *)to + i, _mm_loadu_si128((const __m128i *)from + i));
+        _mm_sfence();
+    }
+#endif
+    memcpy(to, from, size);
+}
+
+static uint64_t big(const uint8_t *at, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static uint64_t little(const uint8_t *at, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = bytes; i--;)
+        value = value << 8 | at[i];
+    return value;
+}
+
+int64_t core_head(const uint8_t *record, size_t size, uint64_t seed)
+{
+    if (size < FRAME)
+        return -1;
+    uint64_t length = little(record + 8, 4), head = little(record + 12, 4);
+    if (length != size - FRAME || head > length || head > MAX_HEAD ||
+        core_checksum(record + 8, size - 8, seed) != little(record, 8))
+        return -1;
+    return (int64_t)head;
+}
+
+/* Whether all `size` bytes at byte `at` of the file could be read. */
+static int read_all(int file, uint8_t *to, size_t size, int64_t at)
+{
+    while (size) {
+        ssize_t got = pread(file, to, size, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return 0;
+        to += got, at += got, size -= (size_t)got;
+    }
+    return 1;
+}
+
+int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size)
+{
+    if (record < 0 || record >= shard->records)
+        return 0;
+    int64_t start = shard->offsets[record], stop = shard->offsets[record + 1];
+    if (start < 0 || stop < start || stop - start > FRAME + (int64_t)UINT32_MAX)
+        return 0;
+    *at = start, *size = (size_t)(stop - start);
+    return 1;
+}
+
+int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t count,
+                    const uint8_t *begin, size_t begins, uint8_t *out, size_t row)
+{
+    /* Each record is read to one small place, which stays in the CPU's cache: 1.3 us for 3 KB, and
+     * 1.2 for blocks that are read at once, which take 20 MB of memory. */
+    size_t blob = begins + row, room = 0, size;
+    int64_t at, done = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (core_place(shard, records[i], &at, &size) && size > room)
+            room = size;
+    if (room > FRAME + MAX_HEAD + blob)
+        room = FRAME + MAX_HEAD + blob;
+    uint8_t *record = malloc(room + 1);
+    for (; record && done < count; done++) {
+        int64_t number = records[done];
+        if (!core_place(shard, number, &at, &size) || size > room ||
+            !read_all(shard->file, record, size, at))
+            break;
+        int64_t head = core_head(record, size, shard->seed + (uint64_t)number);
+        if (head < 0 || size - FRAME - (size_t)head != blob ||
+            memcmp(record + FRAME + head, begin, begins))
+            break;
+        memcpy(out + (size_t)done * row, record + size - row, row);
+    }
+    free(record);
+    return done;
+}
+
+int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count, uint8_t *out,
+                  size_t room, core_range *blobs)
+{
+    size_t used = 0, size;
+    int64_t at, done = 0;
+    for (; done < count; done++) {
+        int64_t number = records[done];
+        if (!core_place(shard, number, &at, &size) || size > room - used ||
+            !read_all(shard->file, out + used, size, at))
+            break;
+        int64_t head = core_head(out + used, size, shard->seed + (uint64_t)number);
+        if (head < 0)
+            break;
+        blobs[done].start = used + FRAME + (size_t)head;
+        blobs[done].size = size - FRAME - (size_t)head;
+        used += size;
+    }
+    return done;
+}
+
+/* One value of a head, and how many bytes it takes: 0 when it is none of those that are known. */
+static size_t value(const uint8_t *at, size_t left, core_value *out)
+{
+    uint8_t tag = left ? at[0] : 0xc1; /* which msgpack never uses */
+    size_t size = 0, lengths = 0;      /* bytes of a number; of the length of a text */
+    out->kind = CORE_INT;
+    if (tag <= 0x7f || tag >= 0xe0) {
+        out->number = (uint64_t)(int64_t)(int8_t)tag, out->is_signed = 1;
+        return 1;
+    }
+    if (tag >= 0xcc && tag <= 0xd3) {
+        size = (size_t)1 << ((tag - 0xcc) & 3);
+        if (left < 1 + size)
+            return 0;
+        out->number = big(at + 1, (int)size), out->is_signed = tag >= 0xd0;
+        if (out->is_signed && size < 8 && out->number >> (8 * size - 1))
+            out->number |= ~(uint64_t)0 << 8 * size;
+        return 1 + size;
+    }
+    switch (tag) {
+    case 0xc0: out->kind = CORE_NONE; return 1;
+    case 0xc2:
+    case 0xc3: out->kind = CORE_BOOL, out->number = tag & 1; return 1;
+    case 0xcb:
+        if (left < 9)
+            return 0;
+        out->kind = CORE_FLOAT, out->number = big(at + 1, 8);
+        return 9;
+    case 0xc4: case 0xc5: case 0xc6: out->kind = CORE_BYTES, lengths = (size_t)1 << (tag - 0xc4); break;
+    case 0xd9: case 0xda: case 0xdb: out->kind = CORE_STR, lengths = (size_t)1 << (tag - 0xd9); break;
+    default:
+        if (tag < 0xa0 || tag > 0xbf)
+            return 0;
+        out->kind = CORE_STR, size = tag & 31;
+    }
+    if (left < 1 + lengths)
+        return 0;
+    if (lengths)
+        size = big(at + 1, (int)lengths);
+    if (size > left - 1 - lengths)
+        return 0;
+    out->text = at + 1 + lengths, out->number = size;
+    return 1 + lengths + size;
+}
+
+int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
+                core_value *values)
+{
+    if (size < FRAME)
+        return 0;
+    size_t head = little(record + 12, 4), tags = 1;
+    const uint8_t *at = record + FRAME;
+    if (head > size - FRAME || head < 1)
+        return 0;
+    const uint8_t *blobs = at + head, *end = record + size;
+    if (at[0] >= 0x90 && at[0] <= 0x9f ? (at[0] & 15u) != fields
+                                       : head < 3 || at[0] != 0xdc || big(at + 1, 2) != fields)
+        return 0;
+    if (at[0] == 0xdc)
+        tags = 3;
+    at += tags;
+    for (size_t i = 0; i < fields; i++) {
+        core_value *found = values + i;
+        size_t taken = value(at, (size_t)(blobs - at), found);
+        char kind = kinds[i] == CORE_BLOB ? CORE_INT : kinds[i];
+        if (!taken || (found->kind != kind && (found->kind != CORE_NONE || i == 0)))
+            return 0;
+        at += taken;
+    }
+    if (at != blobs)
+        return 0;
+    for (size_t i = 0; i < fields; i++) {
+        if (kinds[i] != CORE_BLOB || values[i].kind == CORE_NONE)
+            continue;
+        if (values[i].number > (uint64_t)(end - blobs))
+            return 0;
+        values[i].kind = CORE_BYTES, values[i].text = blobs;
+        blobs += values[i].number;
+    }
+    return blobs == end;
 }

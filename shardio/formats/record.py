@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import xxhash
 
+from .. import engine
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..sample import (
     MAX_BODY,
@@ -66,6 +67,9 @@ _SEALED = _TRAILER.size - 16  # bytes of the trailer that its checksum covers
 _APART = 16 << 10
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 _BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
+
+# Kinds of fields whose values the core makes; it knows them by these letters.
+_LETTERS = dict(key="k", int="i", float="f", bool="b", str="s", image="B", bytes="B")
 
 
 def _seed(dataset_id: bytes, number: int) -> int:
@@ -212,6 +216,8 @@ class RecordShard:
         A format that keeps records elsewhere has no byte between header and index.
         """
         self.schema, self.dataset_id, self.number, start = _read_header(file)
+        letters = [_LETTERS.get(kind, "") for _, kind in self.schema.fields]
+        self._letters = "".join(letters).encode() if all(letters) else b""
         trailer = _read_trailer(file)
         (
             index_offset,
@@ -302,24 +308,31 @@ class RecordShard:
 
     def gather(
         self,
-        records: Sequence[int],
+        records: Column,
         held: Sequence[bytes | None] | None,
         begin: bytes,
         out: memoryview,
     ) -> bool:
         """Write what follows `begin` in the blob of each record to `out`, one after the other.
 
-        held: of each record what `hold` gave, or None; None: read them all. Each has one blob, of
-        as many bytes as `begin` and its share of `out`; where one has another, False, and `out`
-        may be half written. Checked as `decode` does it. Raises DamageError.
+        records: (n,) int64. held: of each what `hold` gave, or None; None: read them all. Each has
+        one blob, of as many bytes as `begin` and its share of `out`; where one has another, False,
+        and `out` may be half written. Checked as `decode` does it. Raises DamageError.
 
         One loop over all steps: lists of pieces between them would leave the CPU's cache, which
-        costs 0.5 us a record of 3 KB.
+        costs 0.5 us a record of 3 KB. The core reads, too; what it stops at is gone over again.
         """
         size = len(out) // len(records)
-        blob, at = len(begin) + size, 0
+        done = 0
+        if engine.core is not None and held is None and self._descriptor >= 0:
+            done = engine.core.gather(
+                self._descriptor, self._offsets, self._seed, records, begin, out
+            )
+            if done == len(records):
+                return True
+        blob, at = len(begin) + size, done * size
         seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
-        for record, data in zip(records, held or repeat(None), strict=False):
+        for record, data in zip(records[done:].tolist(), held or repeat(None), strict=False):
             if data is None:
                 data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
             expected, length, head = frame(data)
@@ -335,6 +348,35 @@ class RecordShard:
             out[at : at + size] = view[-size:]
             at += size
         return True
+
+    def blobs(
+        self, records: Column, held: Sequence[bytes | None] | None = None
+    ) -> list[bytes] | None:
+        """What follows the head of each record, its one blob; records and held as in `gather`.
+
+        Checked; None when a record is not right, which `decode` has the words for.
+        """
+        found: list[bytes] = []
+        if engine.core is not None and held is None and self._descriptor >= 0:
+            found = engine.core.blobs(self._descriptor, self._offsets, self._seed, records)
+            return found if len(found) == len(records) else None
+        seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
+        for record, data in zip(records.tolist(), held or repeat(None), strict=False):
+            if data is None:
+                data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
+            expected, length, head = frame(data)
+            if (
+                checksum(memoryview(data)[8:], seed + record) != expected
+                or not head <= length == len(data) - 16
+            ):
+                return None
+            found.append(data[16 + head :])
+        return found
+
+    @property
+    def _descriptor(self) -> int:
+        """The file's, for the core to read by; -1 where it is none of this machine's."""
+        return getattr(self._file, "_descriptor", -1)
 
     def scan(self, start: int, stop: int) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns
@@ -354,12 +396,23 @@ class RecordShard:
             if self.sizes[start] > _BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
                 yield (self.read(start),)
             else:
-                block = self._block(start, upto)
-                bounds = self.sizes[start:upto].cumsum().tolist()
-                yield self.schema.decode_run(
-                    block, bounds, self._seed + start, _FRAME.unpack_from, _checksum, self._wrong
-                )
+                yield from self._decoded(start, upto)
             start = upto
+
+    def _decoded(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
+        """Adjacent records [start, stop), of one read."""
+        block, seed = self._block(start, stop), self._seed + start
+        ends = self.sizes[start:stop].cumsum()
+        if engine.core is not None and self._letters:
+            made = engine.core.samples(block, ends, seed, self.schema.names, self._letters)
+            yield made
+            if len(made) == len(ends):
+                return
+            begin = int(ends[len(made) - 1]) if made else 0  # the next one is for Python
+            block, ends, seed = block[begin:], ends[len(made) :] - begin, seed + len(made)
+        yield self.schema.decode_run(
+            block, ends.tolist(), seed, _FRAME.unpack_from, _checksum, self._wrong
+        )
 
     def _block(self, start: int, stop: int) -> bytes:
         """The bytes of records [start, stop), joined."""

@@ -1,0 +1,134 @@
+"""Batches made in the trainer's process: by threads in the background, or, with none, in `take`.
+
+The same face as `workers.Processes`, for workers=0.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import weakref
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from .decoding import Work
+from .errors import RowError, ShardioError, WorkerError
+from .making import Batch, Failure, Layout, Maker
+from .meter import Made
+from .serving import Pass
+from .slots import Slots
+from .stream import Stream
+from .workers import OVER
+
+_WAIT_S = 5.0  # for a thread that was told to end
+
+
+class Here:
+    """`begin` a pass, then `take` its batches, in order."""
+
+    def __init__(self, stream: Stream, *, threads: int, prefetch: int) -> None:
+        self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
+        self._threads = threads
+        self._prefetch = prefetch
+        self._slots = Slots(private=True)
+        self._layout: Layout = {}
+        self._makers: list[Maker] = []  # at most one
+        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
+        self.passes = 0
+        self.made: Made | None = None
+        self.pids: list[int] = []
+        self._owner = os.getpid()
+        self._closer = weakref.finalize(self, _end, self._makers, self._slots, self._owner)
+
+    @property
+    def closed(self) -> bool:
+        return not self._closer.alive
+
+    @property
+    def ring(self) -> int:
+        return self._prefetch + 2
+
+    @property
+    def bytes(self) -> int:
+        return self._slots.bytes
+
+    @property
+    def most(self) -> int:
+        return self._slots.most
+
+    def begin(self, what: Pass, steps: int) -> None:
+        self._stop()
+        self.passes += 1
+        queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
+        self._queue = queue
+        slots = self._slots
+
+        def emit(batch: Batch | None, packed: Any) -> None:
+            if batch is not None and not isinstance(packed, Failure):
+                batch.slot.hand_out(slots.free)
+            queue.put((batch, packed))
+
+        reads = what.reads(self._stream, 0, 1)
+        maker = Maker(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout)
+        self._makers.append(maker)
+        if self._threads:
+            maker.more(self._prefetch)
+            self._thread = threading.Thread(
+                target=maker.run, args=(self._threads,), name="shardio-0", daemon=True
+            )
+            self._thread.start()
+
+    def take(self) -> Any:
+        if not self._makers or self._owner != os.getpid():
+            raise WorkerError(OVER)
+        maker = self._makers[0]
+        start = perf_counter()
+        maker.more()
+        if not self._threads:
+            work = Work()
+            while self._queue.empty():
+                if not maker.turn(work) and self._queue.empty():
+                    raise WorkerError(OVER)
+        batch, packed = self._queue.get()
+        if isinstance(packed, Failure):
+            self._stop()
+            error = packed.error
+            if packed.where and not isinstance(error, ShardioError):
+                row = RowError(packed.where)
+                row.__cause__, row.__context__ = error.__cause__, error.__context__
+                row.__suppress_context__ = error.__suppress_context__
+                raise error from row
+            raise error
+        assert batch is not None
+        self.made = batch.made(0)._replace(wait_s=perf_counter() - start)
+        return packed
+
+    def ready(self) -> bool:
+        return not self._queue.empty()
+
+    def close(self) -> None:
+        self._stop()
+        self._closer()
+
+    def _stop(self) -> None:
+        if not self._makers:
+            return
+        maker = self._makers.pop()
+        maker.drop()
+        self._queue.put((None, Failure(WorkerError(OVER), "")))  # a thread may wait in `take`
+        if self._thread is not None:
+            self._thread.join(_WAIT_S)
+            self._thread = None
+        else:
+            maker.finish()
+        self._layout = maker.layout
+
+
+def _end(makers: list[Maker], slots: Slots, owner: int) -> None:
+    if os.getpid() == owner:  # in a child that was forked, locks may be held for ever
+        for maker in makers:
+            maker.drop()
+    slots.close()

@@ -1,0 +1,256 @@
+"""A loader process: makes every P-th batch of a pass, in memory that it shares with the trainer.
+
+How it works. It has one socket to the trainer. Downwards go the passes (which epoch, from where),
+how many batches more are wanted, and which slots are free again; upwards, for each batch, its slot
+and a small pickle. A slot's descriptor is sent with its first batch. So there is no name, no lock
+and no file that could be left behind, and the end of either side closes the socket: a process whose
+trainer is gone leaves, at once.
+
+It stays from pass to pass. As soon as it has made its last batch it goes on with the first ones of
+the pass that will most likely come next, so that a new epoch begins at once. `workers` is the
+trainer's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from .making import Batch, Failure, Layout, Maker
+from .meter import Made
+from .options import Options
+from .order import key
+from .parcel import Parcel, wrap
+from .slots import Slots
+from .stream import Consumers, Items, Stream
+
+_SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
+
+
+class Pass(NamedTuple):
+    """What is to be read: the batches of one rank, from a place in an epoch to its end."""
+
+    options: Options
+    epoch: int
+    start: int  # units consumed before
+    rank: int
+    world_size: int
+    consumers: Consumers
+
+    def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
+        """What one worker makes its batches of."""
+        stream.options = self.options
+        share = self.options.share(
+            self.options.epoch(stream.counts, self.epoch),
+            rank=self.rank,
+            world_size=self.world_size,
+            worker=worker,
+            num_workers=workers,
+            start=self.start,
+        )
+        return stream._read(share, self.consumers)
+
+
+class Sent(NamedTuple):
+    """A batch, or the error instead of one, on its way to the trainer."""
+
+    number: int  # of the pass
+    slot: int = -1
+    size: int = 0  # bytes of the slot
+    used: int = 0  # bytes of it that the batch takes
+    fresh: bool = False  # its descriptor follows
+    parcel: Parcel | None = None
+    made: Made = Made()
+    error: bytes | None = None  # a pickled exception; None: it could not be
+    text: str = ""  # of the error: type, message, traceback
+    where: str = ""
+
+
+def as_socket(connection: Connection) -> socket.socket:
+    """The connection as a socket, which can carry descriptors and be shut down.
+
+    Rejected: multiprocessing's send_handle. On macOS it waits for an acknowledgement, which the
+    thread that listens would read. None is needed: the maker keeps its own descriptor.
+    """
+    one = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+    one.setblocking(True)  # whatever socket.setdefaulttimeout says: it holds for the connection too
+    return one
+
+
+def serve(
+    connection: Connection, stream: Stream, worker: int, workers: int, threads: int, seed: int
+) -> None:
+    """All that a loader process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    torch.set_num_threads(1)  # there is a process for each core
+    _Server(connection, stream, worker, workers, threads, seed).serve()
+
+
+class _Server:
+    def __init__(
+        self,
+        connection: Connection,
+        stream: Stream,
+        worker: int,
+        workers: int,
+        threads: int,
+        seed: int,
+    ) -> None:
+        self._connection = connection
+        self._socket = as_socket(connection)
+        self._stream = stream
+        self._worker, self._workers, self._threads = worker, workers, threads
+        self._seed = seed
+        self._slots = Slots()
+        self._known: set[int] = set()  # slots whose descriptors the trainer has
+        self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
+        self._oldest = 0  # the first pass that is still wanted
+        self._making = -1  # the pass of the maker
+        self._maker: Maker | None = None
+        self._layout: Layout = {}
+
+    def serve(self) -> NoReturn:
+        threading.Thread(target=self._listen, name="shardio-listen", daemon=True).start()
+        while True:
+            self._make(*self._passes.get())
+
+    def _make(self, number: int, what: Pass) -> None:
+        """The batches of one pass."""
+        _seed(key(_SEED, self._seed, what.epoch, what.rank, self._worker))
+
+        def emit(batch: Batch | None, packed: Any) -> None:
+            self._emit(number, batch, packed)
+
+        def pack(batch: Batch, collated: Any) -> Parcel:
+            return wrap(collated, batch.slot)
+
+        try:
+            reads = what.reads(self._stream, self._worker, self._workers)
+        except Exception as error:
+            emit(None, Failure(error, ""))
+            return
+        maker = Maker(self._stream, reads, self._slots, pack, emit, self._layout)
+        with self._lock:
+            wanted = self._wanted.pop(number, 0)
+            if number < self._oldest:
+                return
+            self._maker, self._making = maker, number
+            maker.more(wanted + int(bool(self._wanted)))  # see _do
+        maker.run(self._threads)
+        self._layout = maker.layout
+        with self._lock:
+            self._maker = None
+
+    def _emit(self, number: int, batch: Batch | None, packed: Any) -> None:
+        if isinstance(packed, Failure):
+            self._send(_failed(number, packed, f"loader process {self._worker}"))
+            return
+        assert batch is not None
+        slot = batch.slot
+        slot.hand_over()
+        fresh = slot.number not in self._known
+        sent = Sent(
+            number, slot.number, slot.size, slot.used, fresh, packed, batch.made(self._worker)
+        )
+        self._known.add(slot.number)
+        self._send(sent, slot.fd if fresh else -1)
+
+    def _send(self, sent: Sent, fd: int = -1) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(sent))
+            if fd >= 0:
+                socket.send_fds(self._socket, [b"."], [fd])
+        except ConnectionError:  # the trainer is gone
+            _leave(0)
+        except BaseException:  # it would wait for ever for what was not sent
+            traceback.print_exc()
+            _leave(1)
+
+    def _listen(self) -> NoReturn:
+        """Do what the trainer says; leave when it is gone, whatever the other threads are at."""
+        code = 1
+        try:
+            while True:
+                try:
+                    message = self._connection.recv_bytes()
+                except (EOFError, OSError):
+                    code = 0
+                    break
+                self._do(*pickle.loads(message))
+        except BaseException:
+            traceback.print_exc()
+        _leave(code)
+
+    def _do(
+        self,
+        number: int,
+        what: Pass | None,
+        follows: bool,
+        wanted: int,
+        free: list[int],
+        gone: list[int],
+    ) -> None:
+        for slot in free:
+            self._slots.free(slot)
+        for slot in gone:
+            self._known.discard(slot)
+            self._slots.free(slot, keep=False)
+        with self._lock:
+            if what is not None:
+                if not follows:
+                    self._oldest = number
+                    self._wanted.clear()
+                if self._maker is not None:
+                    # All batches of a pass were asked for before the next one follows it; with one
+                    # more the maker sees that there is none.
+                    self._maker.more() if follows else self._maker.drop()
+                self._wanted[number] = wanted
+                self._passes.put((number, what))
+            elif self._maker is not None and number == self._making:
+                self._maker.more(wanted)
+            elif number in self._wanted:
+                self._wanted[number] += wanted
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process, from any thread, whatever the others are at."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _failed(number: int, failure: Failure, where: str) -> Sent:
+    error = failure.error
+    text = "".join(traceback.format_exception(error)).rstrip()
+    pickled = None
+    with contextlib.suppress(Exception):
+        data = pickle.dumps(error)
+        if type(pickle.loads(data)) is type(error):
+            pickled = data
+    where = f"{failure.where}, in {where}" if failure.where else f"in {where}"
+    return Sent(number, error=pickled, text=text, where=where)
+
+
+def _seed(seed: int) -> None:
+    """The generators that transforms of the user may draw from; each process draws its own."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed >> 1)

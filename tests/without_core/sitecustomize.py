@@ -1,0 +1,5 @@
+"""On PYTHONPATH, each Python, and all that it starts, is without the compiled core."""
+
+import sys
+
+sys.modules["shardio._core"] = None  # type: ignore[assignment]  # importing it is an ImportError
