@@ -18,6 +18,7 @@ NAMES = (
     "cold",
     "raw",
     "train",
+    "compare",
     "loader",
     "pixels",
     "transport",
@@ -38,6 +39,7 @@ NAMES = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="?", choices=(*NAMES, "all", "report"))
+    parser.add_argument("of", nargs="?", choices=NAMES, help="for report: this one's tables alone")
     parser.add_argument("--quick", action="store_true", help="small data: does it run?")
     parser.add_argument(
         "--data", type=Path, default=DEFAULT, help="folder of the two archives (see data.py)"
@@ -55,7 +57,7 @@ def main() -> int:
         print(f"{'report':16}The stored results as tables in Markdown.")
         return 0
     if options.name == "report":
-        print(report.markdown(NAMES))
+        print(report.markdown([options.of] if options.of else NAMES))
         return 0
     names = NAMES if options.name == "all" else (options.name,)
     if options.out and len(names) > 1:
@@ -83,7 +85,8 @@ def _run(name: str, options: argparse.Namespace) -> None:
     show(f"{name}: {_describe(name)}")
     try:
         result = Result(name, ["python", "-m", "benchmarks", *sys.argv[1:]], options.quick)
-        rivals = RIVALS.exists() and not options.without_rivals
+        environments = getattr(module, "ENVIRONMENTS", RIVALS)
+        rivals = environments.exists() and not options.without_rivals
         if not rivals:
             result.note(
                 "Rivals in an environment of their own (benchmarks/setup_rivals) were left out"

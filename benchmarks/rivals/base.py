@@ -1,0 +1,158 @@
+"""What an adapter is: how one rival stores the images of a folder, and how it reads them again.
+
+An adapter is a module of this package, with those of these functions that its rival has:
+
+    write(folder, out)                            stores the folder's images below the path `out`
+    images(path, *, size, batch, workers)         epochs without end of decoded, shuffled batches
+    records(path)                                 one pass in stored order: an image's bytes each
+
+`folder` holds class folders, as an ImageFolder has them; `path` is what `write` made, or the folder
+where there is no `write`. A batch is (images, labels): uint8 RGB in either order of axes, in what
+the rival hands out (torch, numpy or tf). size 224: RandomResizedCrop(224) and a mirror by chance;
+32: the whole image. All settings are the rival's own advice, and the docstring says from where.
+
+Each runs in an environment of its own (benchmarks/setup_rivals), so it imports its rival in its
+functions only, and of shardio just the crop, so that all that decode by PIL resize alike.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardio.machine import family
+
+from ..harness import ROOT, Contestant
+
+ENVIRONMENTS = ROOT / "benchmarks" / ".venvs"
+AHEAD = 2  # batches a worker, as torch's own default
+LIMIT_S, CLOSING_S = 900.0, 60.0  # FFCV's writer can wait for ever
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the random crop: RandomResizedCrop's
+
+Transform = Callable[..., Any] | None
+
+
+class Guarded(Contestant):
+    """A contestant that is killed, with its processes, when it takes too long to answer or end."""
+
+    def round(self, **asked: Any) -> dict[str, Any]:
+        with self._limit(LIMIT_S):
+            return super().round(**asked)
+
+    def close(self) -> None:
+        with self._limit(CLOSING_S):
+            super().close()
+
+    @contextmanager
+    def _limit(self, seconds: float) -> Iterator[None]:
+        timer = threading.Timer(seconds, self._kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _kill(self) -> None:
+        for process in family(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A row of the comparison."""
+
+    title: str
+    module: str  # of this package
+    package: str  # whose release is told
+    environment: str = ""  # of setup_rivals; its own by default
+    writes: str = ""  # the module that writes what this one reads; its own by default
+    raw: bool = True  # it hands out an image's bytes
+
+    @property
+    def stores(self) -> str:
+        """The name without its loader: that of the rows where nothing is loaded."""
+        return self.title.partition(" + ")[0].partition(",")[0]
+
+    @property
+    def python(self) -> Path:
+        return ENVIRONMENTS / (self.environment or self.module) / "bin" / "python"
+
+    def missing(self) -> str:
+        """Why this one cannot take part; empty when it can."""
+        if self.python.exists():
+            return ""
+        name = self.environment or self.module
+        reason = ENVIRONMENTS / f"{name}.failed"  # written by setup_rivals
+        if reason.exists():
+            return f"it does not install here: {reason.read_text().strip()}"
+        return f"`benchmarks/setup_rivals {name}` was not run"
+
+    def contestant(self, function: str, scratch: Path, **options: Any) -> Guarded:
+        """A process of this rival's environment, with TMPDIR and HOME of its own."""
+        home = scratch / f"{self.module}-home"
+        home.mkdir(exist_ok=True)
+        return Guarded(function, python=self.python, home=str(home), **options)
+
+
+def crop(size: int) -> Callable[..., Any]:
+    """shardio's own transform for a size, which takes PIL images as well as bytes."""
+    from shardio import CenterCrop, RandomResizedCrop
+
+    return CenterCrop(32) if size == 32 else RandomResizedCrop(size, flip=True)
+
+
+def decoded(file: Any, transform: Callable[..., Any]) -> Any:
+    """An open file or bytes through shardio's own crop, so that all decode and resize alike."""
+    from PIL import Image
+
+    source = io.BytesIO(file) if isinstance(file, bytes) else file
+    return transform(Image.open(source), draw=random.getrandbits(64))
+
+
+def random_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """Left, top, width and height: torchvision's RandomResizedCrop.get_params."""
+    for _ in range(10):
+        area = width * height * random.uniform(*AREA)
+        ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            return random.randint(0, width - wide), random.randint(0, height - high), wide, high
+    side = min(width, height)
+    return (width - side) // 2, (height - side) // 2, side, side
+
+
+def collated(items: list[Any]) -> Any:
+    """(image, label) pairs as a batch, by shardio's function: a copy of each image, and no more."""
+    from shardio import collate
+
+    return collate(items)
+
+
+def data_loader(dataset: Any, *, batch: int, workers: int, **more: Any) -> Any:
+    """torch's DataLoader over (image, label) pairs, as its tutorial says; workers stay."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        *(dataset,), batch_size=batch, num_workers=workers, collate_fn=collated,
+        prefetch_factor=AHEAD if workers else None, persistent_workers=workers > 0, **more,
+    )  # fmt: skip
+
+
+def epochs(loader: Any, set_epoch: Callable[[int], Any] | None = None) -> Iterator[Any]:
+    """The loader's batches, epoch after epoch without end."""
+    epoch = 0
+    while True:
+        if set_epoch is not None:
+            set_epoch(epoch)
+        epoch += 1
+        yield from loader
