@@ -338,7 +338,7 @@ def rewriter() -> str:
 
     Raises DependencyError when neither is here.
     """
-    if engine.core is not None and hasattr(engine.core, "rewrite"):
+    if engine.core is not None:
         return "shardio._core"
     if (found := shutil.which("jpegtran")) is not None:
         return found

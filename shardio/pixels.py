@@ -26,7 +26,6 @@ from .manifest import Manifest
 from .sample import BLOBS
 
 _JPEG = b"\xff\xd8\xff"  # how each begins
-_APP1 = b"\xff\xe1"  # begins the segment of EXIF
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then
 _FAILURES = 4  # batches that may be read in vain before all are read the ordinary way
 
@@ -147,10 +146,8 @@ class SmallJpegs(Pixels):
             if blobs is None:
                 return False
             images += blobs
-        # One call: to make a decompressor costs as much as to decode an image. An image with EXIF
-        # may be turned; in what is not a segment, these bytes cannot stand.
-        turned = any(_APP1 in one for one in images)
-        if turned or engine.core.decode_many(images, out) < len(images):
+        # One call: to make a decompressor costs as much as to decode an image.
+        if engine.core.decode_many(images, out) < len(images):
             self._failed += 1
             return False
         self._failed = max(0, self._failed - 1)

@@ -11,6 +11,8 @@ import resource
 import shutil
 import struct
 import subprocess
+import sys
+import tempfile
 import threading
 import warnings
 
@@ -274,6 +276,21 @@ def test_wrong_arguments_raise():
         cropped(data, box, good, max_pixels=None)
 
 
+def unfinished():
+    """A progressive JPEG without its last scans: (32, 24)."""
+    data = by_pil(32, 24, progressive=True)
+    scans = [i for i in range(len(data) - 1) if data[i : i + 2] == b"\xff\xda"]
+    return data[: data.rindex(b"\xff\xc4", 0, scans[4])] + b"\xff\xd9"
+
+
+def test_what_decoders_smooth_each_in_its_way_is_left_to_pil():
+    """Pixels that were not sent to the last bit depend on those around, and on the release."""
+    out = np.zeros((2, 24, 32, 3), np.uint8)
+    assert not cropped(unfinished(), (0, 0, 32, 24), out[0])
+    assert core.decode_many([by_pil(32, 24), unfinished()], out) == 1
+    assert not out[1].any()
+
+
 # Transforms -----------------------------------------------------------------------------------
 
 
@@ -369,17 +386,25 @@ XMP = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="8"/>'
     offset=st.sampled_from([8, 8, 20, 0, 4000]),
     cut=st.integers(0, 40),
     xmp=st.sampled_from(["", "", "before", "after"]),
+    first=st.sampled_from([None, None, (2, 4), (2, 5), (10, 1), (77, 99), (3, 2**32 - 1)]),
+    at=st.sampled_from([0, 8, 200, 2**32 - 1]),
 )
-@example(True, [6], 3, 1, 8, 0, "")
-@example(False, [6], 3, 1, 8, 0, "after")
-@example(False, [], 3, 1, 8, 0, "after")
-@example(False, [3, 6], 3, 1, 8, 0, "")
-@example(False, [6], 4, 1, 8, 0, "")
-@example(False, [6], 3, 2, 8, 0, "")
-@example(True, [6], 3, 2, 8, 0, "")
-def test_orientation_is_pils_or_left_to_it(little, values, kind, count, offset, cut, xmp):
+@example(True, [6], 3, 1, 8, 0, "", None, 0)
+@example(False, [6], 3, 1, 8, 0, "after", None, 0)
+@example(False, [], 3, 1, 8, 0, "after", None, 0)
+@example(False, [3, 6], 3, 1, 8, 0, "", None, 0)
+@example(False, [6], 4, 1, 8, 0, "", None, 0)
+@example(False, [6], 3, 2, 8, 0, "", None, 0)
+@example(True, [6], 3, 2, 8, 0, "", None, 0)
+@example(True, [6], 3, 1, 8, 0, "", (2, 5), 200)
+@example(False, [6], 3, 1, 8, 0, "", (3, 2**32 - 1), 8)
+def test_orientation_is_pils_or_left_to_it(
+    little, values, kind, count, offset, cut, xmp, first, at
+):
     order = "<H" if little else ">H"
     entries = [(0x0100, 3, 1, struct.pack(order, 24) + b"\0\0")]
+    if first is not None:  # PIL stops at a value that lies outside
+        entries += [(0x010E, *first, struct.pack(order[0] + "I", at))]
     entries += [(0x0112, kind, count, struct.pack(order, v) + b"\0\0") for v in values]
     block = (
         exif_block(entries, little, offset)
@@ -396,7 +421,7 @@ def test_orientation_is_pils_or_left_to_it(little, values, kind, count, offset, 
             warnings.simplefilter("ignore")  # of damaged EXIF
             pils = _orientation(Image.open(io.BytesIO(data)))
         assert found == (pils if 1 <= pils <= 8 else 1)
-    plain = kind == 3 and count == 1 and offset == 8 and not cut and not xmp
+    plain = kind == 3 and count == 1 and offset == 8 and not cut and not xmp and first is None
     if plain and len(values) < 2 and all(1 <= v <= 8 for v in values):
         assert found == (values[0] if values else 1)  # the usual ones are never left to PIL
 
@@ -548,6 +573,18 @@ def test_no_image_finds_the_tables_of_the_one_before():
             assert (alone[0] == out[1]).all()
 
 
+def test_one_table_of_quantisation_is_not_taken_for_two():
+    """Precision 2 is 16 bits to libjpeg: 128 bytes of table 0, not 64 and then table 1."""
+    double = bytearray(by_pil(32, 24))
+    first, second = (double.index(b"\xff\xdb\0\x43" + bytes([k])) for k in (0, 1))
+    table = b"\x20" + bytes(64) + b"\1" + bytes(63) + b"\0" + b"\x08" * 64
+    del double[second : second + 69]
+    double[first : first + 69] = b"\xff\xdb" + struct.pack(">H", len(table) + 2) + table
+    out = np.zeros((2, 24, 32, 3), np.uint8)
+    assert core.decode_many([double], out) == 0
+    assert core.decode_many([by_pil(32, 24), double], out) == 1
+
+
 def test_many_wrong_arguments_raise():
     good = by_pil(32, 24)
     out = np.empty((2, 24, 32, 3), np.uint8)
@@ -680,6 +717,33 @@ def test_ten_thousand_damaged_images_leak_nothing():
     for i in range(10_000):
         try_all(damaged(images[i % 5], draw), draw, outs)
     assert resident_kib() - before < 4096
+
+
+def test_no_memory_is_an_error_and_no_damage():
+    """In a process of its own, with ever less memory: an abort would be seen."""
+    with_limits = """
+import os, resource, sys
+from shardio import engine
+data, found = open(sys.argv[1], "rb").read(), set()
+for room in range(1 << 20, 16 << 20, 1 << 18):
+    child = os.fork()
+    if not child:
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+        try:
+            os._exit(0 if isinstance(engine.core.rewrite(data, 8), bytes) else 2)
+        except MemoryError:
+            os._exit(1)
+    found.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(sorted(found))
+"""
+    noise = np.random.default_rng(1).integers(0, 256, (700, 900, 3), np.uint8)
+    with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
+        Image.fromarray(noise).save(file, quality=97)
+        file.flush()
+        command = [sys.executable, "-c", with_limits, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[0, 1]\n", done.stderr
 
 
 def test_threads_share_nothing():

@@ -48,11 +48,21 @@ static unsigned orientation(const uint8_t *body, size_t size)
         return 0;
     unsigned entries = GET16(at), found = ABSENT;
     at += 2;
+    static const uint8_t units[17] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
     if (entries > (size - at) / 12)
         return 0;
     for (; entries--; at += 12) {
-        if (GET16(at) != 0x0112)
+        if (GET16(at) != 0x0112) {
+            /* PIL reads no further than a value that lies outside. */
+            uint64_t count = little ? (uint64_t)GET16(at + 6) << 16 | GET16(at + 4)
+                                    : (uint64_t)GET16(at + 4) << 16 | GET16(at + 6);
+            uint64_t lies = little ? (uint64_t)GET16(at + 10) << 16 | GET16(at + 8)
+                                   : (uint64_t)GET16(at + 8) << 16 | GET16(at + 10);
+            unsigned unit = GET16(at + 2) < sizeof units ? units[GET16(at + 2)] : 0;
+            if (found == ABSENT && count * unit > 4 && lies + count * unit > size)
+                return 0;
             continue;
+        }
         /* One SHORT, from 1 to 8, and just once. */
         bool plain = found == ABSENT && GET16(at + 2) == 3 &&
                      GET16(at + (little ? 4 : 6)) == 1 && !GET16(at + (little ? 6 : 4));
@@ -106,7 +116,7 @@ static unsigned tables(int marker, const uint8_t *body, size_t size)
 {
     unsigned found = 0;
     for (size_t at = 0; at < size;) {
-        unsigned which = body[at] & 3, high = body[at] >> 4 & 1;
+        unsigned which = body[at] & 3, high = body[at] >> 4 != 0; /* as libjpeg takes it */
         size_t length = 65 + 64 * (size_t)high;
         if (marker == 0xC4) {
             if (size - at < 17)
@@ -450,8 +460,8 @@ static void take_over(struct jpeg_decompress_struct *in, struct entropy *e)
     in->entropy->decode_mcu = decode_mcu;
 }
 
-/* After the last MCU: whole bytes that it took up, but did not need. libjpeg warns of some such bytes,
- * those that it did not read ahead. */
+/* After the last MCU: whole bytes that it took up, but did not need. libjpeg warns of such bytes
+ * where it did not happen to read them ahead. */
 static void end_scan(struct jpeg_decompress_struct *in, const struct entropy *e)
 {
     int bytes = (e->reader.count - e->reader.pad) / 8;
@@ -513,10 +523,20 @@ struct rewriting {
     const uint8_t *data;
     size_t size;
     unsigned interval;
-    unsigned char *result;
+    unsigned char *room, *result; /* libjpeg writes to room, or where it is too small elsewhere */
     unsigned long result_size;
     const char *reason;
 };
+
+/* Whether a progressive file has not sent each coefficient to its last bit: decoders smooth these,
+ * by what lies around, so a part of it would not look as in the whole. */
+static bool unfinished(const struct jpeg_decompress_struct *in)
+{
+    for (int i = 0; in->coef_bits && i < 64 * in->num_components; i++)
+        if (in->coef_bits[i / 64][i % 64])
+            return true;
+    return false;
+}
 
 static bool is(jpeg_saved_marker_ptr marker, int code, const char *name)
 {
@@ -534,6 +554,8 @@ static void open_all(struct monitor *monitor, struct jpeg_decompress_struct *in,
     for (int i = 0; i < 16; i++)
         jpeg_save_markers(in, JPEG_APP0 + i, 0xFFFF);
     jpeg_read_header(in, TRUE);
+    if (in->num_components > 3)
+        ERREXIT(in, JERR_BAD_LENGTH); /* the bytes were changed since they were parsed */
 }
 
 /* The next marker that libjpeg does not write anew by itself (as JFIF's, or Adobe's for RGB). */
@@ -717,12 +739,10 @@ static void rewrite(void *rewriting)
     open_all(job->monitors, &job->in, job->data, job->size);
     jvirt_barray_ptr *first = jpeg_read_coefficients(&job->in);
     end_scan(&job->in, &job->monitors[0].entropy);
-    if (job->in.coef_bits) /* progressive; a decoder smooths what was not refined to the last bit */
-        for (int i = 0; i < 64 * job->in.num_components; i++)
-            if (job->in.coef_bits[i / 64][i % 64]) {
-                job->reason = "progressive and unfinished";
-                return;
-            }
+    if (unfinished(&job->in)) {
+        job->reason = "progressive and unfinished";
+        return;
+    }
     jpeg_create_compress(&job->out);
     jpeg_mem_dest(&job->out, &job->result, &job->result_size);
     jpeg_copy_critical_parameters(&job->in, &job->out);
@@ -778,10 +798,20 @@ const char *core_rewrite(const uint8_t *data, size_t size, unsigned interval, ui
     job->data = data;
     job->size = size;
     job->interval = interval;
+    /* libjpeg tells its own buffer only when it is done, and frees it when it grows: after an error
+     * in between nobody could free it twice, so the first is ours. */
+    job->result_size = (unsigned long)(size + size / 4 + 4096);
+    job->room = job->result = malloc(job->result_size);
+    if (!job->room) {
+        free(job);
+        return "no memory";
+    }
     job->in.err = job->again.err = job->out.err = handlers(&job->failure);
     const char *reason;
     if (guarded(&job->failure, rewrite, job)) {
         reason = job->reason;
+    } else if (job->failure.handlers.msg_code == JERR_OUT_OF_MEMORY) {
+        reason = "no memory";
     } else {
         snprintf(words, CORE_WORDS, "damaged: %s", job->failure.words);
         reason = words;
@@ -789,9 +819,11 @@ const char *core_rewrite(const uint8_t *data, size_t size, unsigned interval, ui
     jpeg_destroy((j_common_ptr)&job->in); /* does nothing to what was never made */
     jpeg_destroy((j_common_ptr)&job->again);
     jpeg_destroy((j_common_ptr)&job->out);
-    if (reason) {
+    if (job->result != job->room && reason)
         free(job->result);
-    } else {
+    if (job->result != job->room || reason)
+        free(job->room);
+    if (!reason) {
         *result = job->result;
         *result_size = job->result_size;
     }
@@ -936,6 +968,8 @@ static void crop(void *cropping)
     in->scale_denom = (unsigned)scale; /* as PIL's draft() has it */
     jpeg_start_decompress(in);
     watch((j_common_ptr)in);
+    if (unfinished(in))
+        ERREXIT(in, JERR_NOT_COMPILED);
 
     int top = job->down.first[0] - (int)job->y.begin / scale;
     int high = job->down.first[job->down.size - 1] + job->down.count[job->down.size - 1] -
@@ -1066,7 +1100,7 @@ static void decode_many(void *many)
         core_jpeg jpeg;
         if (!core_jpeg_parse(data, size, &jpeg) || jpeg.precision != 8 || jpeg.sof > 0xC2 ||
             jpeg.width != job->width || jpeg.height != job->height ||
-            (jpeg.components != 1 && jpeg.components != 3) ||
+            (jpeg.components != 1 && jpeg.components != 3) || jpeg.orientation != 1 ||
             end_of(data, size, jpeg.scan) == SIZE_MAX)
             return;
         /* libjpeg keeps tables from image to image; one that lacks some must not find them. */
@@ -1083,6 +1117,8 @@ static void decode_many(void *many)
         jpeg_start_decompress(in);
         if (in->output_width != job->width || in->output_height != job->height)
             return; /* the bytes were changed since they were parsed */
+        if (unfinished(in))
+            return; /* other releases of libjpeg, such as PIL's, smooth in another way */
         uint8_t *out = job->out + (size_t)job->width * 3 * job->height * job->done;
         for (unsigned i = 0; i < job->height; i++)
             job->lines[i] = out + (size_t)job->width * 3 * i;

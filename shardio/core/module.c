@@ -214,6 +214,8 @@ static PyObject *rewrite(PyObject *Py_UNUSED(self), PyObject *args)
     reason = core_rewrite(data.buf, (size_t)data.len, interval, max_pixels, &result, &size, words);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
+    if (reason && !strcmp(reason, "no memory"))
+        return PyErr_NoMemory(); /* says nothing of the file */
     if (reason)
         return PyUnicode_FromString(reason);
     PyObject *bytes = PyBytes_FromStringAndSize((const char *)result, (Py_ssize_t)size);
@@ -385,7 +387,14 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* engine.py takes no core of another number: one more where a function is new or changes. */
+static int prepare(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "interface", 1);
+}
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, prepare},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
