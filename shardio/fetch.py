@@ -84,7 +84,7 @@ class Run(NamedTuple):
 
     shard: int
     start: int  # number in the dataset of the shard's first record
-    numbers: Int64s  # of the records, in the dataset
+    numbers: list[int]  # of the records, in the dataset
     held: list[bytes | None] | None = None  # their bytes, where they were held
 
 
@@ -387,10 +387,10 @@ class Fetch:
             at, start, numbers, held = run if self._selection is None else self._chosen(run)
             shard = self.reader.shard(at, self._scattered)
             if held is None:
-                for number in numbers.tolist():
+                for number in numbers:
                     yield number, shard, number - start, None
                 continue
-            for number, data in zip(numbers.tolist(), held, strict=True):
+            for number, data in zip(numbers, held, strict=True):
                 yield number, shard, number - start, data
 
     def located(
@@ -400,7 +400,7 @@ class Fetch:
         for run in runs:
             at, start, numbers, held = run if self._selection is None else self._chosen(run)
             shard = self.reader.shard(at, self._scattered)
-            yield shard, numbers - start, held
+            yield shard, np.array(numbers, np.int64) - start, held
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s]]:
         """Pieces and repeats of each batch; without a batch_size, of _STEPS steps at a time."""
@@ -430,8 +430,7 @@ class Fetch:
             if self._budget and first > span.done:
                 others = span.take(span.done, first - span.done)
                 self._release(span, others)
-                for run in others:
-                    self._early.update(span.beyond(run).numbers.tolist())
+                self._early.update(n for run in others for n in span.beyond(run).numbers)
             runs = span.take(first, count)
             done = first + count
             drawn.append((span, done, runs))
@@ -447,8 +446,7 @@ class Fetch:
         if early:
             self._announce(early)
             if self._budget:
-                for run in early:
-                    self._early.update(run.numbers.tolist())
+                self._early.update(number for run in early for number in run.numbers)
         return _Drawn(drawn, again, valid, valid + len(repeats))
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
@@ -474,16 +472,18 @@ class Fetch:
 
     def _announce(self, runs: Iterable[Run]) -> None:
         """Announce just these records, adjacent ones together."""
-        by_shard: dict[tuple[int, int], list[Int64s]] = {}
+        by_shard: dict[tuple[int, int], list[int]] = {}
         for run in runs:
             at, start, numbers, _ = run if self._selection is None else self._chosen(run)
-            if len(numbers):
-                by_shard.setdefault((at, start), []).append(numbers - start)
-        for (at, _), pieces in sorted(by_shard.items()):
+            by_shard.setdefault((at, start), []).extend(numbers)
+        for (at, start), numbers in sorted(by_shard.items()):
             shard = self.reader.shard(at, self._scattered)
-            records = np.sort(np.concatenate(pieces))
-            for begin, end in _stretches(records, len(records), 0):
-                shard.will_need(begin, end)
+            numbers.sort()
+            begin = 0
+            for i, number in enumerate(numbers, 1):
+                if i == len(numbers) or numbers[i] != number + 1:
+                    shard.will_need(numbers[begin] - start, number + 1 - start)
+                    begin = i
 
     def _advance(self, span: _Span, done: int) -> None:
         """Hold or announce the storage that draws of a span will need after `done` of them."""
@@ -535,7 +535,7 @@ class Fetch:
     def _chosen(self, run: Run) -> Run:
         """A run by places in the selection -> by numbers in the dataset."""
         assert self._selection is not None
-        numbers = self._selection.numbers[run.numbers]
+        numbers: list[int] = self._selection.numbers[run.numbers].tolist()
         return Run(run.shard, int(self.reader.starts[run.shard]), numbers, run.held)
 
 
@@ -577,14 +577,15 @@ def _runs(shards: Int64s, numbers: Int64s, starts: Int64s) -> list[Run]:
     """Rows, given by shard and number in the dataset, as runs."""
     ends = np.flatnonzero(shards[1:] != shards[:-1]) + 1
     bounds = [0, *ends.tolist(), len(shards)]
-    return [Run(int(shards[a]), int(starts[shards[a]]), numbers[a:b]) for a, b in pairwise(bounds)]
+    listed = numbers.tolist()
+    return [Run(int(shards[a]), int(starts[shards[a]]), listed[a:b]) for a, b in pairwise(bounds)]
 
 
 class _Span:
     """Where a consumer stands in one span."""
 
     __slots__ = (
-        *("_base", "_chunk", "_epoch", "_index", "_numbers", "_one", "_order"),
+        *("_array", "_base", "_chunk", "_epoch", "_index", "_numbers", "_one", "_order"),
         *("_bottom", "_held", "_shards", "_shifts", "_starts"),
         *("ahead", "began", "done", "records", "window"),
     )
@@ -593,9 +594,9 @@ class _Span:
         self._epoch, self._starts, self._chunk, self._index = epoch, starts, chunk, index
         self._order = epoch.span_order(index)
         self._base = 0  # the draw of _numbers[0]
-        self._numbers = _NONE  # of the records of the draws made last, in the dataset
+        self._numbers: list[int] = []  # of the records of the draws made last, in the dataset
         self._one: tuple[int, int] | None = None  # their shard and its start, when all are in one
-        self._shards = _NONE  # their shards otherwise
+        self._array = self._shards = _NONE  # their numbers and shards otherwise
         self._shifts: dict[int, int] = {}  # of each shard: place in storage order - number
         self.records = self._order.n
         self.window = self._order.window
@@ -613,14 +614,14 @@ class _Span:
         while count:
             at = first - self._base
             numbers = self._numbers[at : at + count]
-            if not len(numbers):
+            if not numbers:
                 self._make(first, max(count, self._chunk))
                 continue
             if self._one is not None:
                 runs.append(Run(*self._one, numbers))
             else:
                 part = slice(at, at + len(numbers))
-                runs += _runs(self._shards[part], numbers, self._starts)
+                runs += _runs(self._shards[part], self._array[part], self._starts)
             first += len(numbers)
             count -= len(numbers)
         return runs
@@ -628,7 +629,7 @@ class _Span:
     def beyond(self, run: Run) -> Run:
         """Those rows of a run that are neither held nor announced yet."""
         least = self.ahead - self._shifts[run.shard]
-        return run._replace(numbers=run.numbers[run.numbers >= least])
+        return run._replace(numbers=[number for number in run.numbers if number >= least])
 
     def hold(self, data: Sequence[bytes | None]) -> None:
         """Keep the records from `ahead` on."""
@@ -643,7 +644,7 @@ class _Span:
     def release(self, run: Run) -> list[bytes | None]:
         """What is held of the rows of a run; it is held no more."""
         held, shift = self._held, self._shifts[run.shard] - self._bottom
-        places: list[int] = (run.numbers + shift).tolist()
+        places = [number + shift for number in run.numbers]
         if min(places) < 0 or max(places) >= len(held):  # left from before a resume, or early
             return [self._pop(place) for place in places]
         found = [held[place] for place in places]
@@ -663,13 +664,13 @@ class _Span:
         places = self._order.take(min(count, self.records - first))
         shards, records = self._epoch.locate(self._epoch.position(self._index, places))
         numbers = self._starts[shards] + records
-        self._base, self._numbers = first, numbers
+        self._base, self._numbers = first, numbers.tolist()
         shard = int(shards[0])
         if (shards == shard).all():
             self._one = (shard, int(self._starts[shard]))
-            self._shifts[shard] = int(places[0]) - int(numbers[0])
+            self._shifts[shard] = int(places[0]) - self._numbers[0]
             return
-        self._one, self._shards = None, shards
+        self._one, self._shards, self._array = None, shards, numbers
         if not self._epoch.shuffles_all:
             known, at = np.unique(shards, return_index=True)
             self._shifts.update(zip(known.tolist(), (places - numbers)[at].tolist(), strict=True))
