@@ -52,6 +52,8 @@ BEST_INTERVAL, LEAST_INTERVAL = 8, 4
 _MAX_SCANS = 200
 _TIME_LIMIT_S = 120.0  # for one run of jpegtran: 64 megapixels take some 5 seconds
 
+ALREADY = "tiles already"  # the reason of a file that needs no rewriting
+
 _SOI, _EOI, _SOS, _DQT, _DHT, _DRI, _COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xFE
 _APP0, _APP1, _APP2, _APP14, _APP15 = 0xE0, 0xE1, 0xE2, 0xEE, 0xEF
 _FRAMES = {*range(0xC0, 0xD0)} - {_DHT, 0xC8, 0xCC}  # 0xC8 is reserved, 0xCC is DAC
@@ -364,7 +366,7 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[_Segment], _Frame, int] | U
     if data[:3] != b"\xff\xd8\xff":
         return Unfit("not a JPEG")
     if tiles(data) is not None:
-        return Unfit("tiles already")
+        return Unfit(ALREADY)
     segments = _file(data)
     if isinstance(segments, str):
         return Unfit("damaged", segments)

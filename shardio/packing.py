@@ -45,7 +45,6 @@ QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 
 _ONE_SIZE = "raw pixels have one size"
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
-_ALREADY = "tiles already"
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
 
@@ -342,7 +341,7 @@ class _Tiles:
     def add(self, why: str, before: int, after: int) -> None:
         if why:
             self.others[why] = self.others.get(why, 0) + 1
-            self.images += why == _ALREADY
+            self.images += why == jpeg.ALREADY
         else:
             self.images += 1
             self.rewritten += 1
@@ -892,8 +891,6 @@ def _make_tiles(sample: Sample) -> tuple[str, int, int] | None:
     data = sample.get("image")
     if data is None:
         return None
-    if jpeg.tiles(data) is not None:
-        return _ALREADY, 0, 0
     made = jpeg.rewrite(data)
     if isinstance(made, jpeg.Unfit):
         return made.reason, 0, 0
