@@ -9,23 +9,6 @@
 
 #include "core.h"
 
-PyDoc_STRVAR(checksum_doc,
-             "checksum(data: bytes-like, seed: int, /) -> int\n\nxxh3_64 of the bytes.");
-
-static PyObject *checksum(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    Py_buffer data;
-    unsigned long long seed;
-    if (!PyArg_ParseTuple(args, "y*K:checksum", &data, &seed))
-        return NULL;
-    uint64_t found;
-    Py_BEGIN_ALLOW_THREADS
-    found = core_checksum(data.buf, (size_t)data.len, seed);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    return PyLong_FromUnsignedLongLong(found);
-}
-
 /* O& converter: an array of int64, one after the other. */
 static int int64_array(PyObject *given, void *out)
 {
@@ -380,7 +363,6 @@ static PyMethodDef methods[] = {
     {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
     {"copy", copy, METH_VARARGS, copy_doc},
     {"rewrite", rewrite, METH_VARARGS, rewrite_doc},
-    {"checksum", checksum, METH_VARARGS, checksum_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"blobs", blobs, METH_VARARGS, blobs_doc},
     {"samples", samples, METH_VARARGS, samples_doc},
