@@ -476,8 +476,9 @@ _SAYS: Final = {
     "load": "Other programs take most of the cores: measure again when they are done.",
     "transport": "The one thread that takes the batches is busy with that: more workers do not "
     "help. ShardLoader hands batches over without copying them.",
-    "decoding": "Every core is busy, and most of it is decoding: more cores, a faster decoder "
-    "(pillow-simd), or less to decode (`pack --resize`).",
+    "decoding": "Every core is busy, and most of it is decoding: more cores, a faster decoder (the "
+    "compiled core, pillow-simd: `shardio info --env`), or less to decode (`pack --jpeg-tiles` for "
+    "crops of photographs, `pack --resize`).",
     "cpu": "Every core is busy with reading, checking and passing records on: only more cores "
     "help.",
     "worker": "What makes the batches is busy all the time, while other cores are free: more "
@@ -621,7 +622,10 @@ def _conclude(made: Bench, left_out: Sequence[str]) -> Bench:
     if best.limit == "load":
         notes[0] += " So this says little: measure again when they are done."
     elif len(near) > 1:
-        notes[0] += f" It is the one with the fewest threads within {NOISE:.0%} of the fastest."
+        notes[0] += (
+            f" Of those within {NOISE:.0%} of the fastest it has the fewest threads, and then the "
+            "least memory."
+        )
     rivals = [row for row in warm if row.loader != best.loader]
     if rivals:
         rival = max(rivals, key=lambda row: row.images_per_s)

@@ -17,5 +17,10 @@ try:
     if getattr(core, "interface", 0) != 1:  # of an editable install: left from other sources
         missing = f"{core.__file__} was built from other sources: install shardio again"
         core = None
+except ModuleNotFoundError:
+    missing = (
+        "when shardio was installed there was no C compiler, or no headers of libjpeg-turbo or "
+        "Python (Debian, Ubuntu: gcc libjpeg-dev python3-dev). With them, install it again"
+    )
 except ImportError as error:
     missing = str(error)

@@ -580,7 +580,9 @@ def _knob(stage: str, setup: Setup) -> str:
     if stage == "read":
         return "put the shards on a local disk; a larger shuffle window does not help"
     if stage == "decode":
-        return more or "smaller images (shardio pack --resize), or RandomResizedCrop(fast=True)"
+        return more or (
+            "less to decode: shardio pack --jpeg-tiles for crops of photographs, or --resize"
+        )
     if stage == "transform":
         return more or "a cheaper transform; casting and normalising cost less on the device"
     if stage == "collate":

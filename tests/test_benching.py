@@ -472,7 +472,7 @@ def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
     rows = [rated(100.0, workers=1), rated(970.0, workers=4), rated(1000.0, workers=8)]
     made = benching._conclude(replace(plan(), rows=tuple(rows)), [])
     assert made.best is rows[1]
-    assert "fewest threads within 5%" in made.notes[0]
+    assert "within 5% of the fastest it has the fewest threads" in made.notes[0]
     fast = rated(1100.0, loader="ShardLoader", workers=8)
     made = benching._conclude(replace(plan(), rows=(*rows, fast)), [])
     assert made.best is fast

@@ -527,12 +527,12 @@ def test_few_batches_are_not_judged() -> None:
     ("stages", "stage", "knob"),
     [
         ({"read_s": 0.3, "decode_s": 0.1}, "read", "local disk; a larger shuffle window does not"),
-        ({"read_s": 0.1, "decode_s": 0.3}, "decode", "pack --resize"),
+        ({"read_s": 0.1, "decode_s": 0.3}, "decode", "pack --jpeg-tiles"),
         ({"decode_s": 0.1, "transform_s": 0.3}, "transform", "cheaper transform"),
         ({"decode_s": 0.1, "collate_s": 0.3}, "collate", "arrays of one shape"),
         ({"decode_s": 0.3, "transport_s": 0.06}, "transport", "copy=False"),
         ({"decode_s": 0.3, "device_s": 0.06, "transport_s": 0.01}, "device", "pin=True"),
-        ({"decode_s": 0.3, "transport_s": 0.04}, "decode", "pack --resize"),  # not half the wait
+        ({"decode_s": 0.3, "transport_s": 0.04}, "decode", "--jpeg-tiles"),  # not half the wait
     ],
 )
 def test_the_limiting_stage_is_named_with_its_knob(
@@ -562,7 +562,7 @@ def test_idle_cores_come_before_cheaper_work() -> None:
     assert "workers=1 (now 0; 1 core here)" in steady(0.1, making=decode, setup=alone).text
     torch_idle = TORCH._replace(cores=8)
     assert "num_workers=8 (now 2; 8 cores here)" in steady(0.1, setup=torch_idle).text
-    assert "fast=True" in steady(0.1, making=decode, setup=SHARD).text  # none is idle
+    assert "--resize" in steady(0.1, making=decode, setup=SHARD).text  # none is idle
 
 
 def test_where_nobody_tells_the_stage_the_verdict_says_who_would() -> None:

@@ -40,6 +40,12 @@ def draw(found: dict[str, Any]) -> str:
     )
     legend = [_text(16, 24, "shardio beside its rivals", size=16, weight="bold")]
     legend.append(_text(16, 42, head, size=11))
+    for i, (colour, whose) in enumerate(
+        ((OURS, "shardio"), (RIVAL, "others"), (BARE, "no loader: what a decoder or a file allows"))
+    ):
+        x = 250 + 90 * i
+        legend.append(f'<rect x="{x}" y="14" width="11" height="11" fill="{colour}"/>')
+        legend.append(_text(x + 16, 24, whose, size=11))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '

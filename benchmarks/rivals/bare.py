@@ -3,7 +3,7 @@
 What a decoder allows: nothing is handed over, checked or shuffled beyond a random file each time.
 
 fast      libjpeg-turbo with its fast DCT and fast chroma upsampling (simplejpeg), which change
-          pixels; resized by OpenCV, INTER_AREA: what FFCV does
+          pixels; resized by OpenCV, INTER_AREA
 accurate  PIL's decoder, the crop resampled by PIL, antialiased: what all do that decode by PIL
 """
 

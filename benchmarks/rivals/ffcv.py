@@ -4,7 +4,7 @@ Its writer takes pixels, so original bytes cannot be kept. Written as its ImageN
 full-size JPEGs (libffcv/ffcv-imagenet, write_imagenet.sh: quality 90), but without its limit on the
 longer side: what is decoded is less work than the originals are. Read as its tuning guide says for
 what fits in memory (docs.ffcv.io/parameter_tuning.html): os_cache=True, order RANDOM. Decoding uses
-the system's libturbojpeg with the fast DCT and the fast upsampling, resizing OpenCV's INTER_AREA.
+libturbojpeg with the fast DCT and the accurate upsampling; resizing is OpenCV's INTER_AREA.
 Each batch is a view of memory that a later one overwrites.
 """
 
