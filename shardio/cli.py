@@ -234,8 +234,9 @@ def _unpack(options: argparse.Namespace) -> int:
                 f"{done.tiles:,} files are JPEG tiles, as packing made them without loss: the same "
                 "pixels in other bytes"
             )
-        if done.resized:
-            print("images were resized when they were packed: these are not the files themselves")
+        if done.resized or done.raw:
+            how = " and ".join(["resized"] * done.resized + ["made raw pixels"] * done.raw)
+            print(f"images were {how} when they were packed: these are not the files themselves")
     return DONE
 
 
@@ -660,7 +661,9 @@ def _facts(made: Manifest) -> dict[str, Any]:
 def _facts_text(made: Manifest) -> str:
     from .sizes import show_size
 
-    over = f" ({made.size / made.blob_bytes - 1:+.2%} over the files)" if made.blob_bytes else ""
+    over = (
+        f" ({made.size / made.blob_bytes - 1:+.2%} over what was packed)" if made.blob_bytes else ""
+    )
     records = made.shard_records
     each = f" of {int(records.min()):,} to {int(records.max()):,} records" if made.shards else ""
     classes = "none" if made.classes is None else f"{len(made.classes):,}: {_some(made.classes)}"
@@ -811,6 +814,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="shardio",
+        allow_abbrev=False,  # --jpeg-tile would pass for --jpeg-tiles, until there is --jpeg-tilesize
         description="Pack folders of images into shards, and look at what is in them.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -823,6 +827,7 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         one = commands.add_parser(
             name,
+            allow_abbrev=False,
             help=text,
             description=text[0].upper() + text[1:] + ".",
             epilog=_EXIT_CODES,

@@ -24,6 +24,7 @@ the upsampling looks at: jdsample.c and jdmainct.c of libjpeg-turbo.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from itertools import pairwise
 from typing import NamedTuple
@@ -32,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import engine
-from .errors import DependencyError, printable
+from .errors import DependencyError, StorageError, printable
 
 Data = bytes | bytearray | memoryview
 
@@ -52,12 +53,16 @@ BEST_INTERVAL, LEAST_INTERVAL = 8, 4
 _MAX_SCANS = 200
 _TIME_LIMIT_S = 120.0  # for one run of jpegtran: 64 megapixels take some 5 seconds
 
+# What libjpeg says when memory or disk is short: of the machine, not of the file.
+_SHORT_OF = ("Insufficient memory", "temporary file", "out of disk space")
+
 ALREADY = "tiles already"  # the reason of a file that needs no rewriting
 
 _SOI, _EOI, _SOS, _DQT, _DHT, _DRI, _COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xFE
 _APP0, _APP1, _APP2, _APP14, _APP15 = 0xE0, 0xE1, 0xE2, 0xEE, 0xEF
 _FRAMES = {*range(0xC0, 0xD0)} - {_DHT, 0xC8, 0xCC}  # 0xC8 is reserved, 0xCC is DAC
 _IN_TURN = bytes(range(0xD0, 0xD8))  # RST0 to RST7
+_SAMPLINGS = frozenset((h, v) for h in range(1, 5) for v in range(1, 5))
 _BASELINE, _SEQUENTIAL = (0xC0, 0xC1), (0xC0, 0xC1, 0xC2)
 
 
@@ -77,26 +82,20 @@ class _Segment(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """What a SOF says. sampling: (horizontal, vertical) of each component."""
+    """What a SOF says.
+
+    sampling: (horizontal, vertical) of each component.
+    mcu: width and height in pixels of what one MCU of a scan with all components covers.
+    mcus: in a row, and rows.
+    """
 
     bits: int
     height: int
     width: int
     ids: tuple[int, ...]
     sampling: tuple[tuple[int, int], ...]
-
-    @property
-    def mcu(self) -> tuple[int, int]:
-        """Width and height in pixels of what one MCU of a scan with all components covers."""
-        if len(self.ids) == 1:
-            return 8, 8  # a scan of one component has one block in each MCU, whatever its sampling
-        return 8 * max(h for h, _ in self.sampling), 8 * max(v for _, v in self.sampling)
-
-    @property
-    def mcus(self) -> tuple[int, int]:
-        """In a row, and rows."""
-        wide, high = self.mcu
-        return -(-self.width // wide), -(-self.height // high)
+    mcu: tuple[int, int]
+    mcus: tuple[int, int]
 
 
 # Reading --------------------------------------------------------------------------------------
@@ -131,36 +130,30 @@ class Tiles:
     def __init__(
         self,
         data: Data,
-        segments: list[_Segment],
+        head: bytearray,
+        size_at: int,
+        has_app1: bool,
         frame: _Frame,
         interval: int,
-        marks: NDArray[np.intp],
+        edges: NDArray[np.intp],
     ) -> None:
-        """marks: where in data the marker behind each tile stands."""
+        """head: what a cut begins with; size_at: where in it height and width stand.
+
+        edges: where in data each tile starts, and the end of the marker behind the last one.
+        """
         self.width, self.height = frame.width, frame.height
         wide, high = frame.mcu
         self.tile_width, self.tile_height = interval * wide, high
-        self.columns, self.rows = frame.mcus[0] // interval, frame.mcus[1]
+        self.columns, self.rows = shape = frame.mcus[0] // interval, frame.mcus[1]
         self.grey = len(frame.ids) == 1
-        self.has_app1 = any(segment.marker == _APP1 for segment in segments)
-        # One sample of chroma on each side is all that upsampling looks at.
-        self._margin = wide // 8 if wide > 8 else 0, high // 8 if high > 8 else 0
+        self.has_app1 = has_app1
+        # Upsampling looks at no more than the next sample of chroma on each side, and at that only
+        # from the half of a sample that is nearer to it: the pixels beside its border.
+        self._margin = int(wide > 8), int(high > 8)
         self._data = memoryview(data)
-        head = [b"\xff\xd8"]
-        length = 2
-        for marker, at, end in segments:
-            if _is_text(marker) and not _tells_colour(data, marker, at):
-                continue  # PIL would take it apart once more
-            if marker in _FRAMES:
-                self._size_at = length + 5
-            head.append(bytes(data[at:end]))
-            length += end - at
-        self._head = b"".join(head)
-        starts = np.empty_like(marks)
-        starts[0] = segments[-1].end
-        starts[1:] = marks[:-1] + 2
-        self._starts = starts.reshape(self.rows, self.columns)
-        self._ends = marks.reshape(self.rows, self.columns) + 2
+        self._head, self._size_at = head, size_at
+        self._starts = edges[:-1].reshape(shape[::-1])
+        self._ends = edges[1:].reshape(shape[::-1])
 
     def cut(self, box: tuple[int, int, int, int]) -> Cut:
         """A JPEG of the tiles under a box.
@@ -178,17 +171,17 @@ class Tiles:
         b, d = max(0, top - y) // high, min(self.rows, -(-(bottom + y) // high))
 
         # Each row of tiles is one run of bytes, with the markers between its tiles and behind them.
-        starts, ends = self._starts[b:d, a], self._ends[b:d, a:c]
+        ends = self._ends[b:d, a:c]
+        starts, stops = self._starts[b:d, a], ends[:, -1]
         size_at, head, data = self._size_at, self._head, self._data
-        runs = [data[i:j] for i, j in zip(starts.tolist(), ends[:, -1].tolist(), strict=True)]
+        runs = [data[i:j] for i, j in zip(starts.tolist(), stops.tolist(), strict=True)]
         cut = bytearray().join([head, *runs])
         width, height = min(self.width, c * wide) - a * wide, min(self.height, d * high) - b * high
         cut[size_at : size_at + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
 
         # Behind the k-th tile stands RST(k mod 8), behind the last one EOI.
-        lengths = ends[:, -1] - starts
-        shift = lengths.cumsum() - lengths - starts
-        marks = (ends + shift[:, None]).ravel() + (len(head) - 1)
+        shift = (stops - starts).cumsum() - stops + (len(head) - 1)
+        marks = (ends + shift[:, None]).ravel()
         np.frombuffer(cut, np.uint8)[marks] = np.frombuffer(_restarts(marks.size), np.uint8)
         return Cut(cut, a * wide, b * high, width, height, self.grey)
 
@@ -206,16 +199,24 @@ def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
     """
     if bytes(data[:3]) != b"\xff\xd8\xff" or (segments := _header(data)) is None:
         return None
+    head, kept, size_at, has_app1 = bytearray(), 0, 0, False
     frame, interval = None, 0
     for marker, at, end in segments:
+        if marker in (_DQT, _DHT, _SOS):
+            continue
         if marker == _DRI:
             if end - at != 6:
                 return None
             interval = data[at + 4] << 8 | data[at + 5]
         elif marker in _BASELINE and frame is None:
-            frame = _frame(data, at, end)
-        elif marker not in (_DQT, _DHT, _SOS) and not _is_text(marker):
+            frame, size_at = _frame(data, at, end), len(head) + at - kept + 5
+        elif not _is_text(marker):
             return None  # another kind of JPEG, or two frames
+        else:
+            has_app1 |= marker == _APP1
+            if not _tells_colour(data, marker, at):  # decoders would take it apart once more
+                head += data[kept:at]
+                kept = end
     # Where a cut is one MCU wide libjpeg upsamples in another way.
     if interval < 2 or frame is None or frame.bits != 8 or len(frame.ids) not in (1, 3):
         return None
@@ -227,11 +228,19 @@ def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
     if rest or count > len(data) or _scan(data, last) != (frame.ids, 0, 63, 0, 0):
         return None
     body = np.frombuffer(data, np.uint8)[last.end :]
-    marks = (body[:-1] == 0xFF).nonzero()[0]
-    marks = marks[body[1:][marks] != 0][:count]  # FF 00 is a byte FF of the coded data
-    if body[1:][marks].tobytes() != _restarts(count):
+    codes, found = body[1:], body[:-1] == 0xFF
+    # FF 00 is a byte FF of the coded data. The lesser of 1 and the code is 1 for all others: 10 us
+    # less than leaving the zeros out behind nonzero, 5 less than `& (codes != 0)`.
+    ones = found.view(np.uint8)
+    np.minimum(ones, codes, out=ones)
+    marks = found.nonzero()[0][:count]
+    if codes[marks].tobytes() != _restarts(count):
         return None
-    return Tiles(data, segments, frame, interval, marks + last.end)
+    head += data[kept : last.end]
+    edges = np.empty(count + 1, np.intp)
+    edges[0] = last.end
+    np.add(marks, last.end + 2, out=edges[1:])
+    return Tiles(data, head, size_at, has_app1, frame, interval, edges)
 
 
 def _restarts(count: int) -> bytes:
@@ -266,11 +275,15 @@ def _frame(data: Data, at: int, end: int) -> _Frame | None:
     body = bytes(data[at + 4 : end])
     if len(body) < 6 or len(body) != 6 + 3 * body[5]:
         return None
-    ids, sampling = tuple(body[6::3]), tuple((b >> 4, b & 15) for b in body[7::3])
+    ids, sampling = tuple(body[6::3]), tuple([(b >> 4, b & 15) for b in body[7::3]])
     height, width = body[1] << 8 | body[2], body[3] << 8 | body[4]
-    if not (height and width and ids) or not all(1 <= s <= 4 for pair in sampling for s in pair):
+    if not (height and width and ids and _SAMPLINGS.issuperset(sampling)):
         return None
-    return _Frame(body[0], height, width, ids, sampling)
+    wide, high = 8, 8  # a scan of one component has one block in each MCU, whatever its sampling
+    if len(ids) > 1:
+        wide, high = 8 * max([h for h, _ in sampling]), 8 * max([v for _, v in sampling])
+    mcus = -(-width // wide), -(-height // high)
+    return _Frame(body[0], height, width, ids, sampling, (wide, high), mcus)
 
 
 def _scan(data: Data, segment: _Segment) -> tuple[tuple[int, ...], int, int, int, int] | None:
@@ -305,7 +318,8 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     Progressive files become sequential ones.
 
     The work is done by the compiled core, else by the program jpegtran, with the same bytes as
-    result. Raises DependencyError when neither is there (`rewriter` asks before).
+    result. Raises DependencyError when neither is there (`rewriter` asks before), or jpegtran does
+    not do it; StorageError when jpegtran was killed, or lacked memory; MemoryError of the core.
     """
     tool = rewriter()
     found = _fit(data, max_pixels)
@@ -331,7 +345,8 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     ]
     result = b"".join([b"\xff\xd8", *kept, *drawn, done[made[-1].end :], data[end:]])
     again = tiles(result)
-    assert again is not None and (again.width, again.height) == (frame.width, frame.height)
+    if again is None or (again.width, again.height) != (frame.width, frame.height):
+        raise _unusable(tool, "it writes another kind of JPEG than asked for, as mozjpeg's does")
     return result
 
 
@@ -474,7 +489,11 @@ def _jpegtran(program: str, bare: bytes, interval: int) -> bytes | str:
 
 
 def _run(program: str, data: bytes, *options: str) -> bytes | str:
-    """The output of jpegtran, or its complaint: it must be silent, and warnings count as damage."""
+    """The output of jpegtran, or its complaint: it must be silent, and warnings count as damage.
+
+    Raises DependencyError when it does not run, StorageError when it was killed, or says that this
+    machine has not what it needs: that tells nothing of the file.
+    """
     try:
         done = subprocess.run(
             [program, "-copy", "none", *options],
@@ -485,9 +504,28 @@ def _run(program: str, data: bytes, *options: str) -> bytes | str:
     except subprocess.TimeoutExpired:
         return f"jpegtran took more than {_TIME_LIMIT_S:g} s"
     except OSError as error:
-        raise DependencyError(
-            f"JPEGs cannot be rewritten: {program} does not run ({error})"
-        ) from None
-    if done.returncode or done.stderr:
-        return done.stderr.decode(errors="replace").strip() or f"jpegtran: {done.returncode}"
+        raise _unusable(program, error.strerror or str(error)) from None
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode in (126, 127):  # of a shell, or the loader of shared libraries
+        raise _unusable(program, said or f"exit code {done.returncode}")
+    ended = said if any(one in said for one in _SHORT_OF) else ""
+    if done.returncode < 0:
+        known = {one.value: one.name for one in signal.Signals}
+        ended = f"killed by {known.get(-done.returncode, f'signal {-done.returncode}')}"
+        ended += " (out of memory?)" if done.returncode == -signal.SIGKILL else ""
+    if ended:
+        raise StorageError(
+            f"{program} ended before a JPEG of {len(data):,} bytes was rewritten: "
+            f"{printable(ended)}. Nothing is wrong with what is packed so far: run it again to "
+            "resume, with fewer --jobs if memory was short"
+        )
+    if done.returncode or said:
+        return said or f"jpegtran: {done.returncode}"
     return done.stdout
+
+
+def _unusable(program: str, why: str) -> DependencyError:
+    return DependencyError(
+        f"JPEGs cannot be rewritten: {program} does not run ({printable(why)}). Mend or install it "
+        "(Debian, Ubuntu: libjpeg-turbo-progs), and run this again to resume"
+    )

@@ -17,36 +17,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import __version__, journal, jpeg, lock, manifest, parallel, plan, sizes, sources
+from . import (
+    __version__,
+    building,
+    destination,
+    image,
+    journal,
+    lock,
+    manifest,
+    parallel,
+    plan,
+    recoding,
+    sizes,
+    sources,
+)
+from .building import Built, Task
 from .errors import (
     BusyError,
     DamageError,
-    DecodeError,
     ExistsError,
     NotPackedError,
     OptionError,
-    SampleError,
     SourceChangedError,
     SourceError,
     StorageError,
-    VersionError,
     printable,
 )
-from .formats.base import MAX_RECORDS, Shard, ShardInfo
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
-from .plan import ORIGINAL, Plan
-from .sample import Sample, Schema
+from .plan import Plan
+from .recoding import Recoded, Recoding
+from .sample import Schema
 from .selection import described
-from .shard import ShardWriter, check_packed, open_own
+from .shard import check_packed
 from .storage import local, local_path, locate
 
-QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
-
-_ONE_SIZE = "raw pixels have one size"
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
-_CHECK = 64  # files, or
-_CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
 
 Path_ = str | bytes | os.PathLike[Any]
 
@@ -83,6 +89,18 @@ class Packed:
     already: bool = False  # it was packed before; nothing was touched
     unlocked: bool = False  # the file system has no locks
 
+    def add(self, done: Recoded) -> None:
+        """What was done to the images of one more shard."""
+        self.full_size += done.full_size
+        self.enlarged += done.enlarged
+        if self.tiles is not None:
+            self.tiles += done.tiles.images
+        self.tiled += done.tiles.rewritten
+        self.tiled_from += done.tiles.before
+        self.tiled_to += done.tiles.after
+        for why, count in done.tiles.others.items():
+            self.untiled[why] = self.untiled.get(why, 0) + count
+
 
 def pack(
     source: Path_,
@@ -102,7 +120,7 @@ def pack(
     splits: bool | None = None,
     classes: Path_ | None = None,
     resize: int | None = None,
-    quality: int = QUALITY,
+    quality: int = recoding.QUALITY,
     encode: str | None = None,
     jpeg_tiles: bool = False,
     keep_original: bool = False,
@@ -172,37 +190,35 @@ def pack(
             progress=progress,
         )
     )
-    wanted = _options(asked.kind, shard_size, max_records, shuffle, seed, resize, quality)
+    wanted = plan.options(
+        source=asked.kind or "imagefolder",
+        shard_size=shard_size,
+        max_records=max_records,
+        shuffle=shuffle,
+        seed=seed,
+        extra=recoding.options(
+            resize=resize,
+            quality=quality,
+            encode=encode,
+            jpeg_tiles=jpeg_tiles,
+            keep_original=keep_original,
+        ),
+    )
     if format != "record":  # which datasets had before there was another
         wanted["format"] = format
-    if encode is not None:
-        if encode != "raw":
-            raise OptionError(f"encode is {printable(repr(encode))}; expected 'raw', or nothing")
-        if resize is not None:
-            sizes.whole("resize", resize, 1, 1 << 15)
-        wanted |= {"encode": encode, "quality": None}
-    wanted |= _tile_options(jpeg_tiles, keep_original, encode)
     if isinstance(where, Mapping):
         wanted["where"] = described(where)
-    chosen = _part(part)
+    chosen = plan.part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
-    if resize is not None or encode is not None:
-        from . import image
-
-        image.engine()  # fails now, not in the middle
-    if jpeg_tiles:
-        jpeg.rewriter()
-    _check_directory(out)
-    _check_apart(source, out)
+    recoding.check_tools(wanted)
     names = sources.names(asked)
-    # All that can be refused is refused before the source is listed, which may take minutes.
-    _check_kind(out, names)
+    destination.check(out, source, names)
     folders = {name: os.path.join(out, name) if name else out for name in names}
     for name, folder in folders.items():
         lock.refuse_if_busy(folder, part=chosen is not None)
         if not overwrite:
-            _refuse_other(folder, wanted | _of_split(name, names))
+            destination.refuse_other(folder, wanted | _of_split(name, names))
     numbering = None if classes is None else manifest.classes_of(local_path(classes))
     listings = sources.find(asked)
     if numbering is not None:
@@ -212,19 +228,18 @@ def pack(
         }
         if all(listing.classes is None for listing in listings.values()):
             sources.renumber(next(iter(listings.values())), numbering)
-    if resize is not None or encode is not None or jpeg_tiles:
-        _check_images(listings, encode, resize)
+    recoding.check_fields(listings, wanted)
     if list(listings) != names:
         raise SourceChangedError(f"{printable(source)}: its top folders changed just now")
     listings = {
-        name: _with_originals(listing, asked, name, keep_original)
+        name: recoding.with_originals(listing, asked, name, keep_original)
         for name, listing in listings.items()
     }
     packings = []
     for name, listing in listings.items():
         options, each = wanted | _of_split(name, names), None
         if encode is not None:
-            height, width = _raw_size(listing, wanted["resize"])
+            height, width = recoding.size(listing, wanted["resize"])
             options["pixels"] = [height, width]
             each = len(image.ppm_header(height, width)) + 3 * height * width
         made = plan.make(listing, options, each)
@@ -257,7 +272,7 @@ def pack(
             for packing in packings:
                 packing.finish()
             if names != [""]:
-                _commit_splits(out, names)
+                destination.commit_splits(out, names)
     return [packing.result for packing in packings]
 
 
@@ -286,7 +301,7 @@ def commit(
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
             packings.append(_Packing(_plan_of_parts(held, folder), folder, None, None, held))
-        if not packings and (not splits or _has_splits(out, splits)):
+        if not packings and (not splits or destination.has_splits(out, splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = parallel.Report(progress, sum(int(one.plan.sizes.sum()) for one in packings))
         missing = [
@@ -301,78 +316,8 @@ def commit(
         for packing in packings:
             packing.finish()
         if splits:
-            _commit_splits(out, splits)
+            destination.commit_splits(out, splits)
     return [packing.result for packing in packings]
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One shard to build, or to check where it is there already."""
-
-    number: int
-    directory: str
-    token: str
-    dataset_id: bytes
-    fields: tuple[tuple[str, str], ...]
-    keys: list[bytes]
-    sizes: list[int]
-    places: list[int]  # of the records, for the source
-    resize: int | None
-    quality: int | None
-    pixels: tuple[int, int] | None  # height and width of raw pixels
-    jpeg_tiles: bool
-    keep_original: bool
-    format: str
-    skip: bool
-    finished: list[str]  # names of files that may be this shard, from an interrupted packing
-    build: bool = True
-
-
-@dataclass
-class _Tiles:
-    """What became of the images of a shard."""
-
-    images: int = 0  # that are tiles
-    rewritten: int = 0
-    before: int = 0  # bytes of the rewritten ones as files, and
-    after: int = 0  # as tiles
-    others: dict[str, int] = field(default_factory=dict)  # that were not rewritten, by reason
-
-    def add(self, why: str, before: int, after: int) -> None:
-        if why:
-            self.others[why] = self.others.get(why, 0) + 1
-            self.images += why == jpeg.ALREADY
-        else:
-            self.images += 1
-            self.rewritten += 1
-            self.before += before
-            self.after += after
-
-    @classmethod
-    def of(cls, shard: Shard) -> _Tiles:
-        """Of a shard that an earlier call finished: nobody knows any more why others are none."""
-        found = (one.get("image") for one in shard.scan(0, shard.records))
-        return cls(sum(one is not None and jpeg.tiles(one) is not None for one in found))
-
-    def add_to(self, result: Packed) -> None:
-        if result.tiles is not None:
-            result.tiles += self.images
-        result.tiled += self.rewritten
-        result.tiled_from += self.before
-        result.tiled_to += self.after
-        for why, count in self.others.items():
-            result.untiled[why] = result.untiled.get(why, 0) + count
-
-
-@dataclass
-class _Built:
-    info: ShardInfo | None  # None: not built, because of `problems`
-    blob_bytes: int = 0
-    kept: bool = False
-    full_size: int = 0
-    enlarged: int = 0
-    tiles: _Tiles = field(default_factory=_Tiles)
-    problems: list[Problem] = field(default_factory=list)
 
 
 class _Packing:
@@ -394,9 +339,10 @@ class _Packing:
         self.dataset_id = made.dataset_id
         self.token = local.token()
         header = made.header
+        self._recoding = Recoding.of(header["options"])
         Schema(header["fields"])  # too many, or what cannot be one: refused before all is locked
         self._part, self._held = part, held
-        self._start, self._stop = _share(made.shards, part)
+        self._start, self._stop = plan.share(made.shards, part)
         first, last = int(made.bounds[self._start]), int(made.bounds[self._stop])
         self.result = Packed(
             out=directory,
@@ -410,11 +356,11 @@ class _Packing:
             source_bytes=int(made.sizes[first:last].sum()),
             ignored=header["ignored"],
             notes=list(header["notes"]),
-            pixels=_pixels(header["options"]),
-            tiles=0 if header["options"].get("jpeg_tiles") else None,
+            pixels=self._recoding.pixels,
+            tiles=0 if self._recoding.jpeg_tiles else None,
         )
         self._seal = b""  # SHA-256 of the journal, if we made it
-        self._built: list[_Built] = []
+        self._built: list[Built] = []
         self._problems: list[Problem] = []
         self._started = time.monotonic()
 
@@ -527,16 +473,7 @@ class _Packing:
 
     def _is_packed(self, overwrite: bool) -> bool:
         """Whether just this dataset is committed here. Raises ExistsError when another one is."""
-        if overwrite:
-            return False
-        try:
-            there = manifest.load(locate(self.directory))
-        except NotPackedError:
-            return False
-        if there.dataset_id == self.dataset_id:
-            infos = (there.shard(number) for number in range(there.shards))
-            return all(_size(self.directory, info.name) == info.size for info in infos)
-        raise ExistsError(_another(self.directory, there))
+        return not overwrite and destination.is_packed(self.directory, self.dataset_id)
 
     def _leave(self, skip: bool) -> list[Problem]:
         """What is committed here is what was asked for: say so, and clean up what a kill left."""
@@ -627,14 +564,13 @@ class _Packing:
         finished = self._finished() if resumed else {}
         tasks = (self._task(number, skip, finished.get(number, []), build) for number in numbers)
         try:
-            work = functools.partial(_do, self._source)  # inherited by workers, never pickled
+            # Inherited by workers, never pickled.
+            work = functools.partial(building.build_or_keep, self._source)
             for one in parallel.run(work, tasks, jobs=min(jobs, len(numbers)), report=report):
                 self._built.append(one)
                 self.result.kept += one.kept
                 self.result.built += one.info is not None and not one.kept
-                self.result.full_size += one.full_size
-                self.result.enlarged += one.enlarged
-                one.tiles.add_to(self.result)
+                self.result.add(one.recoded)
         except BaseException:
             journal.remove_temporaries(self.directory, self.token)  # of workers that were killed
             raise
@@ -648,10 +584,9 @@ class _Packing:
         self.result.seconds = time.monotonic() - self._started
         return []
 
-    def _task(self, number: int, skip: bool, finished: list[str], build: bool) -> _Task:
+    def _task(self, number: int, skip: bool, finished: list[str], build: bool) -> Task:
         start, stop = (int(bound) for bound in self.plan.bounds[number : number + 2])
-        options = self.plan.header["options"]
-        return _Task(
+        return Task(
             number=number,
             directory=self.directory,
             token=self.token,
@@ -660,12 +595,8 @@ class _Packing:
             keys=self.plan.keys[start:stop],
             sizes=self.plan.sizes[start:stop].tolist(),
             places=[] if self.plan.places is None else self.plan.places[start:stop].tolist(),
-            resize=options["resize"],
-            quality=options["quality"],
-            pixels=_pixels(options),
-            jpeg_tiles=options.get("jpeg_tiles", False),
-            keep_original=options.get("keep_original", False),
-            format=_format(options),
+            recoding=self._recoding,
+            format=_format(self.plan.header["options"]),
             skip=skip,
             finished=finished,
             build=build,
@@ -704,233 +635,8 @@ class _Packing:
         self.result.committed = True
 
 
-# --- one shard ------------------------------------------------------------------------------------
-
-
-def _do(source: sources.Source | None, task: _Task, add: Callable[[int], None]) -> _Built:
-    """Build a shard, or keep it when an interrupted packing finished it. Runs in any process."""
-    found = [kept for name in task.finished if (kept := _keep(task, name))]
-    if found:
-        add(sum(task.sizes))
-        return min(found, key=lambda kept: len(kept.problems))
-    if source is None or not task.build:
-        return _Built(None)
-    return _build_shard(source, task, add)
-
-
-def _build_shard(source: sources.Source, task: _Task, add: Callable[[int], None]) -> _Built:
-    shard = ShardWriter(
-        task.directory, task.token, Schema(task.fields), task.dataset_id, task.number, task.format
-    )
-    problems: list[Problem] = []
-    try:
-        with source.open() as read:
-            done = full_size = enlarged = 0
-            tiles = _Tiles()
-            for i, place in enumerate(task.places):
-                try:
-                    sample = read(place)
-                    own = sample.get("image") if task.keep_original else None
-                    if task.pixels is not None:
-                        enlarged += _make_raw(sample, task.pixels, task.resize)
-                    elif task.resize is not None:
-                        full_size += _resize(sample, task.resize, task.quality or QUALITY)
-                    tiled = _make_tiles(sample) if task.jpeg_tiles else None
-                    if task.keep_original and sample.get(ORIGINAL) is None:
-                        sample[ORIGINAL] = None if sample.get("image") is own else own
-                    shard.write(sample)
-                    if tiled is not None:
-                        tiles.add(*tiled)
-                    shard.flush()
-                except (sources.Rejected, SampleError) as error:
-                    problems.append((task.keys[i], str(error)))
-                done += task.sizes[i]
-                if done >= _CHECK_BYTES or i % _CHECK == _CHECK - 1:
-                    add(done)
-                    done = 0
-        if problems and not task.skip:
-            shard.discard()
-            return _Built(None, problems=problems)
-        info = shard.finish()
-        if problems:
-            journal.write_rejected_part(task.directory, _part_name(info.name), problems)
-        shard.commit(info.name)
-        add(done)
-    except BaseException:
-        shard.discard()
-        raise
-    return _Built(
-        info,
-        shard.blob_bytes,
-        full_size=full_size,
-        enlarged=enlarged,
-        tiles=tiles,
-        problems=problems,
-    )
-
-
-def _resize(sample: Sample, side: int, quality: int) -> bool:
-    """Shrink a sample's image; whether it stays at full size, though larger. Raises Rejected."""
-    from . import image
-
-    data = sample.get("image")
-    if data is None:
-        return False
-    try:
-        small = image.resize_short(data, side, quality)
-        if small is None:
-            width, height = image._open(data, image.MAX_PIXELS).size
-            return bool(min(width, height) > side)
-    except DecodeError as error:
-        raise sources.Rejected(f"cannot be resized: {error}") from None
-    sample["image"] = small
-    return False
-
-
-def _make_raw(sample: Sample, size: tuple[int, int], resize: int | None) -> bool:
-    """Make pixels of a sample's image; whether it was enlarged. Raises Rejected."""
-    from . import image
-
-    data, enlarged = sample["image"], False
-    if data is None:
-        return False
-    try:
-        if resize is None:
-            array = image.pixels(data)
-        else:
-            array, enlarged = image.square(data, resize)
-    except DecodeError as error:
-        raise sources.Rejected(f"cannot be decoded: {error}") from None
-    height, width = array.shape[:2]
-    if (height, width) != size:
-        raise sources.Rejected(
-            f"it is {width} x {height}, and the first image {size[1]} x {size[0]}: {_ONE_SIZE}"
-        )
-    sample["image"] = image.ppm(array)
-    return enlarged
-
-
-def _keep(task: _Task, name: str) -> _Built | None:
-    """A finished shard, if it is whole, and holds all that the plan gives it."""
-    try:
-        file = local.LocalStorage(task.directory).open(name)
-    except (FileNotFoundError, StorageError):
-        return None
-    try:
-        digest = file.sha256()
-        if manifest.shard_name(task.number, digest, task.format) != name:
-            return None
-        shard = open_own(file, name, task.dataset_id)
-        # Left out are only files that a part was told to skip; building anew finds out again why.
-        left_out: list[Problem] = []
-        if not task.build:
-            left_out = journal.load_rejected_part(task.directory, _part_name(name)) or []
-        if shard.number != task.number or len(task.keys) - shard.records != len(left_out):
-            return None
-        info = ShardInfo(name, task.number, shard.records, file.size, digest, shard.index_checksum)
-        tiles = _Tiles.of(shard) if task.jpeg_tiles else _Tiles()
-        return _Built(info, shard.blob_bytes(), kept=True, tiles=tiles, problems=left_out)
-    except (DamageError, StorageError, VersionError):
-        return None
-    finally:
-        file.close()
-
-
-def _part_name(name: str) -> str:
-    """A shard's name without its ending."""
-    return name.partition(".")[0]
-
-
 def _format(options: dict[str, Any]) -> str:
     return str(options.get("format", "record"))
-
-
-def _pixels(options: dict[str, Any]) -> tuple[int, int] | None:
-    found = options.get("pixels")
-    return None if found is None else (found[0], found[1])
-
-
-# --- raw pixels -----------------------------------------------------------------------------------
-
-
-def _raw_size(listing: sources.Listing, resize: int | None) -> tuple[int, int]:
-    """Height and width of all images: as asked, or those of the first that can be decoded.
-
-    Parts of a job array all look at that one, so that they make one plan. Raises SourceError.
-    """
-    if resize is not None:
-        return resize, resize
-    from . import image
-
-    problems: list[Problem] = []
-    with listing.source.open() as read:
-        for at, key in enumerate(listing.keys):
-            try:
-                data = read(at if listing.places is None else int(listing.places[at]))["image"]
-                if data is not None:
-                    height, width = image.pixels(data).shape[:2]
-                    return height, width
-            except sources.Rejected as error:
-                problems.append((key, str(error)))
-            except DecodeError as error:
-                problems.append((key, f"cannot be decoded: {error}"))
-    raise SourceError(
-        "encode 'raw': no image here can be decoded, so their size is not known"
-        + (f":\n{sources.listed(problems)}" if problems else "")
-    )
-
-
-# --- JPEG tiles -----------------------------------------------------------------------------------
-
-
-def _make_tiles(sample: Sample) -> tuple[str, int, int] | None:
-    """Rewrite a sample's image, if that can be done: "", or why not; its bytes before and after.
-
-    None where there is no image.
-    """
-    data = sample.get("image")
-    if data is None:
-        return None
-    made = jpeg.rewrite(data)
-    if isinstance(made, jpeg.Unfit):
-        return made.reason, 0, 0
-    sample["image"] = made
-    return "", len(data), len(made)
-
-
-def _tile_options(jpeg_tiles: bool, keep_original: bool, encode: str | None) -> dict[str, Any]:
-    """What is recorded, when it is asked for. Raises OptionError."""
-    if keep_original and not jpeg_tiles:
-        raise OptionError("--keep-original: goes with --jpeg-tiles; without, originals are packed")
-    if jpeg_tiles and encode is not None:
-        raise OptionError(
-            "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
-        )
-    asked = {"jpeg_tiles": jpeg_tiles, "keep_original": keep_original}
-    return {name: True for name, wanted in asked.items() if wanted}
-
-
-def _with_originals(
-    listing: sources.Listing, asked: sources.Wanted, split: str, keep: bool
-) -> sources.Listing:
-    """With the field of the files' own bytes, where it is asked for, or the source has it.
-
-    Raises OptionError where another field has its name.
-    """
-    there = ORIGINAL in dict(listing.fields)
-    if there and asked.kind == "dataset" and not {"image", ORIGINAL} & asked.fields.keys():
-        folder = manifest.datasets(os.fsdecode(asked.path))[split]
-        if manifest.load(locate(folder)).options.get("keep_original"):
-            options = {**listing.options, "keep_original": True}
-            return dataclasses.replace(listing, options=options)
-    if not keep:
-        return listing
-    if there:
-        raise OptionError(
-            f"--keep-original: a field of the source is called `{ORIGINAL}` already; --fields "
-            f"NAME={ORIGINAL} calls it something else"
-        )
-    return dataclasses.replace(listing, fields=(*listing.fields, (ORIGINAL, "bytes")))
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -943,130 +649,9 @@ def _splits(splits: Any) -> bool | None:
     raise OptionError(f"splits is {splits!r}; expected True, False or None")
 
 
-def _options(
-    source: str | None,
-    shard_size: int | str | None,
-    max_records: int | None,
-    shuffle: bool | None,
-    seed: int,
-    resize: int | None,
-    quality: int,
-) -> dict[str, Any]:
-    """The options as a dataset records them. Raises OptionError."""
-    if shard_size is not None:
-        shard_size = sizes.size("shard_size", shard_size)
-    if max_records is not None:
-        max_records = sizes.whole("max_records", max_records, 1, MAX_RECORDS)
-    if resize is not None:
-        resize = sizes.whole("resize", resize)
-    quality = sizes.whole("quality", quality, 1, 100)
-    return plan.options(
-        source=source or "imagefolder",
-        shard_size=shard_size,
-        max_records=max_records,
-        shuffle=None if shuffle is None else bool(shuffle),
-        seed=sizes.whole("seed", seed, 0, (1 << 64) - 1),
-        extra={"resize": resize, "quality": quality if resize else None},
-    )
-
-
-def _check_images(
-    listings: Mapping[str, sources.Listing], encode: str | None, resize: int | None
-) -> None:
-    """Raise OptionError where no image would be resized, made pixels, or tiles."""
-    kinds = {name: kind for one in listings.values() for name, kind in one.fields}
-    # Bytes would not be decoded when they are read, so it is of no use to make pixels of them.
-    if kinds.get("image") not in (("image", "bytes") if encode is None else ("image",)):
-        there = ", ".join(printable(name) for name, kind in kinds.items() if kind == "image")
-        does = "--jpeg-tiles: rewrites" if resize is None else "--resize: shrinks"
-        raise OptionError(
-            (does if encode is None else "--encode raw: makes pixels of")
-            + " the field `image`, and none called so holds images. Those that do: "
-            f"{there or 'none'}"
-            + ("; --fields image=NAME calls one so" if there and "image" not in kinds else "")
-        )
-
-
 def _of_split(name: str, names: Sequence[str]) -> dict[str, Any]:
     """What the options of a dataset say of the splits it is one of."""
     return {"split": name, "splits": list(names)} if name else {}
-
-
-def _part(part: tuple[int, int] | str | None) -> tuple[int, int] | None:
-    """Raises OptionError."""
-    if part is None:
-        return None
-    try:
-        first, last = map(int, part.split("/")) if isinstance(part, str) else part
-        i, n = sizes.whole("part", first, -(1 << 62)), sizes.whole("part", last, -(1 << 62))
-    except (TypeError, ValueError):
-        raise OptionError(
-            f"part is {printable(repr(part))}; expected I/N, like 1/4, or (1, 4)"
-        ) from None
-    if not 1 <= i <= n:
-        raise OptionError(
-            f"part {i}/{n}: parts count from 1, so from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}"
-        )
-    return i, n
-
-
-def _check_apart(source: bytes, out: str) -> None:
-    if not os.path.isdir(source):
-        return
-    folder, target = os.path.realpath(os.fsdecode(source)), os.path.realpath(out)
-    if f"{target}/".startswith(f"{folder.rstrip('/')}/"):
-        raise OptionError(
-            f"{printable(out)}: OUT lies in the folder to be packed; choose a directory outside "
-            "of it"
-        )
-
-
-def _check_directory(out: str) -> None:
-    if os.path.lexists(out) and not os.path.isdir(out):
-        raise OptionError(f"{printable(out)}: expected a directory, or nothing yet; this is a file")
-
-
-def _check_kind(out: str, names: Sequence[str]) -> None:
-    """A directory holds one dataset or the splits of one, never both."""
-    storage = locate(out)
-    if names == [""] and storage.exists(manifest.SPLITS):
-        raise ExistsError(f"{printable(out)}: splits are packed here; choose another directory")
-    if names != [""] and (storage.exists(manifest.MANIFEST) or storage.exists(JOURNAL)):
-        raise ExistsError(
-            f"{printable(out)}: one dataset is packed here, and splits are to be; choose another "
-            "directory"
-        )
-
-
-def _refuse_other(directory: str, wanted: dict[str, Any]) -> None:
-    """Raise ExistsError when the dataset in a directory is another by its options alone."""
-    try:
-        there = manifest.load(locate(directory))
-    except NotPackedError:
-        return
-    wanted = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted
-    # The source decides on the rest: `absent`, and what was not asked for.
-    known = {name: there.options.get(name) for name in wanted}
-    if "format" in wanted:
-        known["format"] = there.format
-    if wanted["shard_size"] is None:
-        known["shard_size"] = None
-    if wanted["shuffle"] is None:
-        known["shuffle"] = None
-        known["seed"] = wanted["seed"] if known["seed"] is None else known["seed"]
-    if wanted["source"] == "dataset" and wanted["keep_original"] is None:
-        known["keep_original"] = None
-    if known != wanted:
-        raise ExistsError(_another(directory, there, plan.changed(known, wanted)))
-
-
-def _another(directory: str, there: manifest.Manifest, changed: Sequence[str] = ()) -> str:
-    return (
-        f"{printable(directory)}: another dataset is packed here ({there.records:,} records, id "
-        f"{there.dataset_id.hex()}). Choose another directory, or replace it with --overwrite"
-        + "".join(f"\n  option {line}" for line in changed)
-        + ("" if changed else "\n  its records, values, sizes, fields, --where or --format differ")
-    )
 
 
 def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:
@@ -1079,54 +664,18 @@ def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:
     return plan.parse(data, os.path.join(folder, JOURNAL))
 
 
-def _splits_file(out: str, names: Sequence[str]) -> bytes:
-    found = [manifest.load(locate(os.path.join(out, name))).classes for name in names]
-    classes = next((classes for classes in found if classes is not None), None)
-    return manifest.dump_splits(names, classes)
-
-
-def _has_splits(out: str, names: Sequence[str]) -> bool:
-    """Whether shardio.json is there, and right."""
-    try:
-        return locate(out).read(manifest.SPLITS, manifest.MAX_SPLITS) == _splits_file(out, names)
-    except (FileNotFoundError, DamageError):
-        return False
-
-
-def _commit_splits(out: str, names: Sequence[str]) -> None:
-    if not _has_splits(out, names):
-        for name in os.listdir(out):  # of a packer that was killed right here
-            if name.endswith(f"-{manifest.SPLITS}.tmp") and journal.is_ours(out, name):
-                local.remove(os.path.join(out, name))
-        local.write_file(out, manifest.SPLITS, _splits_file(out, names))
-
-
-def _share(shards: int, part: tuple[int, int] | None) -> tuple[int, int]:
-    """The shards [start, stop) of a part."""
-    if part is None:
-        return 0, shards
-    i, n = part
-    return shards * (i - 1) // n, shards * i // n
-
-
-def _size(directory: str, name: str) -> int | None:
-    try:
-        return os.stat(os.path.join(directory, name)).st_size
-    except OSError:
-        return None
-
-
 def _under(split: str, key: bytes) -> bytes:
     return os.fsencode(split) + b"/" + key if split else key
 
 
 def _explain(problems: Sequence[Problem], source: str) -> str:
     sizes = ""
-    if any(reason.endswith(_ONE_SIZE) for _, reason in problems):
+    if any(why.endswith(recoding.ONE_SIZE) for _, why in problems):
         sizes = "Make all of one size with --resize N --restart: squares of N x N\n"
     return (
         f"{printable(source)}: {len(problems):,} files cannot be packed, so nothing was "
         "committed:\n"
         f"{sources.listed(sorted(problems))}\n"
-        f"{sizes}Mend or remove them and run it again, or leave them out with --on-error skip"
+        f"{sizes}Leave them out with --on-error skip, which keeps what is finished; or mend or remove "
+        "them, and pack anew with --restart"
     )

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from . import order
-from .errors import DamageError, printable
+from . import order, sizes
+from .errors import DamageError, OptionError, printable
+from .formats.base import MAX_RECORDS
 from .formats.record import VERSION
 from .lock import PLAN_MAGIC
 from .sample import KEY
@@ -28,8 +29,6 @@ from .sources.base import Ints, Listing
 SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
 MIN_SHARDS = 16  # that the default aims at,
 MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more than a MiB's reading
-
-ORIGINAL = "original"  # with keep_original, the field of a file's own bytes; None: `image` has them
 
 # Shards that lay in OUT when a packing was begun: name to time of change. They are of another
 # packing, which may have had other content under the same id; all others are of this one. (Being
@@ -97,20 +96,53 @@ class Plan:
 def options(
     *,
     source: str = "imagefolder",
-    shard_size: int | None,
+    shard_size: int | str | None,
     max_records: int | None,
     shuffle: bool | None,
     seed: int,
     extra: dict[str, Any],
 ) -> dict[str, Any]:
-    """What is recorded of how a dataset was packed. shard_size, shuffle None: the source decides"""
+    """What is recorded of how a dataset was packed. shard_size, shuffle None: the source decides.
+
+    Raises OptionError.
+    """
+    seed = sizes.whole("seed", seed, 0, (1 << 64) - 1)
+    shuffle = None if shuffle is None else bool(shuffle)
     return {
         "source": source,
         "shuffle": shuffle,
         "seed": seed if shuffle is not False else None,
-        "shard_size": shard_size,
-        "max_records": max_records,
+        "shard_size": None if shard_size is None else sizes.size("shard_size", shard_size),
+        "max_records": (
+            None if max_records is None else sizes.whole("max_records", max_records, 1, MAX_RECORDS)
+        ),
     } | extra
+
+
+def part(given: tuple[int, int] | str | None) -> tuple[int, int] | None:
+    """(i, n) or "i/n", i from 1 to n, as the former. Raises OptionError."""
+    if given is None:
+        return None
+    try:
+        first, last = map(int, given.split("/")) if isinstance(given, str) else given
+        i, n = sizes.whole("part", first, -(1 << 62)), sizes.whole("part", last, -(1 << 62))
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"part is {printable(repr(given))}; expected I/N, like 1/4, or (1, 4)"
+        ) from None
+    if not 1 <= i <= n:
+        raise OptionError(
+            f"part {i}/{n}: parts count from 1, so from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}"
+        )
+    return i, n
+
+
+def share(shards: int, part: tuple[int, int] | None) -> tuple[int, int]:
+    """The shards [start, stop) that a part builds."""
+    if part is None:
+        return 0, shards
+    i, n = part
+    return shards * (i - 1) // n, shards * i // n
 
 
 def make(listing: Listing, wanted: dict[str, Any], each: int | None = None) -> Plan:
@@ -129,8 +161,8 @@ def make(listing: Listing, wanted: dict[str, Any], each: int | None = None) -> P
             )
     count = len(listing.keys)
     packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
-    sizes = listing.sizes[packed]
-    bytes_packed = sizes if each is None else np.full(count, each, np.int64)
+    listed = listing.sizes[packed]
+    bytes_packed = listed if each is None else np.full(count, each, np.int64)
     if shard_size is None:
         fair = -(-int(bytes_packed.sum()) // MIN_SHARDS)
         shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
@@ -154,18 +186,18 @@ def make(listing: Listing, wanted: dict[str, Any], each: int | None = None) -> P
             "notes": notes,
         },
         keys=[listing.keys[i] for i in packed.tolist()],
-        sizes=sizes,
+        sizes=listed,
         mtimes=listing.mtimes[packed],
         bounds=cut(bytes_packed, shard_size, wanted["max_records"]),
         places=packed if listing.places is None else listing.places[packed],
     )
 
 
-def cut(sizes: Ints, shard_size: int, max_records: int | None) -> Ints:
+def cut(each: Ints, shard_size: int, max_records: int | None) -> Ints:
     """Bounds of the fullest shards, in order, of at most `shard_size` bytes, or one larger file."""
-    ends = np.cumsum(sizes)
+    ends = np.cumsum(each)
     bounds = [0]
-    while bounds[-1] < len(sizes):
+    while bounds[-1] < len(each):
         start = bounds[-1]
         before = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, before + shard_size, "right"))
@@ -186,12 +218,12 @@ def parse(data: bytes, where: str) -> Plan:
         bounds = np.array(header.pop("bounds"), np.int64)
         before = header.pop("before")
         count = int(bounds[-1])
-        sizes, mtimes = np.frombuffer(data, "<i8", 2 * count, at).reshape(2, count)
+        listed, mtimes = np.frombuffer(data, "<i8", 2 * count, at).reshape(2, count)
         at += 16 * count
         ends = np.frombuffer(data, "<u4", count, at).cumsum(dtype=np.int64) + at + 4 * count
         starts = [at + 4 * count, *ends.tolist()]
         keys = [data[a:b] for a, b in zip(starts, ends.tolist(), strict=False)]
-        return Plan(header, keys, sizes, mtimes, bounds, before)
+        return Plan(header, keys, listed, mtimes, bounds, before)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DamageError(
             f"{where}: the plan of an unfinished packing cannot be read: {error}. "

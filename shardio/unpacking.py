@@ -1,7 +1,7 @@
 """Shards back to files: each record's image to DIR/key, byte for byte what was packed.
 
 Not so images that packing changed, unless their originals were kept: JPEG tiles, which are counted,
-and resized ones.
+resized ones, and raw pixels.
 
 Records of several files (sources/grouped.py) become these again: `cls`, `json` and `npy` files hold
 the same values then, but may be written otherwise.
@@ -28,7 +28,7 @@ from .errors import DamageError, ExistsError, OptionError, StorageError, printab
 from .imagetypes import ENDINGS, image_type
 from .manifest import Manifest
 from .parallel import Progress
-from .plan import ORIGINAL
+from .recoding import ORIGINAL
 from .sample import KEY, Sample
 from .sequence import ShardSequence
 from .storage import local, local_path
@@ -48,6 +48,7 @@ class Unpacked:
     without: int = 0  # records whose field is None: there is no file to write
     tiles: int = 0  # JPEGs that packing made tiles: pixels as they were, bytes not
     resized: bool = False  # whether packing shrank larger images
+    raw: bool = False  # whether packing made pixels of images
 
 
 def unpack(
@@ -85,6 +86,7 @@ def unpack(
         changes = {} if _keeps_originals(dataset.manifest) else dataset.manifest.options
         made_tiles = "jpeg_tiles" in changes
         done.resized |= changes.get("resize") is not None
+        done.raw |= changes.get("encode") is not None
         tree = Tree(into, overwrite)
         try:
             for name in class_folders(dataset.manifest):

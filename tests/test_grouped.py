@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from trees import JPEG, content, images, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import indexing, packing, sources
+from shardio import building, indexing, sources
 from shardio import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import Packed, commit, pack
@@ -280,7 +280,7 @@ def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packing that died before its third shard."""
-    real = packing._build_shard
+    real = building._build
 
     def build(reader: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
@@ -288,7 +288,7 @@ def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return real(reader, task, add)
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "_build_shard", build)
+        patch.setattr(building, "_build", build)
         with pytest.raises(KeyboardInterrupt):
             pack_one(source, out)
     assert len(shards(out)) == 2

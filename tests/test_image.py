@@ -598,6 +598,15 @@ def test_flip_mirrors_half_and_leaves_the_box():
     assert 70 < mirrored < 130
 
 
+@pytest.mark.parametrize("width", [1, 3, 7, 8, 9, 12, 16, 224])
+def test_mirrored_pixels_of_any_width(width):
+    picture = scene(width, 5)
+    assert (CenterCrop((5, width))(picture) == np.asarray(picture)).all()
+    mirrored = Boxed((5, width), box=(0, 0, 1, 1))(picture, 1)
+    assert (mirrored == np.asarray(picture)[:, ::-1]).all()
+    assert mirrored.flags.c_contiguous and mirrored.flags.writeable and mirrored.flags.owndata
+
+
 def test_center_crop_equals_resize_then_crop():
     for width, height in ((300, 200), (200, 300), (97, 61), (301, 299), (256, 256)):
         image = scene(width, height)
@@ -865,6 +874,47 @@ def test_only_the_tiles_of_the_crop_are_decoded(cuts):
     width, height, size = cuts[0]
     assert (width, height) == (80, 48)  # one tile wide, three high
     assert size < len(tiled) / 20
+    # Halved, bilinear: one pixel beyond the box on each side counts, which is the tile's last one.
+    _, tiled = pair("4:4:4", 399, 301)
+    Boxed((39, 29), box=(81 / 399, 17 / 301, 159 / 399, 75 / 301))(tiled)
+    assert cuts[1][:2] == (80, 64)
+
+
+def test_tiles_are_resized_in_a_picture_as_large_as_the_whole(cuts, monkeypatch):
+    # From Pillow 13 on its size decides whether rows or columns come first, and so what is rounded.
+    seen = []
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda s, *a: seen.append(s.size) or resize(s, *a))
+    _, tiled = pair("4:2:0", 399, 301)
+    for fast in (False, True):
+        Boxed(24, box=(0.1, 0.2, 0.4, 0.5), fast=fast)(tiled)
+    assert seen == [(399, 301), (200, 151)] and len(cuts) == 2
+
+
+def test_tall_tiles_of_a_wide_picture_are_resized_as_the_whole(cuts):
+    plain, tiled = pair("4:4:4", 1000, 301)
+    for draw in range(10):
+        crop = Boxed((24, 32), box=(0.01 * draw, 0.5, 0.01 * draw + 0.1, 0.9), interpolation="box")
+        assert np.array_equal(crop(tiled, draw), crop(plain, draw))
+
+
+@pytest.mark.parametrize("error", [AttributeError, TypeError])
+@pytest.mark.parametrize("inside", ["_getdecoder", "_getencoder"])
+def test_a_pil_that_is_another_one_inside_gives_the_same(cuts, monkeypatch, inside, error):
+    files = [pair("4:2:0", 399, 301)[1], pair("grey", 399, 301)[1]]
+    crop = RandomResizedCrop((24, 37), flip=True, fast=True)
+    expected = [crop(data, draw) for data in files for draw in range(5)]
+    real, asked = getattr(Image, inside), []
+
+    def other(*args):
+        asked.append(args)
+        if len(asked) % 2:
+            raise error  # to us; the next one who asks is PIL
+        return real(*args)
+
+    monkeypatch.setattr(Image, inside, other)
+    found = [crop(data, draw) for data in files for draw in range(5)]
+    assert np.array_equal(found, expected) and len(asked) == 20
 
 
 def test_orientation_of_tiles_is_left_when_told(cuts):

@@ -34,7 +34,9 @@ journal decoding fetch scanning
 indexing sequence explaining
 sources.dataset
 sources
-packing collating tuning pixels
+destination recoding
+building collating tuning pixels
+packing
 stream slots
 mixing parcel
 resident making
@@ -59,8 +61,9 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name i
 # The two sides of the house do not know each other; `unpacking`, `cli`, and `sources.dataset`,
 # which reads what is packed anew, stand between them.
 PACKING = {
-    *("shard", "sources.base", "sources.imagefolder", "sources", "plan", "journal", "packing"),
-    *("writer", "cleaning", "sources.tables", "sources.listing", "sources.grouped", "sources.coco"),
+    *("shard", "sources.base", "sources.imagefolder", "sources", "plan", "journal", "recoding"),
+    *("building", "destination", "packing", "writer", "cleaning"),
+    *("sources.tables", "sources.listing", "sources.grouped", "sources.coco"),
 }
 READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),

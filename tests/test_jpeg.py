@@ -178,6 +178,8 @@ def test_a_cut_is_no_larger_than_tiles_and_margin_make_it(kind: str) -> None:
     rim = found.cut((wide, 0, wide + 1, high - 1))
     shared = wide > 16
     assert (rim.left, rim.width) == ((0, 2 * wide) if shared else (wide, wide))
+    beside = found.cut((wide + 1, high + 1, 2 * wide - 1, 2 * high - 1))
+    assert (beside.left, beside.top, beside.width, beside.height) == (wide, high, wide, high)
     whole = found.cut((0, 0, 512, 96))
     assert (whole.left, whole.top, whole.width, whole.height) == (0, 0, 512, 96)
     assert np.array_equal(shown(whole.data), shown(data))
@@ -594,6 +596,12 @@ def test_what_jpegtran_complains_of_is_damage(tmp_path, monkeypatch) -> None:
     assert found == Unfit("damaged", "Corrupt\\x1b data")  # and nothing that steers a terminal
     program(tmp_path, monkeypatch, "exit 3")
     assert rewrite(made("4:2:0", 203, 97)) == Unfit("damaged", "jpegtran: 3")
+
+
+def test_a_jpegtran_that_writes_progressive_files_is_none_for_this(tmp_path, monkeypatch) -> None:
+    program(tmp_path, monkeypatch, f'exec {shutil.which("jpegtran")} -progressive "$@"')
+    with pytest.raises(DependencyError, match="another kind of JPEG"):
+        rewrite(made("4:2:0", 203, 97))
 
 
 def test_a_jpegtran_that_takes_too_long_is_ended(tmp_path, monkeypatch) -> None:

@@ -16,7 +16,13 @@ from trees import content, environment, plant, shardio, shardio_json, shards
 
 from shardio import CenterCrop, engine, jpeg, manifest
 from shardio import sequence as sequences
-from shardio.errors import DependencyError, ExistsError, OptionError, SourceChangedError
+from shardio.errors import (
+    DependencyError,
+    ExistsError,
+    OptionError,
+    SourceChangedError,
+    StorageError,
+)
 from shardio.exporting import export
 from shardio.packing import Packed, commit, pack
 from shardio.storage import locate
@@ -333,6 +339,10 @@ def test_resized_images_are_said_to_be(source: Path, tmp_path: Path) -> None:
     pack_one(some, tmp_path / "out", resize=144, jpeg_tiles=False)
     assert unpack(tmp_path / "out", tmp_path / "back").resized
     assert "resized" in shardio("unpack", tmp_path / "out", tmp_path / "two").stdout
+    pack_one(some, tmp_path / "raw", resize=144, jpeg_tiles=False, encode="raw")
+    assert unpack(tmp_path / "raw", tmp_path / "three").raw
+    said = shardio("unpack", tmp_path / "raw", tmp_path / "four").stdout
+    assert "images were resized and made raw pixels when they were packed" in said
 
 
 def test_verify_finds_nothing_and_damage_is_found_in_originals(both: Path, tmp_path: Path) -> None:
@@ -461,10 +471,75 @@ def test_without_core_and_jpegtran_nothing_is_begun(
     assert not (tmp_path / "out").exists()
 
 
+def fake_jpegtran(folder: Path, script: str, patch: pytest.MonkeyPatch) -> Path:
+    """The only jpegtran there is: the real one, with a script before it. And no core."""
+    real = shutil.which("jpegtran")
+    if real is None:
+        pytest.skip("jpegtran is not installed")
+    folder.mkdir()
+    program = folder / "jpegtran"
+    program.write_text(f'#!/bin/sh\n{script}\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    patch.setenv("PATH", str(folder))
+    patch.setattr(engine, "core", None)
+    return program
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("script", "error", "said"),
+    [
+        ("kill -KILL $$", StorageError, r"[ab]/\w+\.jpg: .*killed by SIGKILL \(out of memory\?\)"),
+        ("kill -TERM $$", StorageError, "killed by SIGTERM[.]"),
+        ("echo 'Insufficient memory (case 4)' >&2; exit 1", StorageError, "case 4.*--jobs"),
+        ("echo 'no libjpeg.so.62' >&2; exit 127", DependencyError, "so.62.*resume"),
+    ],
+)
+def test_a_jpegtran_that_does_not_end_well_stops_the_packing_and_damages_nothing(
+    source: Path, tmp_path: Path, script: str, error: type[Exception], said: str, jobs: int
+) -> None:
+    small = plant(tmp_path / "src", {**FIT, "b/other.png": png(photo(8))})
+    out, flag = tmp_path / "out", tmp_path / "flag"
+    with pytest.MonkeyPatch.context() as patch:
+        fake_jpegtran(tmp_path / "bin", f"[ -e {flag} ] && {{ {script}; }}", patch)
+        pack_one(small, out, max_records=2, part=(1, 2))
+        flag.touch()
+        for on_error in ("raise", "skip"):  # the file is not what cannot be packed
+            with pytest.raises(error, match=said):
+                pack_one(small, out, max_records=2, jobs=jobs, on_error=on_error)
+        assert not list(out.glob("*.tmp")) and not (out / "manifest.json").exists()
+        flag.unlink()
+        done = pack_one(small, out, max_records=2, jobs=jobs)
+    assert (done.kept, done.built, done.tiles, done.untiled.get("damaged")) == (2, 2, 7, None)
+
+
+def test_without_memory_the_message_names_the_file(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rewrite(data: bytes) -> bytes:
+        raise MemoryError  # as the core does
+
+    monkeypatch.setattr(jpeg, "rewrite", rewrite)
+    with pytest.raises(StorageError, match=r"[ab]/\w+\.\w+: .* memory .*fewer --jobs"):
+        pack_one(source, tmp_path / "out", on_error="skip")
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
+def test_a_jpegtran_that_disappears_stops_the_packing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'[ -e {tmp_path}/run ] && /bin/rm "$0"; : > {tmp_path}/run'
+    fake_jpegtran(tmp_path / "bin", script, monkeypatch)
+    with pytest.raises(DependencyError, match=r"does not run \(No such file.*resume"):
+        pack_one(source, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"jpeg_tiles": False, "keep_original": True}, "--keep-original: goes with --jpeg-tiles"),
+        ({"jpeg_tiles": False, "keep_original": True}, "--keep-original: goes with .*as they are"),
+        ({"jpeg_tiles": False, "keep_original": True, "resize": 9}, "which is not asked for$"),
         ({"encode": "raw"}, "--jpeg-tiles: .*--encode raw"),
         ({"fields": {"picture": "image"}}, "--jpeg-tiles: .*Those that do: picture"),
         ({"fields": {"original": "label"}, "keep_original": True}, "called `original` already"),

@@ -27,7 +27,7 @@ from trees import (
     shards,
 )
 
-from shardio import journal, lock, manifest, packing, parallel, plan, sources
+from shardio import building, journal, lock, manifest, packing, parallel, plan, sources
 from shardio import sequence as sequences
 from shardio.errors import (
     BusyError,
@@ -71,15 +71,15 @@ def dead_on_shard(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes packing fail, as by a crash, when it comes to a certain shard."""
 
     def arrange(number: int) -> None:
-        real = packing._build_shard
+        real = building._build
 
         def build(reader: Any, task: Any, add: Any) -> Any:
             if task.number == number:
-                monkeypatch.setattr(packing, "_build_shard", real)
+                monkeypatch.setattr(building, "_build", real)
                 raise KeyboardInterrupt
             return real(reader, task, add)
 
-        monkeypatch.setattr(packing, "_build_shard", build)
+        monkeypatch.setattr(building, "_build", build)
 
     return arrange
 
@@ -582,14 +582,14 @@ def test_a_changed_source_or_option_is_said_and_restart_drops_the_rest(
 def test_a_source_that_changes_while_it_is_packed_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = packing._build_shard
+    real = building._build
 
     def build(reader: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             (source / os.fsdecode(task.keys[1])).write_bytes(noise("new", 77))
         return real(reader, task, add)
 
-    monkeypatch.setattr(packing, "_build_shard", build)
+    monkeypatch.setattr(building, "_build", build)
     with pytest.raises(SourceChangedError, match="--restart"):
         pack_one(source, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -1041,7 +1041,7 @@ def test_a_daemon_works_in_its_own_process(source: Path, tmp_path: Path) -> None
 
 
 def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_path: Path) -> None:
-    real = packing._do
+    real = building.build_or_keep
 
     def die(reader: Any, task: Any, add: Any) -> Any:
         if task.number == 4:
@@ -1049,12 +1049,12 @@ def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_pa
             os.kill(os.getpid(), signal.SIGKILL)
         return real(reader, task, add)
 
-    packing._do = die
+    building.build_or_keep = die
     try:
         with pytest.raises(StorageError, match="killed"):
             pack_one(source, tmp_path / "out", jobs=2)
     finally:
-        packing._do = real
+        building.build_or_keep = real
     assert not list((tmp_path / "out").glob("*.tmp"))
     assert pack_one(source, tmp_path / "out", jobs=2).kept >= 3
 

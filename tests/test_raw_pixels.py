@@ -22,11 +22,11 @@ from shardio import (
     CenterCrop,
     RandomResizedCrop,
     ShardDataset,
+    building,
     collate,
     engine,
     image,
     manifest,
-    packing,
 )
 from shardio import sequence as sequences
 from shardio.collating import empty
@@ -156,14 +156,14 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     for part in ("2/2", "1/2"):
         pack_raw(source, tmp_path / "parts", part=part)
     commit(tmp_path / "parts", jobs=1)
-    real = packing._build_shard
+    real = building._build
 
     def dying(reader: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             raise KeyboardInterrupt
         return real(reader, task, add)
 
-    monkeypatch.setattr(packing, "_build_shard", dying)
+    monkeypatch.setattr(building, "_build", dying)
     with pytest.raises(KeyboardInterrupt):
         pack_raw(source, tmp_path / "killed")
     monkeypatch.undo()
@@ -171,6 +171,16 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     assert one.shards == 5
     for name in ("two", "parts", "killed"):
         assert content(tmp_path / name) == content(tmp_path / "one")
+
+
+@pytest.mark.skipif(engine.core is None, reason="the core was not built")
+def test_squares_do_not_depend_on_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{i}.jpg": encoded(scene(i, 61, 83), "JPEG", quality=90) for i in range(8)}
+    source = plant(tmp_path / "src", files)
+    pack_raw(source, tmp_path / "one", resize=24)
+    monkeypatch.setattr(engine, "core", None)
+    pack_raw(source, tmp_path / "two", resize=24)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_shards_are_cut_by_the_bytes_of_the_pixels(tmp_path: Path) -> None:
