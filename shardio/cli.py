@@ -814,7 +814,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="shardio",
-        allow_abbrev=False,  # --jpeg-tile would pass for --jpeg-tiles, until there is --jpeg-tilesize
+        allow_abbrev=False,  # what is short for one option today is not when there are two
         description="Pack folders of images into shards, and look at what is in them.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -676,6 +676,6 @@ def _explain(problems: Sequence[Problem], source: str) -> str:
         f"{printable(source)}: {len(problems):,} files cannot be packed, so nothing was "
         "committed:\n"
         f"{sources.listed(sorted(problems))}\n"
-        f"{sizes}Leave them out with --on-error skip, which keeps what is finished; or mend or remove "
-        "them, and pack anew with --restart"
+        f"{sizes}Leave them out with --on-error skip, which keeps what is finished; or mend or "
+        "remove them, and pack anew with --restart"
     )
