@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from . import report
+from . import compare, report
 from .data import DEFAULT, Data
 from .harness import RESULTS, RIVALS, BenchmarkError, NotHere, Result, show
 
@@ -46,6 +46,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="file of the result; default: benchmarks/results")
     parser.add_argument("--scratch", type=Path, help="where to unpack; up to 10 GB, removed again")
+    parser.add_argument("--only", choices=compare.PARTS, help="this part of `compare` alone")
     parser.add_argument(
         "--without-rivals", action="store_true", help="leave out what setup_rivals installs"
     )
@@ -59,6 +60,8 @@ def main() -> int:
     if options.name == "report":
         print(report.markdown([options.of] if options.of else NAMES))
         return 0
+    if options.only and options.name != "compare":
+        parser.error("--only is for compare")
     names = NAMES if options.name == "all" else (options.name,)
     if options.out and len(names) > 1:
         parser.error("--out is one file; `all` stores each result in benchmarks/results")
@@ -77,7 +80,8 @@ def main() -> int:
 
 def _run(name: str, options: argparse.Namespace) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
-    kind = ".quick" if options.quick else ""
+    kind = f".{options.only}" if options.only else ""
+    kind += ".quick" if options.quick else ""
     out = options.out or RESULTS / f"{name}{kind}.json"
     if options.scratch:
         options.scratch.mkdir(parents=True, exist_ok=True)
@@ -91,7 +95,11 @@ def _run(name: str, options: argparse.Namespace) -> None:
             result.note(
                 "Rivals in an environment of their own (benchmarks/setup_rivals) were left out"
             )
-        module.run(Data(options.data.resolve(), scratch, options.quick, rivals), result)
+        source = Data(options.data.resolve(), scratch, options.quick, rivals)
+        if options.only:
+            module.run(source, result, (options.only,))
+        else:
+            module.run(source, result)
         result.store(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -36,6 +36,7 @@ AHEAD = 2
 PILLOW = ROOT / "benchmarks" / ".venv-rivals" / "pillow"  # of setup_rivals; no other package
 FOLDER, FOLDER_PILLOW = "image folder", "image folder, Pillow"
 SHARDS, LOADER, HERE = "DataLoader, shards", "ShardLoader", "ShardLoader, no processes"
+RESIDENT = 'resident="ram"'  # ShardLoader's, for data that fit: nothing is read
 
 Round = Callable[..., dict[str, Any]]
 
@@ -101,6 +102,9 @@ def raw(source: data.Data, result: Result) -> None:
     options["epochs"] = 2 if source.quick else 20
     entries = {
         HERE: Contestant("loader:shard_loader", workers=0, threads=0, **options),
+        RESIDENT: Contestant(
+            "loader:shard_loader", workers=0, threads=0, resident="ram", **options
+        ),
         SHARDS: Contestant("loader:shards", workers=2, **options),
     }
     for workers, threads in ((1, 1), (2, 1)):
@@ -271,12 +275,15 @@ def shards(path: str, size: int, batch: int, workers: int, epochs: int = 1) -> R
 
 
 def shard_loader(
-    path: str, size: int, batch: int, workers: int, threads: int, epochs: int = 1
-) -> Round:
+    path: str, size: int, batch: int, workers: int, threads: int, epochs: int = 1,
+    resident: Any = None,
+) -> Round:  # fmt: skip
     from shardio import ShardLoader
 
     dataset = _dataset(path, size, batch)
-    loader = ShardLoader(dataset, workers=workers, threads=threads, prefetch=AHEAD)
+    loader = ShardLoader(
+        dataset, workers=workers, threads=threads, prefetch=AHEAD, resident=resident
+    )
     return _rounds(loader, loader.set_epoch, workers, epochs)
 
 

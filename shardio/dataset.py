@@ -21,7 +21,7 @@ from .collating import Empty, images, numbers
 from .decoding import Decode, Decoder, Work
 from .errors import OptionError, StateError, printable
 from .explaining import Explanation, explain
-from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, read
+from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, read, read_by_core
 from .mixing import Length, Mixture
 from .options import Given, Options
 from .order import Share, Slices, Tail
@@ -190,6 +190,7 @@ class ShardDataset(Described, Stream):
             is_network=reader.storage.is_network(),
             files_limit=reader.limit,
             labels=lambda shard: reader.shard(shard).columns.get("label"),
+            many=self._many,
         )
 
     def tune(
@@ -249,6 +250,11 @@ class ShardDataset(Described, Stream):
             f"fields {', '.join(self.manifest.schema.names)})"
         )
 
+    @property
+    def _many(self) -> bool:
+        """Whether the core reads many records at a time, so that holding them gains nothing."""
+        return read_by_core(self.manifest) or (self._raw is not None and self._raw.many)
+
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers)
 
@@ -261,12 +267,12 @@ class ShardDataset(Described, Stream):
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
-            many=self._raw is not None and self._raw.many,
+            many=self._many,
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch)
         for rows in fetch:
             whole = None if self._raw is None else partial(self._whole, fetch, rows)
-            yield Items(fetch.rows(rows.runs), make, rows.valid, rows.size, whole)
+            yield Items(fetch.rows(rows), make, rows.valid, rows.size, whole)
 
     def _made(self, seed: int, epoch: int, row: Row, work: Work) -> Any:
         """The item of a row."""
@@ -295,7 +301,7 @@ class ShardDataset(Described, Stream):
         raw = self._raw
         if raw is None or self.batch_size is None:
             return None
-        parts = raw.parts(fetch, rows)
+        parts = fetch.parts(rows)
         columns = raw.columns(parts)
         if columns is None:
             return None

@@ -153,6 +153,7 @@ def explain(
     files_limit: int | None = None,
     available_bytes: int | None = None,
     labels: Labels | None = None,
+    many: bool | None = None,
 ) -> Explanation:
     """Explain a job, by arithmetic.
 
@@ -165,6 +166,7 @@ def explain(
     available_bytes   memory of a machine; default: what this one has to give
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
                       where the manifest does not say whether packing shuffled
+    many              as Fetch has it; default: as far as the manifest tells
 
     Raises OptionError.
     """
@@ -188,7 +190,7 @@ def explain(
         local_consumers=each * here,
         machines=-(-ranks // here),
         available_bytes=available,
-        many=fetch.read_by_core(manifest),
+        many=fetch.read_by_core(manifest) if many is None else many,
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, manifest, mean)
     tail = _tail(share)

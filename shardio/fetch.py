@@ -33,10 +33,10 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -76,24 +76,26 @@ RAMP = 4  # records announced for each one handed out, until the window is annou
 AHEAD = 256  # records announced ahead of use where storage order does not help, at least
 _STEPS = 64  # rows that are looked up at once without a batch_size
 _NONE: Int64s = np.empty(0, np.int64)
-_CHUNK = 256  # draws of a span that are made and located at once: 0.3 us each, alone 10 us
-
-
-class Run(NamedTuple):
-    """Rows of one shard that follow each other in a batch; in the order of the batch."""
-
-    shard: int
-    start: int  # number in the dataset of the shard's first record
-    numbers: list[int]  # of the records, in the dataset
-    held: list[bytes | None] | None = None  # their bytes, where they were held
+_CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, alone 10 us
 
 
 class Rows(NamedTuple):
     """The rows of one batch, in order. Without a batch_size: of many steps, one row each."""
 
-    runs: list[Run]
+    shards: Int64s  # (size,) of each row its shard
+    numbers: Int64s  # (size,) and its record, by number in the dataset
+    held: list[bytes | None] | None  # the bytes of the records, where they were held
     valid: int  # rows before this one are the epoch's own; those from it on are a tail's repeats
     size: int
+
+
+class Part(NamedTuple):
+    """The rows of a batch that are of one shard."""
+
+    shard: Shard
+    records: Int64s  # (n,) their numbers in the shard, ascending
+    rows: Int64s  # (n,) which rows of the batch they are
+    held: list[bytes | None] | None  # of each what was held; None: nothing
 
 
 # A record that is to be read: its number in the dataset, its shard, its number there, and its bytes
@@ -305,7 +307,7 @@ def keep(
 
 
 def read_by_core(made: Manifest) -> bool:
-    """Whether the core reads what batches of a dataset are made of: that of raw pixels.
+    """Whether the core reads what batches are made of, as far as the manifest tells: raw pixels.
 
     Not where a transform wants them one by one; to it 0.4 us of each do not matter.
     """
@@ -322,7 +324,7 @@ class Fetch:
     selection        the records that the epoch is of; None: all
     local_consumers  consumers on this machine, this one included
     machines         machines that read this epoch
-    many             records are read by `located`, many at a time, by the core
+    many             records are read by `parts`, many at a time, by the core
     """
 
     def __init__(
@@ -355,7 +357,7 @@ class Fetch:
             buffer_bytes=buffer_bytes,
             local_consumers=local_consumers,
             machines=machines,
-            many=many or read_by_core(reader.manifest),
+            many=many,
         )
         self.policy, self._exact = keeping.policy, keeping.exact
         self._budget, self._run = keeping.budget, keeping.run
@@ -381,26 +383,32 @@ class Fetch:
         for drawn in waiting:
             yield from self._hand_out(drawn)
 
-    def rows(self, runs: Iterable[Run]) -> Iterator[Row]:
-        """What `read` reads of these runs, in order."""
-        for run in runs:
-            at, start, numbers, held = run if self._selection is None else self._chosen(run)
-            shard = self.reader.shard(at, self._scattered)
-            if held is None:
-                for number in numbers:
-                    yield number, shard, number - start, None
-                continue
-            for number, data in zip(numbers, held, strict=True):
-                yield number, shard, number - start, data
+    def rows(self, rows: Rows) -> Iterator[Row]:
+        """What `read` reads of these rows, in order."""
+        records = (rows.numbers - self.reader.starts[rows.shards]).tolist()
+        several = zip(rows.shards.tolist(), rows.numbers.tolist(), records, strict=True)
+        last, shard = -1, None
+        for (at, number, record), held in zip(several, rows.held or repeat(None), strict=False):
+            if at != last or shard is None:
+                last, shard = at, self.reader.shard(at, self._scattered)
+            yield number, shard, record, held
 
-    def located(
-        self, runs: Iterable[Run]
-    ) -> Iterator[tuple[Shard, Int64s, list[bytes | None] | None]]:
-        """Of each run its shard, the numbers of the records there, and what is held of them."""
-        for run in runs:
-            at, start, numbers, held = run if self._selection is None else self._chosen(run)
-            shard = self.reader.shard(at, self._scattered)
-            yield shard, np.array(numbers, np.int64) - start, held
+    def parts(self, rows: Rows) -> list[Part]:
+        """These rows by shard, in storage order, to be read many at a time."""
+        parts = []
+        for shard, records, places in self._by_shard(rows.shards, rows.numbers):
+            held = None if rows.held is None else [rows.held[i] for i in places.tolist()]
+            parts.append(Part(shard, records, places, held))
+        return parts
+
+    def _by_shard(self, shards: Int64s, numbers: Int64s) -> Iterator[tuple[Shard, Int64s, Int64s]]:
+        """Each shard of these rows, its records in storage order, and which rows these are."""
+        order = numbers.argsort()
+        shards = shards[order]
+        records = numbers[order] - self.reader.starts[shards]
+        cuts = (np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist()
+        for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
+            yield self.reader.shard(int(shards[a]), self._scattered), records[a:b], order[a:b]
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s]]:
         """Pieces and repeats of each batch; without a batch_size, of _STEPS steps at a time."""
@@ -420,9 +428,8 @@ class Fetch:
 
     def _draw(self, pieces: _Pieces, repeats: Int64s) -> _Drawn:
         """Which rows a batch has; announces those that nothing else has announced."""
-        drawn: list[tuple[_Span, int, list[Run]]] = []
-        early: list[Run] = []
-        valid = 0
+        drawn: list[tuple[_Span, int, _Places]] = []
+        early: list[_Places] = []
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:
@@ -430,60 +437,59 @@ class Fetch:
             if self._budget and first > span.done:
                 others = span.take(span.done, first - span.done)
                 self._release(span, others)
-                self._early.update(n for run in others for n in span.beyond(run).numbers)
-            runs = span.take(first, count)
+                self._early.update(span.beyond(others)[_NUMBER].tolist())
+            rows = span.take(first, count)
             done = first + count
-            drawn.append((span, done, runs))
-            valid += count
+            drawn.append((span, done, rows))
             if self._exact:
-                early += runs
+                early.append(rows)
             elif not self._at_once and span.ahead < min(done + span.window, span.records):
-                early += map(span.beyond, runs)
-        again: list[Run] = []
+                early.append(span.beyond(rows))
+        if early:
+            rows = np.concatenate(early, axis=1)
+            self._announce(rows)
+            if self._budget:
+                self._early.update(rows[_NUMBER].tolist())
+        rows = np.concatenate([_NOWHERE, *(rows for _, _, rows in drawn)], axis=1)
+        valid = rows.shape[1]
         if len(repeats):
             shards, records = self.share.epoch.locate(repeats)
-            again = _runs(shards, self._starts[shards] + records, self._starts)
-        if early:
-            self._announce(early)
-            if self._budget:
-                self._early.update(number for run in early for number in run.numbers)
-        return _Drawn(drawn, again, valid, valid + len(repeats))
+            again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
+            rows = np.concatenate((rows, again), axis=1)
+        return _Drawn(drawn, rows, valid, rows.shape[1])
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
         """The batch, with what was held for it; then what comes after it is held or announced."""
-        runs: list[Run] = []
-        for span, done, piece in batch.pieces:
+        held: list[bytes | None] = []
+        for span, done, rows in batch.pieces:
             if self._at_once and span.ahead < min(done + span.window, span.records):
                 self._advance(span, done)
-            runs += self._release(span, piece) if self._budget else piece
-        yield Rows(runs + batch.repeats, batch.valid, batch.size)
+            if self._budget:
+                held += self._release(span, rows)
+        _, shards, numbers = batch.rows
+        if self._selection is not None:
+            numbers = self._selection.numbers[numbers]
+        if self._budget:
+            held += [None] * (batch.size - batch.valid)
+        yield Rows(shards, numbers, held if self._budget else None, batch.valid, batch.size)
         if not self._at_once and not self._exact:
             for span, done, _ in batch.pieces:
                 self._advance(span, done)
 
-    def _release(self, span: _Span, runs: list[Run]) -> list[Run]:
-        """The runs with the bytes that were held for them, which are then held no more."""
-        found = []
-        for run in runs:
-            held = span.release(run)
-            self.held_bytes -= sum(map(len, filter(None, held)))
-            found.append(Run(run.shard, run.start, run.numbers, held))
-        return found
+    def _release(self, span: _Span, rows: _Places) -> list[bytes | None]:
+        """The bytes that were held for these rows, and are then held no more."""
+        held = span.release(rows[_PLACE].tolist())
+        self.held_bytes -= sum(map(len, filter(None, held)))
+        return held
 
-    def _announce(self, runs: Iterable[Run]) -> None:
+    def _announce(self, rows: _Places) -> None:
         """Announce just these records, adjacent ones together."""
-        by_shard: dict[tuple[int, int], list[int]] = {}
-        for run in runs:
-            at, start, numbers, _ = run if self._selection is None else self._chosen(run)
-            by_shard.setdefault((at, start), []).extend(numbers)
-        for (at, start), numbers in sorted(by_shard.items()):
-            shard = self.reader.shard(at, self._scattered)
-            numbers.sort()
-            begin = 0
-            for i, number in enumerate(numbers, 1):
-                if i == len(numbers) or numbers[i] != number + 1:
-                    shard.will_need(numbers[begin] - start, number + 1 - start)
-                    begin = i
+        numbers = rows[_NUMBER]
+        if self._selection is not None:
+            numbers = self._selection.numbers[numbers]
+        for shard, records, _ in self._by_shard(rows[_SHARD], numbers):
+            for begin, end in _stretches(records, len(records), 0):
+                shard.will_need(begin, end)
 
     def _advance(self, span: _Span, done: int) -> None:
         """Hold or announce the storage that draws of a span will need after `done` of them."""
@@ -532,12 +538,6 @@ class Fetch:
                 data.append(read[records[len(data)] - begin])
         return data
 
-    def _chosen(self, run: Run) -> Run:
-        """A run by places in the selection -> by numbers in the dataset."""
-        assert self._selection is not None
-        numbers: list[int] = self._selection.numbers[run.numbers].tolist()
-        return Run(run.shard, int(self.reader.starts[run.shard]), numbers, run.held)
-
 
 def _stretches(
     records: slice | Int64s, count: int, gap: int, most: int = 1 << 62
@@ -558,11 +558,18 @@ def _stretches(
 _Pieces = Sequence[tuple[int, int, int]]  # (span, first draw, count), as order.Batch has them
 
 
+# (3, n) int64: of n rows the places in their span, in storage order; shards; and numbers of the
+# records, in the dataset or selection.
+_Places: TypeAlias = Int64s
+_PLACE, _SHARD, _NUMBER = range(3)
+_NOWHERE: _Places = np.empty((3, 0), np.int64)
+
+
 class _Drawn(NamedTuple):
     """A batch whose rows are known, before it is handed out."""
 
-    pieces: list[tuple[_Span, int, list[Run]]]  # span, its draws done with this piece, rows
-    repeats: list[Run]
+    pieces: list[tuple[_Span, int, _Places]]  # span, its draws done with this piece, rows
+    rows: _Places  # those of all pieces, then repeats
     valid: int
     size: int
 
@@ -573,31 +580,19 @@ def spare_descriptors() -> int:
     return OPEN_SHARDS if soft == resource.RLIM_INFINITY else max(1, min(OPEN_SHARDS, soft // 4))
 
 
-def _runs(shards: Int64s, numbers: Int64s, starts: Int64s) -> list[Run]:
-    """Rows, given by shard and number in the dataset, as runs."""
-    ends = np.flatnonzero(shards[1:] != shards[:-1]) + 1
-    bounds = [0, *ends.tolist(), len(shards)]
-    listed = numbers.tolist()
-    return [Run(int(shards[a]), int(starts[shards[a]]), listed[a:b]) for a, b in pairwise(bounds)]
-
-
 class _Span:
     """Where a consumer stands in one span."""
 
     __slots__ = (
-        *("_array", "_base", "_chunk", "_epoch", "_index", "_numbers", "_one", "_order"),
-        *("_bottom", "_held", "_shards", "_shifts", "_starts"),
+        *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_order", "_rows", "_starts"),
         *("ahead", "began", "done", "records", "window"),
     )
 
     def __init__(self, epoch: Epoch, starts: Int64s, chunk: int, index: int, first: int) -> None:
         self._epoch, self._starts, self._chunk, self._index = epoch, starts, chunk, index
         self._order = epoch.span_order(index)
-        self._base = 0  # the draw of _numbers[0]
-        self._numbers: list[int] = []  # of the records of the draws made last, in the dataset
-        self._one: tuple[int, int] | None = None  # their shard and its start, when all are in one
-        self._array = self._shards = _NONE  # their numbers and shards otherwise
-        self._shifts: dict[int, int] = {}  # of each shard: place in storage order - number
+        self._base = first  # the draw of the first of _rows
+        self._rows = _NOWHERE  # of the draws made last
         self.records = self._order.n
         self.window = self._order.window
         # Storage before place `ahead` is held or announced. After a resume, what was left in the
@@ -607,29 +602,20 @@ class _Span:
         self._held: list[bytes | None] = []  # records by place, up to `ahead`; None: not held
         self.done = self.began  # draws handed out, by anyone
 
-    def take(self, first: int, count: int) -> list[Run]:
+    def take(self, first: int, count: int) -> _Places:
         """The rows of draws first .. first + count - 1; `first` never goes back."""
         self.done = first + count
-        runs: list[Run] = []
-        while count:
-            at = first - self._base
-            numbers = self._numbers[at : at + count]
-            if not numbers:
-                self._make(first, max(count, self._chunk))
-                continue
-            if self._one is not None:
-                runs.append(Run(*self._one, numbers))
-            else:
-                part = slice(at, at + len(numbers))
-                runs += _runs(self._shards[part], self._array[part], self._starts)
-            first += len(numbers)
-            count -= len(numbers)
-        return runs
+        begin = first - self._base
+        found = self._rows[:, begin : begin + count]
+        missing = count - found.shape[1]
+        if missing:
+            self._make(self.done - missing, max(missing, self._chunk))
+            found = np.concatenate((found, self._rows[:, :missing]), axis=1)
+        return found
 
-    def beyond(self, run: Run) -> Run:
-        """Those rows of a run that are neither held nor announced yet."""
-        least = self.ahead - self._shifts[run.shard]
-        return run._replace(numbers=[number for number in run.numbers if number >= least])
+    def beyond(self, rows: _Places) -> _Places:
+        """Those rows that are neither held nor announced yet."""
+        return rows[:, rows[_PLACE] >= self.ahead]
 
     def hold(self, data: Sequence[bytes | None]) -> None:
         """Keep the records from `ahead` on."""
@@ -641,15 +627,14 @@ class _Span:
         held += data
         self.ahead += len(data)
 
-    def release(self, run: Run) -> list[bytes | None]:
-        """What is held of the rows of a run; it is held no more."""
-        held, shift = self._held, self._shifts[run.shard] - self._bottom
-        places = [number + shift for number in run.numbers]
-        if min(places) < 0 or max(places) >= len(held):  # left from before a resume, or early
-            return [self._pop(place) for place in places]
-        found = [held[place] for place in places]
+    def release(self, places: list[int]) -> list[bytes | None]:
+        """What is held of the records at these places; it is held no more."""
+        held, bottom = self._held, self._bottom
+        if min(places) < bottom or max(places) - bottom >= len(held):
+            return [self._pop(place - bottom) for place in places]  # left from before, or early
+        found = [held[place - bottom] for place in places]
         for place in places:
-            held[place] = None
+            held[place - bottom] = None
         return found
 
     def _pop(self, place: int) -> bytes | None:
@@ -663,17 +648,7 @@ class _Span:
         self._order.seek(first)
         places = self._order.take(min(count, self.records - first))
         shards, records = self._epoch.locate(self._epoch.position(self._index, places))
-        numbers = self._starts[shards] + records
-        self._base, self._numbers = first, numbers.tolist()
-        shard = int(shards[0])
-        if (shards == shard).all():
-            self._one = (shard, int(self._starts[shard]))
-            self._shifts[shard] = int(places[0]) - self._numbers[0]
-            return
-        self._one, self._shards, self._array = None, shards, numbers
-        if not self._epoch.shuffles_all:
-            known, at = np.unique(shards, return_index=True)
-            self._shifts.update(zip(known.tolist(), (places - numbers)[at].tolist(), strict=True))
+        self._base, self._rows = first, np.stack((places, shards, self._starts[shards] + records))
 
     def locate(self, place: int) -> tuple[int, int, int]:
         """A place in storage order -> record number in the dataset, shard, record in the shard."""

@@ -475,7 +475,7 @@ def comparison() -> dict[str, Any]:
     measured = {n: [{"images_per_s": v}, {"images_per_s": v * 2}] for n, v in rates.items()}
     result.table("photographs, warm, 224 px, batches of 64", measured, compare.COLUMNS)
     times = {"packed file, mmap": [{"us": 0.7}], "shardio.open": [{"us": 1.4}]}
-    what = "Raw records, in order, warm, one process, 0.9 KB, 6 records"
+    what = "Raw records, one by one, in order, warm, one process, 0.9 KB, 6 records"
     result.table(what, times, {"us": "us a record"}, versus="packed file, mmap", by="us")
     machine = {"cpu": "a CPU", "cores": 2, "ram_gib": 4, "system": "Linux", "kernel": "6"}
     load = {"other_cpu_share": 0.0}

@@ -439,13 +439,93 @@ def test_header_of_what_is_no_jpeg():
 
 @needs_cjpeg
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("options", [(), ("-progressive",), ("-optimize", "-restart", "1")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("-progressive",),
+        ("-optimize", "-restart", "1"),
+        ("-quality", "1"),  # tables of quantisation have 16 bits
+        ("-rgb",),  # all components have the same Huffman tables
+        ("-rgb", "-progressive"),
+    ],
+    ids=" ".join,
+)
 def test_rewrite_is_what_jpegtran_makes(sampling, options):
     for width, height in ((161, 83), (16, 16), (1, 1), (64, 200)):
         data = written(width, height, sampling, *options)
+        assert b"\xff\xc1" in data or "-quality" not in options
         for interval in (0, 1, 3, 8):
             tran = ["-optimize", "-copy", "all", "-restart", f"{interval}B"]
             assert core.rewrite(data, interval) == run("jpegtran", *tran, data=data)
+
+
+def segment(marker, body):
+    return bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body
+
+
+def by_hand(ac, *blocks, tail=b""):
+    """A grey JPEG, 8 pixels high, that is coded as no program does it.
+
+    ac: AC symbols that have codes. blocks: of each its symbols, DC first, and the bits behind each.
+    tail: what stands before EOI.
+    """
+    dc, coded = bytes(range(12)), ""
+    for block in blocks:
+        for symbols, (symbol, bits) in zip([dc, *[ac] * len(block)], block, strict=False):
+            coded += f"{symbols.index(symbol):08b}{bits}"  # all codes have 8 bits
+    coded += "1" * (-len(coded) % 8)
+    scan = int(coded, 2).to_bytes(len(coded) // 8, "big").replace(b"\xff", b"\xff\0")
+    tables = [bytes(7) + bytes([len(s)]) + bytes(8) + s for s in (dc, ac)]
+    return b"".join(
+        [
+            b"\xff\xd8" + segment(0xDB, b"\0" + bytes(range(1, 65))),
+            segment(0xC0, b"\x08\0\x08\0" + bytes([8 * len(blocks)]) + b"\1\1\x11\0"),
+            segment(0xC4, b"\0" + tables[0] + b"\x10" + tables[1]),
+            segment(0xDA, b"\1\1\0\0\x3f\0") + scan + tail + b"\xff\xd9",
+        ]
+    )
+
+
+AC = b"\x00\xf0\x01\x11\x22\x31\x3a\x10\xe1"
+DC = (3, "101")
+ODD = {
+    "no AC": [(0, "")],
+    "zeros before the end": [(0xF0, ""), (0x01, "1"), (0xF0, ""), (0xF0, ""), (0, "")],
+    "zeros, then a value": [(0xF0, ""), (0xF0, ""), (0x22, "01"), (0, "")],
+    "the last one": [(0xF0, ""), (0xF0, ""), (0xF0, ""), (0xE1, "0")],
+    "the last one is 0": [(0xF0, ""), (0xF0, ""), (0xF0, ""), (0, "")],
+    "zeros beyond the end": [(0x01, "1"), *[(0xF0, "")] * 4],
+    "another end": [(0x22, "10"), (0x10, "")],
+    "large": [(0x3A, "1111111111"), (0x3A, "0000000000"), (0, "")],
+    "all": [(0x01, "1")] * 63,
+    "too many": [(0x31, "1")] * 16,
+}
+
+
+@needs_cjpeg
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_coded_in_odd_ways_is_rewritten_as_jpegtran_does(name):
+    data = by_hand(AC, [DC, *ODD[name]])
+    made = core.rewrite(data, 1)
+    if name == "too many":
+        assert "damaged" in made
+        return
+    assert (decoded(made) == decoded(data)).all()
+    bare = run("jpegtran", "-optimize", "-copy", "none", "-restart", "1B", data=data)
+    assert bare.startswith(b"\xff\xd8\xff\xe0\0\x10JFIF")
+    assert made == bare[:2] + bare[20:]  # what it makes up
+    # Codes for values that 8 bits cannot have: nothing uses them, but libjpeg is asked.
+    wide = by_hand(AC + b"\x0b", [DC, *ODD[name]])
+    assert core.rewrite(wide, 1) == made
+    for tail in (b"\xff", b"\xff\xd0", segment(0xFE, b"late"), segment(0xDB, b"\1" + bytes(64))):
+        assert core.rewrite(by_hand(AC, [DC, *ODD[name]], tail=tail), 1) == made
+
+
+def test_dc_values_too_far_apart_are_damage():
+    data = by_hand(AC, *[[(11, "1" * 11), (0, "")]] * 2)
+    assert isinstance(core.rewrite(data, 0), bytes)  # 2047, and 2047 more
+    assert core.rewrite(data, 1) == "damaged: DCT coefficient out of range"
 
 
 def test_rewrite_keeps_pixels_and_metadata():

@@ -101,6 +101,47 @@ def test_gather_copies_what_follows_the_beginning(files: Any) -> None:
     assert some.blobs(numbers) == [BEGIN + pixels(n) for n in numbers]
 
 
+def test_gather_copies_to_the_rows_that_are_given(files: Any) -> None:
+    some = files([raw(i) for i in range(9)])
+    numbers, rows = np.array([2, 3, 4, 8, 0]), np.array([6, 0, 5, 2, 3])
+    out = np.full((7, 2, 3), 9, np.uint8)
+    given = (some.file, some.offsets, SEED, numbers, BEGIN, out)
+    assert core().gather(*given, rows) == 5
+    for number, row in zip(numbers, rows, strict=True):
+        assert out[row].tobytes() == pixels(number)
+    assert (out[[1, 4]] == 9).all()
+    for bad in (-1, 7, 1 << 61, -(1 << 63)):
+        out[:] = 9
+        assert core().gather(*given, np.array([6, 0, bad, 2, 3])) == 2
+        assert (out[1:6] == 9).all()
+    assert core().gather(*given, rows[:4]) == core().gather(*given, np.arange(6)) == 0
+    assert core().gather(*given[:5], bytearray(41), rows) == 0  # of a byte each
+
+
+def test_records_side_by_side_are_each_checked_and_right(files: Any, tmp_path: Path) -> None:
+    """They are read together: some at a time, and no more than there is room for."""
+    chance = random.Random(5)
+    heads = [b"h" * chance.choice((1, 9, 900, 9000, 40_000)) for _ in range(120)]
+    records = [record(i, head, BEGIN + pixels(i)) for i, head in enumerate(heads)]
+    some = files(records)
+    for trial in range(60):
+        numbers: list[int] = []
+        while len(numbers) < 90:
+            first = chance.randrange(120)
+            numbers += range(first, min(120, first + chance.choice((1, 2, 5, 60))))
+        torn, data = chance.choice(numbers), b"front" + b"".join(records)
+        if trial % 2:
+            at = int(some.offsets[torn]) + chance.randrange(len(records[torn]))
+            data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        (tmp_path / "0").write_bytes(data)
+        whole = numbers.index(torn) if trial % 2 else len(numbers)
+        out = bytearray(len(numbers) * ROW)
+        assert some.gather(numbers, out) == whole
+        assert out[: whole * ROW] == b"".join(map(pixels, numbers[:whole]))
+        assert not any(out[whole * ROW :])
+        assert some.blobs(numbers) == [BEGIN + pixels(n) for n in numbers[:whole]]
+
+
 def test_a_flipped_bit_anywhere_ends_it_there(files: Any) -> None:
     whole = [raw(i) for i in range(4)]
     for at in range(len(whole[2])):
@@ -226,10 +267,12 @@ def test_arguments_of_other_types_are_type_errors(files: Any) -> None:
         3: (None, [0], one.astype(np.uint64), one.astype(">i8"), wide[:, :1], np.int64(0)),
         4: (None, "P6"),
         5: (None, bytes(ROW), memoryview(bytes(ROW)), [0]),
+        6: (None, [0], one.astype(np.int32)),
     }.items():
         for value in values:
             with pytest.raises((TypeError, BufferError, ValueError)):
                 core().gather(*good[:at], value, *good[at + 1 :])
+    assert core().gather(*good, one) == 0  # a row of `out` is a byte
     for strided in (np.zeros(2 * ROW, np.uint8)[::2], np.zeros((ROW, 2), np.uint8)[:, 0]):
         with pytest.raises((TypeError, BufferError, ValueError)):
             core().gather(*good[:5], strided)
@@ -248,7 +291,7 @@ def test_arguments_are_let_go(files: Any) -> None:
     counted: list[Any] = [numbers, out, some.offsets]
     before = list(map(sys.getrefcount, counted))
     for _ in range(50):
-        core().gather(some.file, some.offsets, SEED, numbers, BEGIN, out)
+        core().gather(some.file, some.offsets, SEED, numbers, BEGIN, out, numbers)
         core().blobs(some.file, some.offsets, SEED, numbers)
         with pytest.raises(TypeError):
             core().gather(some.file, some.offsets, SEED, numbers, BEGIN, None)
@@ -337,18 +380,19 @@ def test_python_goes_on_where_the_core_stops(
     raw_data(tmp_path / "out", [5])
     shard, real = opened(tmp_path / "out"), core()
 
-    def gather(file: int, offsets: Any, seed: int, records: Any, begin: bytes, out: Any) -> int:
-        size = stops * (len(out) // len(records))
-        return int(real.gather(file, offsets, seed, records[:stops], begin, out[:size]))
+    def gather(file: int, offsets: Any, seed: int, records: Any, *given: Any) -> int:
+        begin, out, rows = given
+        return int(real.gather(file, offsets, seed, records[:stops], begin, out, rows[:stops]))
 
     stopping = SimpleNamespace(gather=gather, samples=lambda *a: real.samples(*a)[:stops])
     monkeypatch.setattr(engine, "core", stopping)
     found = outcome(shard, with_core=True)
     assert len(found) == 5 and found == outcome(shard, with_core=False)
-    out, numbers = bytearray(5 * 6 * 8 * 3), [3, 0, 4, 1, 2]
-    begin = image.ppm_header(6, 8)
-    assert shard.gather(np.array(numbers), None, begin, memoryview(out))
-    assert out == b"".join(scene(n).tobytes() for n in numbers)
+    out, rows = np.zeros((7, 6, 8, 3), np.uint8), np.array([4, 1, 6, 0, 3])
+    assert shard.gather(np.arange(5), None, image.ppm_header(6, 8), out, rows)
+    for number, row in enumerate(rows):
+        assert np.array_equal(out[row], scene(number))
+    assert not out[[2, 5]].any()
 
 
 def test_a_damaged_record_is_told_as_python_tells_it(tmp_path: Path) -> None:
@@ -509,7 +553,7 @@ def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]
     by_item = Fetch(data._reader, share)
     assert (at_once.policy, by_item.policy) == ("hinted" if many else "held", "held")
     for rows, again in zip(at_once, by_item, strict=True):
-        items = [data._made(data.seed, 0, row, Work()) for row in by_item.rows(again.runs)]
+        items = [data._made(data.seed, 0, row, Work()) for row in by_item.rows(again)]
         yield data._whole(at_once, rows, empty), collate(items)
 
 
@@ -530,6 +574,42 @@ def test_a_batch_of_jpegs_is_the_batch_of_its_items(tmp_path: Path, many: bool) 
         count += 1
     assert count == 11
     assert all(torch.is_tensor(images) for _, images in data)
+
+
+def test_tables_of_the_images_before_change_nothing() -> None:
+    """Whoever decodes one: libjpeg where its tables are new, the core where they came before."""
+    kinds: list[dict[str, Any]] = [
+        *({}, {}, {"optimize": True}, {"mode": "L"}, {"mode": "L", "optimize": True}),
+        *({"subsampling": 0}, {"progressive": True}, {"restart_marker_blocks": 1}),
+    ]
+    chance = random.Random(3)
+    for _ in range(30):
+        images = [jpeg(chance.randrange(9), 40, 24, **chance.choice(kinds)) for _ in range(5)]
+        images = [data for data in images for _ in range(2)]
+        out = np.zeros((10, 40, 24, 3), np.uint8)
+        assert core().decode_many(images, out) == 10
+        for data, row in zip(images, out, strict=True):
+            assert np.array_equal(row, image.pixels(data))
+
+
+def test_damage_is_not_taken_for_an_image_where_tables_came_before() -> None:
+    """What libjpeg refuses is refused after others, too: of tables, of the scan, too many bytes."""
+    chance, good, taken = random.Random(4), jpeg(1, quality=90), 0
+    tables = good.index(b"\xff\xc4")
+    for trial in range(900):
+        data, at = bytearray(good), chance.randrange(tables, len(good) - 2)
+        if trial < 20:
+            data[-2:-2] = bytes(trial)
+        elif chance.random() < 0.2:
+            del data[at : at + chance.randrange(1, 5)]
+        else:
+            data[at] ^= 1 << chance.randrange(8)
+        alone, after = np.zeros((1, 8, 12, 3), np.uint8), np.zeros((3, 8, 12, 3), np.uint8)
+        fine = core().decode_many([data], alone)
+        if core().decode_many([good, good, data], after) == 3:
+            assert fine == 1 and np.array_equal(after[2], alone[0])
+            taken += 1
+    assert 1 < taken < 900
 
 
 def turned() -> bytes:
@@ -626,6 +706,16 @@ def test_without_the_core_jpegs_are_read_the_ordinary_way(
     assert [whole for whole, _ in both(data)] == [None] * 5
     again = small(tmp_path / "out")
     assert [labels.tolist() for _, labels in again] == with_core
+
+
+def test_explain_says_where_records_of_batches_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = small(jpeg_data(tmp_path / "out", [83]))
+    by_item = small(tmp_path / "out", transform=np.copy)
+    assert (data.explain().policy, by_item.explain().policy) == ("hinted", "held")
+    monkeypatch.setattr(engine, "core", None)
+    assert data.explain().policy == "held"
 
 
 def test_photographs_cost_nothing_more(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_the_policy_is_what_fetch_does(
     assert (e.policy, e.next_batches_only) == (got.policy, got._exact)
     most = 0
     for rows in got:
-        list(map(read, got.rows(rows.runs)))
+        list(map(read, got.rows(rows)))
         most = max(most, got.held_bytes)
     assert most <= e.held_bytes
     assert (most > 0) == (e.held_bytes > 0)
@@ -313,7 +313,7 @@ def test_with_fewer_files_than_are_said_to_be_needed_shards_are_opened_again(
         reader._miss = lambda number, place: misses.append(number) or miss(number, place)
         share = options.share(options.epoch(reader.manifest.shard_records, 0))
         for rows in (got := Fetch(reader, share)):
-            list(map(read, got.rows(rows.runs)))
+            list(map(read, got.rows(rows)))
         return len(misses), explain(reader.manifest, options, files_limit=limit)
 
     few, e = opened(8)

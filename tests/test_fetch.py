@@ -57,6 +57,10 @@ class WatchedFile:
         self._storage.reads.append((self.name, start, start + length))
         return self._file.read(start, length)
 
+    @property
+    def descriptor(self) -> int:
+        return self._file.descriptor
+
     def will_need(self, start: int, length: int) -> None:
         self._storage.announced.append((self.name, start, start + length))
         self._file.will_need(start, length)
@@ -117,7 +121,7 @@ def numbered(epoch: Epoch, virtual: order.Int64s) -> list[int]:
 
 def samples(got: Fetch, rows: Rows) -> Iterator[tuple[int, Sample]]:
     """The number of each row in the dataset, and its sample."""
-    return ((row[0], fetch.read(row)) for row in got.rows(rows.runs))
+    return ((row[0], fetch.read(row)) for row in got.rows(rows))
 
 
 def read(got: Fetch) -> list[tuple[int, Sample]]:
@@ -240,7 +244,7 @@ def test_a_full_network_buffer_holds_no_more_and_reads_nothing_twice(
     most = 0
     for rows in got:
         most = max(most, got.held_bytes)
-        check(list(samples(got, rows)), [n for run in rows.runs for n in run.numbers])
+        check(list(samples(got, rows)), rows.numbers.tolist())
     assert 5_000 < most <= 10_000
     check_read_once(got)
 
@@ -305,7 +309,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     for rows in got:
         assert got.held_bytes < 1.5 * window + 2 * fetch.RUN
         last = got.held_bytes
-        check(list(samples(got, rows)), [n for run in rows.runs for n in run.numbers])
+        check(list(samples(got, rows)), rows.numbers.tolist())
     assert last <= of.epoch.unit * 100  # but for what others hand out after this one's last
 
 
@@ -325,12 +329,12 @@ def test_after_the_start_runs_alone_announce_everything(
     counts = [400] * 4
     got = Fetch(reader(packed(counts)), share(counts, 16, unit=8, shuffle_buffer=100))
     alone: list[int] = []
-    monkeypatch.setattr(got, "_announce", lambda runs: alone.extend(r.numbers for r in runs))
+    monkeypatch.setattr(got, "_announce", lambda places: alone.extend(places[2].tolist()))
     for step, rows in enumerate(got):
         list(samples(got, rows))
         if step == 20:
             alone.clear()
-    assert not any(alone)
+    assert not alone
 
 
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
@@ -347,11 +351,10 @@ def test_everything_is_announced_before_it_is_read(
     shards = [got.reader.shard(i) for i in range(got.reader.manifest.shards)]
     for rows in got:
         known = set(storage.announced)
-        for run in rows.runs:
-            for number in run.numbers:
-                at = shards[run.shard].offset(number - run.start)
-                name = shards[run.shard].name
-                assert any(name == n and start <= at < stop for n, start, stop in known)
+        for number in rows.numbers.tolist():
+            shard, record = got.reader.locate(number)
+            at, name = shards[shard].offset(record), shards[shard].name
+            assert any(name == n and start <= at < stop for n, start, stop in known)
         list(samples(got, rows))
     # All of it, and hardly anything twice: only the records of the first batches are.
     announced = sum(stop - start for _, start, stop in storage.announced)
@@ -584,7 +587,7 @@ def run(buffer):
     got = fetch.Fetch(reader, order.Share(epoch, 64))
     most = 0
     for rows in got:
-        for _ in map(fetch.read, got.rows(rows.runs)):
+        for _ in map(fetch.read, got.rows(rows)):
             pass
         most = max(most, private())
     return got.policy, most

@@ -519,11 +519,11 @@ def raw_data(
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     """Each batch as it is made at once, and as its items make it; and where records waited."""
     share = data._share(0)
-    at_once = Fetch(data._reader, share, selection=data._selection)
-    by_item = Fetch(data._reader, share, selection=data._selection)
+    at_once = Fetch(data._reader, share, selection=data._selection, many=data._many)
+    by_item = Fetch(data._reader, share, selection=data._selection, many=data._many)
     for rows, again in zip(at_once, by_item, strict=True):
         whole = data._whole(at_once, rows, empty)
-        items = [data._made(data.seed, 0, row, Work()) for row in by_item.rows(again.runs)]
+        items = [data._made(data.seed, 0, row, Work()) for row in by_item.rows(again)]
         yield whole, collate(items), at_once.policy
 
 

@@ -157,7 +157,7 @@ def test_descriptors_are_not_inherited_and_not_leaked(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     before = len(os.listdir("/proc/self/fd"))
     file = LocalFile(str(tmp_path / "x"), "x")
-    assert not os.get_inheritable(file._descriptor)
+    assert not os.get_inheritable(file.descriptor)
     del file
     for name in ("", "missing"):
         with pytest.raises((StorageError, FileNotFoundError)):

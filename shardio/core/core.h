@@ -41,10 +41,11 @@ int64_t core_head(const uint8_t *record, size_t size, uint64_t seed);
 /* Where a record lies and its bytes; 0 when the offsets cannot be right. */
 int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size);
 
-/* Of each record, what follows `begin` in its one blob, `row` bytes, to `out`; how many were right
- * before one was not. */
+/* Of each record, what follows `begin` in its one blob, `row` bytes, to its row of the `all` of
+ * `out`, or, where `rows` is NULL, to the next; how many were right before one was not. */
 int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t count,
-                    const uint8_t *begin, size_t begins, uint8_t *out, size_t row);
+                    const uint8_t *begin, size_t begins, uint8_t *out, size_t row,
+                    const int64_t *rows, int64_t all);
 
 /* Records, whole, one after the other to `out`, and where in it what follows each head lies; how
  * many were right before one was not. */
@@ -55,7 +56,7 @@ int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count
 int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
                 core_value *values);
 
-/* jpeg.c: what the header of a JPEG says, up to its first scan. */
+/* headers.c: what the header of a JPEG says, up to its first scan. */
 typedef struct {
     int sof;                         /* the marker of its frame: 0xC0 ... */
     unsigned precision, components, width, height;
@@ -70,12 +71,18 @@ typedef struct {
 
 bool core_jpeg_parse(const uint8_t *data, size_t size, core_jpeg *jpeg);
 
-/* NULL and a result to free(), or the reason why there is none: a literal, or `words`. */
+/* Each block of 64 pixels takes a bit at least, so a header cannot ask for memory by itself. */
+bool core_jpeg_lies(const core_jpeg *jpeg, size_t size);
+
+/* Where the picture's data end: at EOI. SIZE_MAX when there is none, so that it was cut short. */
+size_t core_jpeg_end(const uint8_t *data, size_t size, size_t at);
+
+/* rewrite.c: NULL and a result to free(), or why there is none: a literal, or `words`. */
 #define CORE_WORDS 256
 const char *core_rewrite(const uint8_t *data, size_t size, unsigned interval, uint64_t max_pixels,
                          uint8_t **result, size_t *result_size, char words[CORE_WORDS]);
 
-/* A part of an image, resized: `width` x `height` RGB pixels to `out`, of any strides. */
+/* crop.c: a part of an image, resized: `width` x `height` RGB pixels to `out`, of any strides. */
 typedef struct {
     float box[4]; /* left, top, right, bottom, in pixels as stored; as floats, as Pillow has them */
     char filter;

@@ -26,29 +26,35 @@ static int int64_array(PyObject *given, void *out)
 
 PyDoc_STRVAR(gather_doc,
              "gather(file: int, offsets: int64 array, seed: int, records: int64 array,\n"
-             "       begin: bytes-like, out: writable bytes-like, /) -> int\n\n"
-             "Write what follows `begin` in the one blob of each record to `out`, one after the\n"
-             "other. How many records, from the first on, were right and had such a blob.");
+             "       begin: bytes-like, out: writable, contiguous, rows: int64 array = None, /) -> int\n\n"
+             "Write what follows `begin` in the one blob of each record to its row of `out`; without\n"
+             "`rows` one after the other, and all of `out`. How many records, from the first on, were\n"
+             "right and had such a blob.");
 
 static PyObject *gather(PyObject *Py_UNUSED(self), PyObject *args)
 {
     core_shard shard;
-    Py_buffer offsets, records, begin, out;
+    Py_buffer offsets, records, begin, out = {0}, rows = {0};
     unsigned long long seed;
-    if (!PyArg_ParseTuple(args, "iO&KO&y*w*:gather", &shard.file, int64_array, &offsets, &seed,
-                          int64_array, &records, &begin, &out))
+    PyObject *object;
+    if (!PyArg_ParseTuple(args, "iO&KO&y*O|O&:gather", &shard.file, int64_array, &offsets, &seed,
+                          int64_array, &records, &begin, &object, int64_array, &rows))
         return NULL;
-    int64_t count = records.len / 8, done = 0;
+    int64_t count = records.len / 8, done = -1;
     shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
-    if (count && out.len && out.len % count == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        done = core_gather(&shard, records.buf, count, begin.buf, (size_t)begin.len, out.buf,
-                           (size_t)(out.len / count));
-        Py_END_ALLOW_THREADS
+    if (!PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE)) {
+        int64_t all = !rows.obj ? count : out.ndim ? out.shape[0] : 0;
+        done = 0;
+        if (all && out.len && out.len % all == 0 && (!rows.obj || rows.len == records.len)) {
+            Py_BEGIN_ALLOW_THREADS
+            done = core_gather(&shard, records.buf, count, begin.buf, (size_t)begin.len, out.buf,
+                               (size_t)(out.len / all), rows.buf, all);
+            Py_END_ALLOW_THREADS
+        }
     }
-    PyBuffer_Release(&offsets), PyBuffer_Release(&records);
+    PyBuffer_Release(&offsets), PyBuffer_Release(&records), PyBuffer_Release(&rows);
     PyBuffer_Release(&begin), PyBuffer_Release(&out);
-    return PyLong_FromLongLong(done);
+    return done < 0 ? NULL : PyLong_FromLongLong(done);
 }
 
 PyDoc_STRVAR(blobs_doc,
@@ -175,7 +181,8 @@ done:
 PyDoc_STRVAR(rewrite_doc,
              "rewrite(data: bytes-like, interval: int, max_pixels: int = 2**28, /) -> bytes | str\n\n"
              "The same JPEG, baseline, with a restart marker each `interval` MCUs and the best\n"
-             "Huffman tables; coefficients compared. A str says why there is none.");
+             "Huffman tables; coefficients compared. APPn and COM before the first scan are kept.\n"
+             "A str says why there is none.");
 
 static PyObject *rewrite(PyObject *Py_UNUSED(self), PyObject *args)
 {
@@ -372,7 +379,7 @@ static PyMethodDef methods[] = {
 /* engine.py takes no core of another number: one more where a function is new or changes. */
 static int prepare(PyObject *module)
 {
-    return PyModule_AddIntConstant(module, "interface", 1);
+    return PyModule_AddIntConstant(module, "interface", 2);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -21,6 +21,8 @@
 
 #define FRAME 16           /* checksum 8 | length 4 | length of the head 4 */
 #define MAX_HEAD (1 << 20) /* as in sample.py */
+#define BLOCK (32 << 10)   /* bytes that are read before they are copied, at least */
+#define AT_ONCE 32         /* and records, at most */
 
 uint64_t core_checksum(const uint8_t *data, size_t size, uint64_t seed)
 {
@@ -69,18 +71,19 @@ int64_t core_head(const uint8_t *record, size_t size, uint64_t seed)
     return (int64_t)head;
 }
 
-/* Whether all `size` bytes at byte `at` of the file could be read. */
-static int read_all(int file, uint8_t *to, size_t size, int64_t at)
+/* How many of the `size` bytes at byte `at` of the file could be read. */
+static size_t read_some(int file, uint8_t *to, size_t size, int64_t at)
 {
-    while (size) {
-        ssize_t got = pread(file, to, size, (off_t)at);
+    size_t done = 0;
+    while (done < size) {
+        ssize_t got = pread(file, to + done, size - done, (off_t)(at + (int64_t)done));
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return 0;
-        to += got, at += got, size -= (size_t)got;
+            break;
+        done += (size_t)got;
     }
-    return 1;
+    return done;
 }
 
 int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size)
@@ -94,43 +97,23 @@ int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *siz
     return 1;
 }
 
-int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t count,
-                    const uint8_t *begin, size_t begins, uint8_t *out, size_t row)
-{
-    /* Each record is read to one small place, which stays in the CPU's cache: 1.3 us for 3 KB, and
-     * 1.2 for blocks that are read at once, which take 20 MB of memory. */
-    size_t blob = begins + row, room = 0, size;
-    int64_t at, done = 0;
-    for (int64_t i = 0; i < count; i++)
-        if (core_place(shard, records[i], &at, &size) && size > room)
-            room = size;
-    if (room > FRAME + MAX_HEAD + blob)
-        room = FRAME + MAX_HEAD + blob;
-    uint8_t *record = malloc(room + 1);
-    for (; record && done < count; done++) {
-        int64_t number = records[done];
-        if (!core_place(shard, number, &at, &size) || size > room ||
-            !read_all(shard->file, record, size, at))
-            break;
-        int64_t head = core_head(record, size, shard->seed + (uint64_t)number);
-        if (head < 0 || size - FRAME - (size_t)head != blob ||
-            memcmp(record + FRAME + head, begin, begins))
-            break;
-        memcpy(out + (size_t)done * row, record + size - row, row);
-    }
-    free(record);
-    return done;
-}
-
 int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count, uint8_t *out,
                   size_t room, core_range *blobs)
 {
-    size_t used = 0, size;
-    int64_t at, done = 0;
+    size_t used = 0, filled = 0, size, more; /* bytes of records that are right, and that were read */
+    int64_t at, next, done = 0;
     for (; done < count; done++) {
         int64_t number = records[done];
-        if (!core_place(shard, number, &at, &size) || size > room - used ||
-            !read_all(shard->file, out + used, size, at))
+        if (!core_place(shard, number, &at, &size) || size > room - used)
+            break;
+        if (used == filled) { /* it, and those that lie behind it and are wanted next */
+            size_t run = size;
+            for (int64_t i = done + 1; i < count && core_place(shard, records[i], &next, &more) &&
+                                       next == at + (int64_t)run && more <= room - used - run; i++)
+                run += more;
+            filled += read_some(shard->file, out + used, run, at);
+        }
+        if (size > filled - used)
             break;
         int64_t head = core_head(out + used, size, shard->seed + (uint64_t)number);
         if (head < 0)
@@ -139,6 +122,38 @@ int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count
         blobs[done].size = size - FRAME - (size_t)head;
         used += size;
     }
+    return done;
+}
+
+int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t count,
+                    const uint8_t *begin, size_t begins, uint8_t *out, size_t row,
+                    const int64_t *rows, int64_t all)
+{
+    /* By way of a small place, which stays in the CPU's cache. Blocks that hold whole windows would
+     * save 0.4 us for 3 KB, and take 20 MB of memory. */
+    size_t room = BLOCK, most = FRAME + MAX_HEAD + begins + row, size;
+    int64_t at, done = 0, got = 1;
+    for (int64_t i = 0; i < count; i++)
+        if (core_place(shard, records[i], &at, &size) && size > room)
+            room = size;
+    if (room > most)
+        room = most;
+    core_range blobs[AT_ONCE];
+    uint8_t *block = malloc(room);
+    while (block && got && done < count) {
+        got = count - done < AT_ONCE ? count - done : AT_ONCE;
+        got = core_read(shard, records + done, got, block, room, blobs);
+        for (int64_t i = 0; i < got; i++, done++) {
+            const uint8_t *blob = block + blobs[i].start;
+            int64_t to = rows ? rows[done] : done;
+            if (to < 0 || to >= all || blobs[i].size != begins + row || memcmp(blob, begin, begins)) {
+                free(block);
+                return done;
+            }
+            memcpy(out + (size_t)to * row, blob + begins, row);
+        }
+    }
+    free(block);
     return done;
 }
 

@@ -134,6 +134,8 @@ def undecodable(file: File, record: int, offset: int, error: ValueError) -> Dama
 class WrappedFile:
     """A file of storage, and what a layout knows of it besides: the base of such."""
 
+    descriptor = -1
+
     def __init__(self, file: File) -> None:
         self._file = file
         self.name, self.size = file.name, file.size

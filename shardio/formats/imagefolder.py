@@ -45,6 +45,8 @@ class NoImageError(SourceError):
 class Run:
     """A run of files as one; see storage.base.File."""
 
+    descriptor = -1
+
     def __init__(self, storage: Storage, name: str, extra: bytes) -> None:
         self._storage = storage
         self.name = printable(f"{storage.url.rstrip('/')}/{name}", 4096)

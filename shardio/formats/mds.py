@@ -71,6 +71,7 @@ _BLOCK = 1 << 16  # offsets that are read at once
 class MdsFile:
     """A shard: its file, or what a compressed one was inflated to; and how to decode a sample."""
 
+    descriptor = -1
     __slots__ = (
         "_file",
         "_whole",

@@ -311,28 +311,29 @@ class RecordShard:
         records: Column,
         held: Sequence[bytes | None] | None,
         begin: bytes,
-        out: memoryview,
+        out: Column,
+        rows: Column,
     ) -> bool:
-        """Write what follows `begin` in the blob of each record to `out`, one after the other.
+        """Write what follows `begin` in the blob of record i to row rows[i] of `out`.
 
-        records: (n,) int64. held: of each what `hold` gave, or None; None: read them all. Each has
-        one blob, of as many bytes as `begin` and its share of `out`; where one has another, False,
-        and `out` may be half written. Checked as `decode` does it. Raises DamageError.
+        records, rows: (n,) int64. held: of each what `hold` gave, or None; None: read them all.
+        out: (rows, ...) uint8, contiguous. Each record has one blob, of as many bytes as `begin`
+        and a row; where one has another, False, and `out` may be half written. Checked as `decode`
+        does it. Raises DamageError.
 
         One loop over all steps: lists of pieces between them would leave the CPU's cache, which
         costs 0.5 us a record of 3 KB. The core reads, too; what it stops at is gone over again.
         """
-        size = len(out) // len(records)
-        done = 0
-        if engine.core is not None and held is None and self._descriptor >= 0:
-            done = engine.core.gather(
-                self._descriptor, self._offsets, self._seed, records, begin, out
-            )
+        done, file = 0, self._file.descriptor
+        if engine.core is not None and held is None and file >= 0:
+            done = engine.core.gather(file, self._offsets, self._seed, records, begin, out, rows)
             if done == len(records):
                 return True
-        blob, at = len(begin) + size, done * size
+        size, flat = out.nbytes // len(out), out.reshape(-1).data
+        blob = len(begin) + size
         seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
-        for record, data in zip(records[done:].tolist(), held or repeat(None), strict=False):
+        each = zip(records[done:].tolist(), rows[done:].tolist(), strict=True)
+        for (record, row), data in zip(each, held or repeat(None), strict=False):
             if data is None:
                 data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
             expected, length, head = frame(data)
@@ -345,8 +346,7 @@ class RecordShard:
             ):
                 self.decode(record, data)  # raises, when it is damage
                 return False
-            out[at : at + size] = view[-size:]
-            at += size
+            flat[row * size : (row + 1) * size] = view[-size:]
         return True
 
     def blobs(
@@ -357,8 +357,9 @@ class RecordShard:
         Checked; None when a record is not right, which `decode` has the words for.
         """
         found: list[bytes] = []
-        if engine.core is not None and held is None and self._descriptor >= 0:
-            found = engine.core.blobs(self._descriptor, self._offsets, self._seed, records)
+        file = self._file.descriptor
+        if engine.core is not None and held is None and file >= 0:
+            found = engine.core.blobs(file, self._offsets, self._seed, records)
             return found if len(found) == len(records) else None
         seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
         for record, data in zip(records.tolist(), held or repeat(None), strict=False):
@@ -372,11 +373,6 @@ class RecordShard:
                 return None
             found.append(data[16 + head :])
         return found
-
-    @property
-    def _descriptor(self) -> int:
-        """The file's, for the core to read by; -1 where it is none of this machine's."""
-        return getattr(self._file, "_descriptor", -1)
 
     def scan(self, start: int, stop: int) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns

@@ -15,6 +15,10 @@ class File(Protocol):
     name: str  # as messages name it
     size: int  # bytes
 
+    @property
+    def descriptor(self) -> int:
+        """The system's, for the core to read by; -1: closed, or there is none of these bytes."""
+
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start`. Raises DamageError when the file ends before."""
 

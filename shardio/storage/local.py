@@ -84,16 +84,16 @@ class LocalStorage:
 class LocalFile:
     """One file, open for reading; not to be shared across a fork (it is opened in each process)."""
 
-    __slots__ = ("_ahead", "_descriptor", "name", "size")
+    __slots__ = ("_ahead", "descriptor", "name", "size")
 
     def __init__(self, path: str, name: str) -> None:
         self.name = printable(name, 4096)
-        self._descriptor = -1
+        self.descriptor = -1
         try:
-            self._descriptor = os.open(
+            self.descriptor = os.open(
                 path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)
             )
-            status = os.fstat(self._descriptor)
+            status = os.fstat(self.descriptor)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -106,13 +106,13 @@ class LocalFile:
 
     def read(self, start: int, length: int) -> bytes:
         try:
-            data = os.pread(self._descriptor, length if length < _MOST else _MOST, start)
+            data = os.pread(self.descriptor, length if length < _MOST else _MOST, start)
             if len(data) == length:
                 return data
             parts = [data]  # one call returns fewer bytes where a signal came, too
             missing = length - len(data)
             while data and missing:
-                data = os.pread(self._descriptor, min(missing, _MOST), start + length - missing)
+                data = os.pread(self.descriptor, min(missing, _MOST), start + length - missing)
                 parts.append(data)
                 missing -= len(data)
         except OSError as error:
@@ -141,18 +141,18 @@ class LocalFile:
             stop = min(start + length, self.size)  # whatever an index says
             for at in range(max(start, 0), stop, self._ahead):
                 piece = min(self._ahead, stop - at)
-                os.posix_fadvise(self._descriptor, at, piece, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self.descriptor, at, piece, os.POSIX_FADV_WILLNEED)
 
     def scattered(self) -> None:
         # The kernel takes a read behind cached pages for a sequential one and reads ahead. Where
         # pages are gone before use, that was 5.0 bytes read for each one used; so it is 2.0.
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def __del__(self) -> None:
         self.close()

@@ -335,7 +335,7 @@ static void records(struct input in)
         out = calloc((size_t)asks + 1, row);
         CHECK(out);
     }
-    int64_t gathered = core_gather(&shard, wanted, asks, begin, begins, out, row);
+    int64_t gathered = core_gather(&shard, wanted, asks, begin, begins, out, row, NULL, asks);
     CHECK(0 <= got && got <= asks && 0 <= gathered && gathered <= asks);
     CHECK(gathered <= got || room == 1 << 20);
     for (int64_t i = 0; i < got; i++) {
