@@ -37,8 +37,8 @@ from .errors import DependencyError, StorageError, printable
 
 Data = bytes | bytearray | memoryview
 
-# Rewriting holds all coefficients, 2 bytes for each of 3 components, once more for the proof: so up
-# to 800 MB. (Reading has its own limit, `image.MAX_PIXELS`.)
+# Rewriting holds all coefficients, 2 bytes for each of 3 components, and twice those of progressive
+# files: so up to 800 MB. (Reading has its own limit, `image.MAX_PIXELS`.)
 MAX_PIXELS = 2**26
 
 # Smaller pictures are decoded before their tiles are found and joined: 128 x 128 in 0.2 ms.

@@ -17,6 +17,7 @@ import threading
 import warnings
 
 import numpy as np
+import PIL
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -146,7 +147,9 @@ def test_resize_is_within_one_level_of_pillows(tiled, interpolation, target, cor
     rough = shardio.image.engine()["name"] != "pillow"
     most = 2 if rough and interpolation in ("bicubic", "lanczos") else 1
     assert apart(out, np.asarray(pil)) <= most
-    assert (out != np.asarray(pil)).sum() <= 8 + out.size // (3 if rough else 20)
+    # From release 13 on Pillow takes that pass first which saves more, so that it rounds elsewhere.
+    many = rough or int(PIL.__version__.partition(".")[0]) >= 13
+    assert (out != np.asarray(pil)).sum() <= 8 + out.size // (3 if many else 20)
     if tiled:
         again = np.empty_like(out)
         assert cropped(plain, box, again, interpolation)
@@ -522,10 +525,33 @@ def test_what_is_coded_in_odd_ways_is_rewritten_as_jpegtran_does(name):
         assert core.rewrite(by_hand(AC, [DC, *ODD[name]], tail=tail), 1) == made
 
 
-def test_dc_values_too_far_apart_are_damage():
+def test_what_8_bits_cannot_hold_is_damage():
+    assert core.rewrite(by_hand(AC + b"\x0b", [DC, (0x0B, "1" * 11), (0, "")]), 1) == (
+        "damaged: DCT coefficient out of range"
+    )
     data = by_hand(AC, *[[(11, "1" * 11), (0, "")]] * 2)
     assert isinstance(core.rewrite(data, 0), bytes)  # 2047, and 2047 more
     assert core.rewrite(data, 1) == "damaged: DCT coefficient out of range"
+
+
+def test_two_scans_or_codes_of_ones_are_damage():
+    data = by_hand(AC, [DC, (0, "")])
+    tables, scan = data.index(b"\xff\xc4"), data.index(b"\xff\xda")
+    assert "damaged" in core.rewrite(data[:-2] + data[scan:], 1)
+    two = bytes([2]) + bytes(15) + b"\0\1"  # the codes 0 and 1, but 1 is not to be used
+    ones = segment(0xC4, b"\0" + two + b"\x10" + two)
+    bare = data[:tables] + ones + data[scan : scan + 10] + b"\x3f\xff\xd9"
+    assert "Huffman table" in core.rewrite(bare, 1)
+
+
+@needs_cjpeg
+def test_blocks_beyond_the_rim_are_written_empty():
+    whole = written(32, 32, "2x2")
+    size = whole.index(b"\xff\xc0") + 5
+    for height, width in ((32, 24), (24, 32), (17, 17)):
+        data = whole[:size] + struct.pack(">HH", height, width) + whole[size + 4 :]
+        tran = ["-optimize", "-copy", "all", "-restart", "1B"]
+        assert core.rewrite(data, 1) == run("jpegtran", *tran, data=data)
 
 
 def test_rewrite_keeps_pixels_and_metadata():

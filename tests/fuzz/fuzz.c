@@ -121,6 +121,35 @@ static void decode(struct picture *p, const uint8_t *data, size_t size, int scal
     jpeg_destroy_decompress(&p->in);
 }
 
+/* The coefficients must be equal: clipping may hide from pixels that some are not. */
+static void compare(const uint8_t *const data[2], const size_t sizes[2])
+{
+    struct jpeg_decompress_struct in[2];
+    struct handler handler;
+    jvirt_barray_ptr *blocks[2];
+    memset(in, 0, sizeof in);
+    CHECK(!setjmp(handler.back));
+    for (int i = 0; i < 2; i++) {
+        in[i].err = jpeg_std_error(&handler.handlers);
+        handler.handlers.error_exit = fail;
+        jpeg_create_decompress(in + i);
+        jpeg_mem_src(in + i, data[i], (unsigned long)sizes[i]);
+        jpeg_read_header(in + i, TRUE);
+        blocks[i] = jpeg_read_coefficients(in + i);
+    }
+    for (int c = 0; c < in->num_components; c++) {
+        const jpeg_component_info *part = in->comp_info + c;
+        for (JDIMENSION y = 0; y < part->height_in_blocks; y++) {
+            JBLOCKARRAY rows[2];
+            for (int i = 0; i < 2; i++)
+                rows[i] = in[i].mem->access_virt_barray((j_common_ptr)(in + i), blocks[i][c], y, 1,
+                                                        FALSE);
+            CHECK(!memcmp(rows[0][0], rows[1][0], part->width_in_blocks * sizeof(JBLOCK)));
+        }
+    }
+    jpeg_destroy_decompress(in), jpeg_destroy_decompress(in + 1);
+}
+
 /* The entry points ------------------------------------------------------------------------------- */
 
 static void parse(struct input in)
@@ -163,6 +192,7 @@ static void rewrite(struct input in)
         CHECK(old.pixels && new.pixels && old.width == new.width && old.height == new.height);
         size_t bytes = (size_t)old.width * old.height * 3;
         CHECK(!memcmp(old.pixels, new.pixels, bytes));
+        compare((const uint8_t *const[]){data, made}, (const size_t[]){in.left, size});
         /* Tiles, all of them and then one corner. */
         const float all[4] = {0, 0, (float)old.width, (float)old.height};
         CHECK(crop(made, size, all, (int)old.width, (int)old.height, new.pixels));
