@@ -318,7 +318,7 @@ def read_by_core(made: Manifest) -> bool:
 class Fetch:
     """One consumer's share of an epoch: iterates over its batches as `Rows`, in order.
 
-    `read` reads each row of `rows(batch.runs)`.
+    `read` reads each row of `rows(batch)`.
 
     buffer_bytes     memory for held records on network file systems, of all consumers of a machine
     selection        the records that the epoch is of; None: all

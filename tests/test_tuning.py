@@ -565,7 +565,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
         share = Share(epoch, 32, num_workers=workers)
         fetch = Fetch(reader, share)
         rows = next(iter(fetch))
-        own = sum(len(data or b"") for run in rows.runs for data in run.held or [])
+        own = sum(map(len, filter(None, rows.held or [])))
         expected = fetch.held_bytes + own or 32 * reader.mean_bytes
         estimate = tuning._first_batch(share, reader.mean_bytes, network)
         assert estimate == pytest.approx(expected, rel=0.25), (buffer, unit)
