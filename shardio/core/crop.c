@@ -20,7 +20,6 @@ static struct span needed(const core_plan *plan, int scale, unsigned limit)
     return (struct span){begin > margin ? begin - margin : 0, end < limit ? end : limit};
 }
 
-/* Where the picture's data end: at EOI. SIZE_MAX when there is none, so that it was cut short. */
 /* A JPEG of the tiles under (x, y): the header with another size, then the tiles with their restart
  * markers numbered anew. x and y become what it shows. NULL when these are not tiles: as many as
  * the header says, with the right marker behind each (see shardio/jpeg.py). */

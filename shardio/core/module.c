@@ -26,7 +26,7 @@ static int int64_array(PyObject *given, void *out)
 
 PyDoc_STRVAR(gather_doc,
              "gather(file: int, offsets: int64 array, seed: int, records: int64 array,\n"
-             "       begin: bytes-like, out: writable, contiguous, rows: int64 array = None, /) -> int\n\n"
+             "       begin: bytes-like, out: writable, contiguous[, rows: int64 array], /) -> int\n\n"
              "Write what follows `begin` in the one blob of each record to its row of `out`; without\n"
              "`rows` one after the other, and all of `out`. How many records, from the first on, were\n"
              "right and had such a blob.");
