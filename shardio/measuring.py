@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -118,8 +119,7 @@ class Host:
         if self._process is None:
             launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
             # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with _uninterrupted():
                 self._errors = tempfile.TemporaryFile()  # noqa: SIM115
                 # For the sockets of torch's workers, which are killed and cannot remove them.
                 self._folder = tempfile.TemporaryDirectory(
@@ -139,8 +139,6 @@ class Host:
                     env=env | {"TMPDIR": self._folder.name},
                     start_new_session=True,
                 )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return self._process
 
     def _end(self) -> None:
@@ -165,6 +163,27 @@ class Host:
             process.stdin.close()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Puts Ctrl-C off until the end. Only the main thread gets one.
+
+    A mask would not do: the system gives the signal to any thread (numpy has some), and Python
+    raises KeyboardInterrupt in the main thread all the same.
+    """
+    held = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(held):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, held)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def _pss(host: int) -> int:
     """Memory of a row's processes. What they share with the host that forked them is theirs."""
     tree = machine.family(host)
@@ -182,7 +201,6 @@ def serve(folder: str) -> None:
 
     from . import loader  # noqa: F401
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as it was before the start
     answers = os.dup(1)
     os.dup2(2, 1)  # what others print is no answer
     while line := sys.stdin.readline():

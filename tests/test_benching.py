@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -606,6 +607,31 @@ def test_interrupted_or_killed_it_leaves_nothing_behind(
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
     assert gone(tree[1:])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["main", "another thread"])
+def test_ctrl_c_while_the_process_starts_leaves_it_known_and_ended(
+    monkeypatch: pytest.MonkeyPatch, thread: bool
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **kwargs))
+        if thread:  # the system gives the signal of a terminal to any thread that does not block it
+            one = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
+            one.start()
+            one.join()
+        else:
+            signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with Host() as host, pytest.raises(KeyboardInterrupt):
+        host.ask({}, 60)
+    assert len(started) == 1
+    assert started[0].returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_where_every_row_fails_the_error_says_why(
