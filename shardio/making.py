@@ -13,7 +13,7 @@ asked for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -240,7 +240,11 @@ class Maker:
 
     def finish(self) -> None:
         """After the last turn: give back the memory of what was begun in vain."""
+        with suppress(ValueError):  # it is running: a signal's handler has closed the loader
+            self._tasks.close()  # or it would keep the batch that it is at
+        self._at = None
         for batch in self._open.values():
+            batch.forget()
             batch.slot.hand_over()  # what a collate_fn keeps of it is to be known
             self._slots.free(batch.slot.number)
         self._open.clear()
@@ -289,7 +293,7 @@ class Maker:
                 raise
         return True
 
-    def _rows(self, reads: Iterator[Items]) -> Iterator[tuple[Batch, int, Any, Any]]:
+    def _rows(self, reads: Iterator[Items]) -> Generator[tuple[Batch, int, Any, Any], None, None]:
         """What is to be made: (batch, row of it, what it is made of, what makes it)."""
         while self._wait():
             start = perf_counter()
