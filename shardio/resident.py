@@ -11,6 +11,8 @@ after the loader, on the device, whole batches at a time.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,11 +161,11 @@ class _Column:
 
 
 class _Listed(_Column):
-    """A field of values that are no tensors."""
+    """A field of values that are no tensors: objects, kept as they are."""
 
-    def __init__(self, records: int) -> None:
+    def __init__(self, like: list[Any], records: int) -> None:
         self._values: list[Any] = [None] * records
-        self.bytes = 8 * records
+        self.bytes = math.ceil(sum(map(_size, like)) / max(1, len(like)) * records)  # about
 
     def allocate(self) -> None:
         pass
@@ -209,11 +211,20 @@ def _column(name: int | str, values: Any, records: int) -> _Column:
     if isinstance(values, torch.Tensor):
         return _Column(values, records)
     if isinstance(values, list):
-        return _Listed(records)
+        return _Listed(values, records)
     raise OptionError(
         f"resident: field {name!r} comes as a {type(values).__name__} of columns: expected one "
         "value a sample; give a transform that returns one array, or leave resident out"
     )
+
+
+def _size(value: Any) -> int:
+    """Bytes of an object; of an image's pixels, decoded."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return int(value.nbytes)
+    if hasattr(value, "getbands"):  # PIL's
+        return int(math.prod(value.size)) * len(value.getbands())
+    return sys.getsizeof(value)
 
 
 def _check_room(needed: int, records: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -186,6 +187,30 @@ def test_what_cannot_be_resident_is_refused(
         module._Column, "allocate", lambda self: pytest.fail("before it is checked")
     )
     with pytest.raises(OptionError, match=r"101 decoded records take 14.2 KiB, and 1,000 B"):
+        next(iter(ShardLoader(dataset, workers=0, threads=0, resident="ram")))
+
+
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [
+        ({}, 16 * 24 * 3),  # PIL images, decoded
+        ({"decode": None}, 300),  # the bytes of a file
+    ],
+    ids=["pil", "bytes"],
+)
+def test_objects_count_with_what_they_hold(
+    packed: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    each: int,
+) -> None:
+    images = packed([20, 21], image=datasets.jpeg)
+    dataset = ShardDataset(images, batch_size=8, fields=("image",), **options)
+    with ShardLoader(dataset, workers=0, threads=0, resident="ram") as loader:
+        assert type(next(iter(loader))[0]) is list
+        assert 41 * each <= loader.explain().resident_bytes < 41 * (each + 1000)
+    monkeypatch.setattr(module, "memory_available", lambda: 41 * each - 1)
+    with pytest.raises(OptionError, match="41 decoded records take"):
         next(iter(ShardLoader(dataset, workers=0, threads=0, resident="ram")))
 
 
