@@ -403,6 +403,11 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[_Segment], _Frame, int] | U
     if any(s.marker == _APP2 and data[s.at + 4 : s.at + 8] == b"MPF\0" for s in segments):
         # Its table says at which byte each picture starts.
         return Unfit("several pictures")
+    scans = [i for i, s in enumerate(segments) if s.marker == _SOS]
+    if scans and any(_APP0 <= s.marker <= _APP15 for s in segments[scans[0] :]):
+        # Decoders do not heed them there; before the first scan they would: another orientation,
+        # other colours.
+        return Unfit("metadata behind the first scan")
     if frame.width * frame.height > max_pixels:
         return Unfit("too large", f"{frame.width} x {frame.height} pixels, over {max_pixels:,}")
     if frame.width * frame.height > 512 * len(data):  # each 8 x 8 of them takes a bit at least

@@ -7,6 +7,7 @@ all of them. Elsewhere one level of 255 may lie between the two.
 import functools
 import io
 import random
+import re
 import resource
 import shutil
 import struct
@@ -545,6 +546,35 @@ def test_two_scans_or_codes_of_ones_are_damage():
 
 
 @needs_cjpeg
+@pytest.mark.parametrize("interval", [1, 3])
+def test_fill_bytes_before_markers_are_no_damage(interval):
+    """Any marker may have some: T.81, B.1.1.2."""
+    plain = written(100, 50, "2x2", "-restart", f"{interval}B")
+    scan = plain.index(b"\xff\xda")
+    coded, marks = re.subn(rb"\xff(?=[\xd0-\xd9])", b"\xff" * 3, plain[scan:])
+    data = plain[:scan] + coded
+    assert marks >= 9
+    assert core.rewrite(data, 7) == core.rewrite(plain, 7)
+    out = np.empty((50, 100, 3), np.uint8)
+    assert cropped(data, (0, 0, 100, 50), out) and (out == decoded(plain)).all()
+
+
+@needs_cjpeg
+def test_a_scan_of_all_may_stand_between_others(tmp_path):
+    """libjpeg reads it, and so must what reads a scan of all components in its place."""
+    (tmp_path / "scans").write_text("0;\n1;\n2;\n")
+    whole = written(70, 45, "2x2")
+    apart = written(70, 45, "2x2", "-scans", str(tmp_path / "scans"))
+    scans = [i for i in range(len(apart)) if apart[i : i + 2] == b"\xff\xda"]
+    assert len(scans) == 3 and apart[: scans[0]] == whole[: scans[0]]
+    data = apart[: scans[1]] + whole[scans[0] : -2] + apart[scans[1] :]
+    assert core.rewrite(data, 5) == run("jpegtran", "-optimize", "-restart", "5B", data=data)
+    out = np.empty((1, 45, 70, 3), np.uint8)
+    assert core.decode_many([data], out) == 1
+    assert (out[0] == decoded(data)).all() and (out[0] == decoded(whole)).all()
+
+
+@needs_cjpeg
 def test_blocks_beyond_the_rim_are_written_empty():
     whole = written(32, 32, "2x2")
     size = whole.index(b"\xff\xc0") + 5
@@ -850,6 +880,43 @@ print(sorted(found))
         command = [sys.executable, "-c", with_limits, file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[0, 1]\n", done.stderr
+
+
+@pytest.mark.parametrize("marker", ["frame", "scan"])
+def test_a_count_that_changes_while_it_is_read_is_not_believed(marker):
+    """Of shared memory. The header ends where memory ends, so that reading on would be seen."""
+    with_writer = """
+import ctypes, mmap, os, signal, sys
+from shardio import engine
+header, at = bytes.fromhex(sys.argv[1]), int(sys.argv[2])
+memory, start = mmap.mmap(-1, 2 * mmap.PAGESIZE), mmap.PAGESIZE - len(header)
+memory[start : mmap.PAGESIZE] = header
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + mmap.PAGESIZE), mmap.PAGESIZE, 0)
+parent, child = os.getpid(), os.fork()
+if not child:
+    while os.getppid() == parent:
+        for _ in range(1000):
+            memory[start + at] = 255
+            memory[start + at] = 3
+    os._exit(0)
+data, found = memoryview(memory)[start : mmap.PAGESIZE], set()
+for _ in range(3_000_000):
+    found.add(engine.core.header(data))
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print(found)
+"""
+    parts = b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
+    header = b"\xff\xd8" + segment(0xC0, b"\x08\0\x10\0\x10\3" + parts)
+    at = header.index(b"\3\1")
+    if marker == "scan":
+        at = len(header) + 4
+        header += segment(0xDA, b"\3\1\0\2\0\3\0\0\x3f\0")
+    command = [sys.executable, "-c", with_writer, header.hex(), str(at)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "None" in done.stdout
 
 
 def test_threads_share_nothing():

@@ -61,7 +61,11 @@ class Records:
 
     def gather(self, numbers: Any, out: Any, begin: bytes = BEGIN) -> int:
         wanted = np.array(numbers, np.int64)
-        return int(core().gather(self.file, self.offsets, SEED, wanted, begin, out))
+        rows = memoryview(out)  # one after the other
+        if wanted.size and rows.nbytes and rows.nbytes % wanted.size == 0:
+            rows = rows.cast("B", (wanted.size, rows.nbytes // wanted.size))
+        at = np.arange(wanted.size)
+        return int(core().gather(self.file, self.offsets, SEED, wanted, begin, rows, at))
 
     def blobs(self, numbers: Any) -> list[bytes]:
         wanted = np.array(numbers, np.int64)
@@ -83,6 +87,10 @@ def files(tmp_path: Path) -> Iterator[Any]:
 
 def pixels(number: int) -> bytes:
     return bytes((number * 7 + i) % 256 for i in range(ROW))
+
+
+def one_row() -> tuple[Any, Any]:
+    return np.zeros((1, ROW), np.uint8), np.array([0], np.int64)
 
 
 def raw(number: int) -> bytes:
@@ -204,7 +212,7 @@ def test_what_lies_beside_the_arrays_is_not_read(files: Any) -> None:
         (some.offsets[1:], SEED + 1, -1),  # its beginning before them
     ):
         wanted = np.array([number], np.int64)
-        assert core().gather(some.file, offsets, seed, wanted, BEGIN, bytearray(ROW)) == 0
+        assert core().gather(some.file, offsets, seed, wanted, BEGIN, *one_row()) == 0
         assert core().blobs(some.file, offsets, seed, wanted) == []
     long = files([record(0, b"h", BEGIN + bytes(3 << 20)), raw(1)])
     assert long.gather([1, 0], bytearray(2 * ROW)) == 1  # more than a head and a row can be
@@ -241,7 +249,7 @@ def test_a_file_that_is_shorter_or_closed(files: Any, tmp_path: Path) -> None:
     assert some.gather([0, 1, 2, 3], out) == 3
     numbers = np.arange(4)
     assert len(core().blobs(some.file, some.offsets, SEED, numbers)) == 3
-    assert core().gather(-1, some.offsets, SEED, numbers, BEGIN, out) == 0
+    assert core().gather(-1, some.offsets, SEED, numbers, BEGIN, out, numbers) == 0
     assert core().blobs(-1, some.offsets, SEED, numbers) == []
 
 
@@ -256,8 +264,8 @@ def test_nothing_to_do(files: Any) -> None:
 
 def test_arguments_of_other_types_are_type_errors(files: Any) -> None:
     some = files([raw(0)])
-    one, out = np.array([0], np.int64), bytearray(ROW)
-    good = (some.file, some.offsets, SEED, one, BEGIN, out)
+    one, (out, first) = np.array([0], np.int64), one_row()
+    good = (some.file, some.offsets, SEED, one, BEGIN, out, first)
     assert core().gather(*good) == 1
     wide = np.zeros((1, 2), np.int64)
     for at, values in {
@@ -272,10 +280,13 @@ def test_arguments_of_other_types_are_type_errors(files: Any) -> None:
         for value in values:
             with pytest.raises((TypeError, BufferError, ValueError)):
                 core().gather(*good[:at], value, *good[at + 1 :])
-    assert core().gather(*good, one) == 0  # a row of `out` is a byte
+    assert core().gather(*good[:5], bytearray(ROW), first) == 0  # a row of `out` is a byte
+    assert core().gather(*good[:5], np.zeros((), np.uint8), first) == 0  # it has no rows
+    with pytest.raises(TypeError):
+        core().gather(*good[:6])
     for strided in (np.zeros(2 * ROW, np.uint8)[::2], np.zeros((ROW, 2), np.uint8)[:, 0]):
         with pytest.raises((TypeError, BufferError, ValueError)):
-            core().gather(*good[:5], strided)
+            core().gather(*good[:5], strided, first)
     with pytest.raises((TypeError, BufferError, ValueError)):
         core().gather(*good[:3], np.zeros(4, np.int64)[::2], *good[4:])
     for names, kinds in (((), b""), (("a",), b""), (("a", "b"), b"k")):
@@ -294,7 +305,7 @@ def test_arguments_are_let_go(files: Any) -> None:
         core().gather(some.file, some.offsets, SEED, numbers, BEGIN, out, numbers)
         core().blobs(some.file, some.offsets, SEED, numbers)
         with pytest.raises(TypeError):
-            core().gather(some.file, some.offsets, SEED, numbers, BEGIN, None)
+            core().gather(some.file, some.offsets, SEED, numbers, BEGIN, None, numbers)
     assert list(map(sys.getrefcount, counted)) == before
     out.append(0)  # which a buffer that is still exported would forbid
 

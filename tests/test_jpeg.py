@@ -442,6 +442,27 @@ def test_comments_between_scans_are_kept(tool: str) -> None:
     assert np.array_equal(shown(result), shown(data))
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize(
+    "late",
+    [
+        segment(0xEE, b"Adobe\0\x64" + bytes(5)),  # in front it would say RGB
+        segment(0xE0, b"JFIF\0\1\2" + bytes(7)),
+        segment(0xE1, b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6" + bytes(6)),
+    ],
+    ids=["colours", "jfif", "orientation"],
+)
+def test_what_no_decoder_heeds_does_not_come_to_be_heeded(
+    tool: str, late: bytes, progressive: bool
+) -> None:
+    plain = patched(made("4:2:0", 203, 97, progressive=progressive), 2, b"", 18)
+    assert segments(plain) == [] and isinstance(rewrite(plain), bytes)
+    at = plain.rindex(b"\xff\xc4" if progressive else b"\xff\xd9")
+    assert rewrite(patched(plain, at, late, 0)) == Unfit("metadata behind the first scan")
+    early = rewrite(patched(plain, 2, late, 0))
+    assert isinstance(early, bytes) and segments(early) == [late]
+
+
 def test_no_jfif_header_is_invented(tool: str) -> None:
     plain = made("4:2:0", 203, 97)
     data = patched(plain, 2, b"", 18)  # as some cameras write it: neither JFIF nor EXIF

@@ -42,7 +42,7 @@ int64_t core_head(const uint8_t *record, size_t size, uint64_t seed);
 int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size);
 
 /* Of each record, what follows `begin` in its one blob, `row` bytes, to its row of the `all` of
- * `out`, or, where `rows` is NULL, to the next; how many were right before one was not. */
+ * `out`; how many were right before one was not. */
 int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t count,
                     const uint8_t *begin, size_t begins, uint8_t *out, size_t row,
                     const int64_t *rows, int64_t all);

@@ -7,6 +7,14 @@
 /* Upsampling looks at one sample of chroma more on each side; those are up to 4 pixels wide. */
 #define MARGIN 4
 
+/* Whether it is a whole JPEG of a kind that is decoded here. */
+static bool known(const uint8_t *data, size_t size, core_jpeg *jpeg)
+{
+    return core_jpeg_parse(data, size, jpeg) && jpeg->precision == 8 && jpeg->sof <= 0xC2 &&
+           (jpeg->components == 1 || jpeg->components == 3) &&
+           core_jpeg_end(data, size, jpeg->scan) != SIZE_MAX;
+}
+
 struct span {
     unsigned begin, end;
 };
@@ -20,25 +28,16 @@ static struct span needed(const core_plan *plan, int scale, unsigned limit)
     return (struct span){begin > margin ? begin - margin : 0, end < limit ? end : limit};
 }
 
-/* A JPEG of the tiles under (x, y): the header with another size, then the tiles with their restart
- * markers numbered anew. x and y become what it shows. NULL when these are not tiles: as many as
- * the header says, with the right marker behind each (see shardio/jpeg.py). */
-static uint8_t *cut(const uint8_t *data, size_t size, const core_jpeg *jpeg, struct span *x,
-                    struct span *y, size_t *cut_size)
+/* Where in the data each tile starts, and what follows the last one. NULL when these are not `count`
+ * tiles, with the right marker behind each (see shardio/jpeg.py). */
+static size_t *tile_starts(const uint8_t *data, size_t size, size_t at, size_t count)
 {
-    unsigned wide = (jpeg->width + jpeg->mcu_width - 1) / jpeg->mcu_width;
-    unsigned rows = (jpeg->height + jpeg->mcu_height - 1) / jpeg->mcu_height;
-    if (!jpeg->whole || jpeg->interval < 2 || wide % jpeg->interval)
-        return NULL;
-    size_t columns = wide / jpeg->interval, count = columns * rows, found = 0;
-    if (count < 2 || count > size / 2) /* each has a marker of two bytes */
-        return NULL;
-    size_t *starts = malloc((count + 1) * sizeof *starts); /* of the data behind each marker */
-    uint8_t *made = NULL;
-    if (!starts)
-        return NULL;
-    starts[0] = jpeg->scan;
-    for (size_t at = jpeg->scan; found < count && at + 2 <= size;) {
+    size_t *starts = count < 2 || count > size / 2 /* each has a marker of two bytes */
+                         ? NULL : malloc((count + 1) * sizeof *starts);
+    size_t found = 0;
+    if (starts)
+        starts[0] = at;
+    while (starts && found < count && at + 2 <= size) {
         const uint8_t *mark = memchr(data + at, 0xFF, size - 1 - at);
         if (!mark)
             break;
@@ -49,38 +48,54 @@ static uint8_t *cut(const uint8_t *data, size_t size, const core_jpeg *jpeg, str
             break;
         starts[++found] = at;
     }
-    if (found == count) {
-        unsigned across = jpeg->interval * jpeg->mcu_width, down = jpeg->mcu_height;
-        size_t left = x->begin / across, right = (x->end + across - 1) / across;
-        size_t top = y->begin / down, bottom = (y->end + down - 1) / down;
-        size_t room = jpeg->scan + AHEAD;
-        for (size_t row = top; row < bottom; row++)
-            room += starts[row * columns + right] - starts[row * columns + left];
-        made = malloc(room);
-        if (made) {
-            *x = (struct span){(unsigned)left * across, (unsigned)right * across};
-            *y = (struct span){(unsigned)top * down, (unsigned)bottom * down};
-            x->end = x->end < jpeg->width ? x->end : jpeg->width;
-            y->end = y->end < jpeg->height ? y->end : jpeg->height;
-            memcpy(made, data, jpeg->scan);
-            uint8_t *frame = made + jpeg->sof_at;
-            frame[5] = (uint8_t)((y->end - y->begin) >> 8);
-            frame[6] = (uint8_t)(y->end - y->begin);
-            frame[7] = (uint8_t)((x->end - x->begin) >> 8);
-            frame[8] = (uint8_t)(x->end - x->begin);
-            size_t at = jpeg->scan, number = 0;
-            for (size_t row = top; row < bottom; row++) {
-                const size_t *start = starts + row * columns;
-                memcpy(made + at, data + start[left], start[right] - start[left]);
-                for (size_t i = left; i < right; i++) {
-                    at += start[i + 1] - start[i];
-                    made[at - 1] = 0xD0 | (number++ & 7);
-                }
+    if (found == count)
+        return starts;
+    free(starts);
+    return NULL;
+}
+
+/* A JPEG of the tiles under (x, y): the header with another size, then the tiles with their restart
+ * markers numbered anew. x and y become what it shows. NULL when there are no tiles. */
+static uint8_t *cut(const uint8_t *data, size_t size, const core_jpeg *jpeg, struct span *x,
+                    struct span *y, size_t *cut_size)
+{
+    unsigned wide = (jpeg->width + jpeg->mcu_width - 1) / jpeg->mcu_width;
+    unsigned rows = (jpeg->height + jpeg->mcu_height - 1) / jpeg->mcu_height;
+    if (!jpeg->whole || jpeg->interval < 2 || wide % jpeg->interval)
+        return NULL;
+    size_t columns = wide / jpeg->interval;
+    size_t *starts = tile_starts(data, size, jpeg->scan, columns * rows);
+    if (!starts)
+        return NULL;
+    unsigned across = jpeg->interval * jpeg->mcu_width, down = jpeg->mcu_height;
+    size_t left = x->begin / across, right = (x->end + across - 1) / across;
+    size_t top = y->begin / down, bottom = (y->end + down - 1) / down;
+    size_t room = jpeg->scan + AHEAD, at = jpeg->scan, number = 0;
+    for (size_t row = top; row < bottom; row++)
+        room += starts[row * columns + right] - starts[row * columns + left];
+    uint8_t *made = malloc(room);
+    if (made) {
+        *x = (struct span){(unsigned)left * across, (unsigned)right * across};
+        *y = (struct span){(unsigned)top * down, (unsigned)bottom * down};
+        x->end = x->end < jpeg->width ? x->end : jpeg->width;
+        y->end = y->end < jpeg->height ? y->end : jpeg->height;
+        memcpy(made, data, at);
+        uint8_t *frame = made + jpeg->sof_at;
+        frame[5] = (uint8_t)((y->end - y->begin) >> 8);
+        frame[6] = (uint8_t)(y->end - y->begin);
+        frame[7] = (uint8_t)((x->end - x->begin) >> 8);
+        frame[8] = (uint8_t)(x->end - x->begin);
+        for (size_t row = top; row < bottom; row++) {
+            const size_t *start = starts + row * columns;
+            memcpy(made + at, data + start[left], start[right] - start[left]);
+            for (size_t i = left; i < right; i++) {
+                at += start[i + 1] - start[i];
+                made[at - 1] = 0xD0 | (number++ & 7);
             }
-            made[at - 1] = 0xD9;
-            memset(made + at, 0, room - at);
-            *cut_size = room;
         }
+        made[at - 1] = 0xD9;
+        memset(made + at, 0, room - at);
+        *cut_size = room;
     }
     free(starts);
     return made;
@@ -181,10 +196,8 @@ static void paint(struct cropping *job, uint8_t *line)
 bool core_crop(const uint8_t *data, size_t size, const core_part *part)
 {
     core_jpeg jpeg;
-    if (!core_jpeg_parse(data, size, &jpeg) || jpeg.precision != 8 || jpeg.sof > 0xC2 ||
-        (jpeg.components != 1 && jpeg.components != 3) ||
-        (uint64_t)jpeg.width * jpeg.height > part->max_pixels || core_jpeg_lies(&jpeg, size) ||
-        core_jpeg_end(data, size, jpeg.scan) == SIZE_MAX)
+    if (!known(data, size, &jpeg) || (uint64_t)jpeg.width * jpeg.height > part->max_pixels ||
+        core_jpeg_lies(&jpeg, size))
         return false;
     const float *box = part->box;
     const int scale = part->scale;
@@ -251,10 +264,8 @@ static void decode_many(void *many)
         const uint8_t *data = job->data[job->done];
         size_t size = job->sizes[job->done];
         core_jpeg jpeg;
-        if (!core_jpeg_parse(data, size, &jpeg) || jpeg.precision != 8 || jpeg.sof > 0xC2 ||
-            jpeg.width != job->width || jpeg.height != job->height ||
-            (jpeg.components != 1 && jpeg.components != 3) || jpeg.orientation != 1 ||
-            core_jpeg_end(data, size, jpeg.scan) == SIZE_MAX)
+        if (!known(data, size, &jpeg) || jpeg.orientation != 1 || jpeg.width != job->width ||
+            jpeg.height != job->height)
             return;
         /* libjpeg keeps tables from image to image; one that lacks some must not find them. */
         bool own = jpeg.whole && !(jpeg.wanted & ~jpeg.tables);

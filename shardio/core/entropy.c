@@ -113,6 +113,8 @@ ALWAYS_INLINE int next_symbol(struct reader *r, const struct codes *codes, int *
 static bool restart(struct entropy *e)
 {
     struct reader *r = &e->reader;
+    while (r->end - r->at > 2 && r->at[0] == 0xFF && r->at[1] == 0xFF)
+        r->at++; /* fill bytes, as before any marker */
     if (r->count - r->pad >= 8 || r->end - r->at < 2 || r->at[0] != 0xFF ||
         r->at[1] != (0xD0 | e->number))
         return false;
@@ -120,16 +122,6 @@ static bool restart(struct entropy *e)
     *r = (struct reader){.at = r->at + 2, .end = r->end};
     memset(e->previous, 0, sizeof e->previous);
     return true;
-}
-
-/* What comes before an MCU. */
-static void approach(struct jpeg_decompress_struct *in, struct entropy *e)
-{
-    if (in->restart_interval && !e->left--) {
-        if (!restart(e))
-            WARNMS(in, JWRN_HIT_MARKER);
-        e->left = in->restart_interval - 1;
-    }
 }
 
 /* All of a block behind its DC value: to `block`, which is zeros, or as tokens, whose symbols are
@@ -194,31 +186,40 @@ bool core_scan_begin(struct jpeg_decompress_struct *in, struct entropy *e)
     return true;
 }
 
-token *core_scan_next(struct jpeg_decompress_struct *in, struct entropy *e, const struct mcu *mcu,
-                      unsigned real, int *before, struct symbols *const *symbols, token *to)
+/* The blocks of an MCU, each of a component: to `blocks`, or, if `tokens`, as core_scan_next. */
+ALWAYS_INLINE token *next_mcu(struct jpeg_decompress_struct *in, struct entropy *e, bool tokens,
+                              int count, const int *parts, JBLOCKROW *blocks, unsigned real,
+                              int *before, struct symbols *const *symbols, token *to)
 {
-    approach(in, e);
+    if (in->restart_interval && !e->left--) {
+        if (!restart(e))
+            WARNMS(in, JWRN_HIT_MARKER);
+        e->left = in->restart_interval - 1;
+    }
     struct reader r = e->reader; /* a copy may lie in registers */
     JBLOCK skipped;
     bool whole = true;
-    for (unsigned i = 0; i < mcu->blocks; i++, real >>= 1) {
-        int part = mcu->part[i], value = 0;
-        struct symbols *counts = symbols[part];
+    for (int i = 0; i < count; i++) {
+        int part = parts[i], value = 0;
         refill(&r);
         whole &= next_symbol(&r, e->dcs[part], &value) >= 0;
         e->previous[part] += (unsigned)value;
-        if (real & 1) {
-            value = (JCOEF)e->previous[part];
+        value = (JCOEF)e->previous[part];
+        if (tokens && real >> i & 1) {
             int difference = value - before[part];
             before[part] = value;
             if (abs(difference) > 2047)
                 ERREXIT(in, JERR_BAD_DCT_COEF);
-            counts->dc[core_magnitude(difference)]++;
+            symbols[part]->dc[core_magnitude(difference)]++;
             *to++ = (token)(difference * 16);
-            whole &= next_block(&r, e->acs[part], NULL, &to, counts->ac);
-        } else {
-            whole &= next_block(&r, e->acs[part], skipped, NULL, NULL);
-            counts->dc[0]++, counts->ac[END]++;
+            whole &= next_block(&r, e->acs[part], NULL, &to, symbols[part]->ac);
+            continue;
+        }
+        JCOEF *block = blocks ? blocks[i][0] : skipped;
+        block[0] = (JCOEF)value;
+        whole &= next_block(&r, e->acs[part], block, NULL, NULL);
+        if (tokens) {
+            symbols[part]->dc[0]++, symbols[part]->ac[END]++;
             *to++ = 0, *to++ = END;
         }
     }
@@ -228,6 +229,12 @@ token *core_scan_next(struct jpeg_decompress_struct *in, struct entropy *e, cons
         WARNMS(in, JWRN_HIT_MARKER);
     e->reader = r;
     return to;
+}
+
+token *core_scan_next(struct jpeg_decompress_struct *in, struct entropy *e, const struct mcu *mcu,
+                      unsigned real, int *before, struct symbols *const *symbols, token *to)
+{
+    return next_mcu(in, e, true, mcu->blocks, mcu->part, NULL, real, before, symbols, to);
 }
 
 void core_scan_end(struct jpeg_decompress_struct *in, const struct entropy *e)
@@ -244,26 +251,9 @@ void core_scan_end(struct jpeg_decompress_struct *in, const struct entropy *e)
 static boolean decode_mcu(j_decompress_ptr in, JBLOCKROW *blocks)
 {
     struct entropy *e = in->client_data;
-    approach(in, e);
-    struct reader r = e->reader;
-    JBLOCK skipped;
-    bool whole = true;
-    for (int i = 0; i < in->blocks_in_MCU; i++) {
-        int part = in->MCU_membership[i], value = 0;
-        JCOEF *block = blocks ? blocks[i][0] : skipped;
-        refill(&r);
-        whole &= next_symbol(&r, e->dcs[part], &value) >= 0;
-        e->previous[part] += (unsigned)value;
-        block[0] = (JCOEF)e->previous[part];
-        whole &= next_block(&r, e->acs[part], block, NULL, NULL);
-    }
-    if (!whole)
-        WARNMS(in, JWRN_HUFF_BAD_CODE);
-    if (r.count < r.pad)
-        WARNMS(in, JWRN_HIT_MARKER);
-    e->reader = r;
-    in->src->next_input_byte = r.at;
-    in->src->bytes_in_buffer = (size_t)(r.end - r.at);
+    next_mcu(in, e, false, in->blocks_in_MCU, in->MCU_membership, blocks, 0, NULL, NULL, NULL);
+    in->src->next_input_byte = e->reader.at;
+    in->src->bytes_in_buffer = (size_t)(e->reader.end - e->reader.at);
     return TRUE;
 }
 
@@ -271,7 +261,8 @@ static void start_pass(j_decompress_ptr in)
 {
     struct entropy *e = in->client_data;
     in->entropy->insufficient_data = FALSE;
-    if (core_scan_begin(in, e)) {
+    /* Not of several scans: libjpeg would not take the next one, of other components, back. */
+    if (!in->inputctl->has_multiple_scans && core_scan_begin(in, e)) {
         in->entropy->decode_mcu = decode_mcu;
         return;
     }

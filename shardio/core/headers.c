@@ -1,6 +1,7 @@
 /* The header of a JPEG, and where its data end: by which it is decided whether libjpeg is asked.
  *
- * Sources: ITU-T T.81 (JPEG), JFIF 1.02, EXIF 2.3.
+ * Another thread may write to the bytes meanwhile. So a count or a length is read once, and what was
+ * checked is what is used. Sources: ITU-T T.81 (JPEG), JFIF 1.02, EXIF 2.3.
  */
 #include <string.h>
 
@@ -24,7 +25,8 @@ static unsigned orientation(const uint8_t *body, size_t size)
     if (!little && memcmp(tiff, "MM\0*", 4))
         return 0;
 #define GET16(at) (little ? (unsigned)tiff[(at) + 1] << 8 | tiff[at] : get16(tiff + (at)))
-    size_t at = little ? (size_t)GET16(6) << 16 | GET16(4) : (size_t)GET16(4) << 16 | GET16(6);
+#define GET32(at) ((uint64_t)GET16((at) + 2 * little) << 16 | GET16((at) + 2 * !little))
+    uint64_t at = GET32(4);
     if (at < 8 || at > size - 2)
         return 0;
     unsigned entries = GET16(at), found = ABSENT;
@@ -33,39 +35,38 @@ static unsigned orientation(const uint8_t *body, size_t size)
     if (entries > (size - at) / 12)
         return 0;
     for (; entries--; at += 12) {
+        unsigned kind = GET16(at + 2);
         if (GET16(at) != 0x0112) {
             /* PIL reads no further than a value that lies outside. */
-            uint64_t count = little ? (uint64_t)GET16(at + 6) << 16 | GET16(at + 4)
-                                    : (uint64_t)GET16(at + 4) << 16 | GET16(at + 6);
-            uint64_t lies = little ? (uint64_t)GET16(at + 10) << 16 | GET16(at + 8)
-                                   : (uint64_t)GET16(at + 8) << 16 | GET16(at + 10);
-            unsigned unit = GET16(at + 2) < sizeof units ? units[GET16(at + 2)] : 0;
+            uint64_t count = GET32(at + 4), lies = GET32(at + 8);
+            unsigned unit = kind < sizeof units ? units[kind] : 0;
             if (found == ABSENT && count * unit > 4 && lies + count * unit > size)
                 return 0;
             continue;
         }
         /* One SHORT, from 1 to 8, and just once. */
-        bool plain = found == ABSENT && GET16(at + 2) == 3 &&
-                     GET16(at + (little ? 4 : 6)) == 1 && !GET16(at + (little ? 6 : 4));
+        bool plain = found == ABSENT && kind == 3 && GET32(at + 4) == 1;
         found = plain ? GET16(at + 8) : 0;
         if (found < 1 || found > 8)
             return 0;
     }
 #undef GET16
+#undef GET32
     return found;
 }
 
 /* SOF: FFC0 to FFCF without DHT, JPG and DAC. */
 static bool frame(core_jpeg *jpeg, int marker, const uint8_t *body, size_t size)
 {
-    if (jpeg->sof || size < 6 || size != 6 + 3 * (size_t)body[5])
+    unsigned count = size < 6 ? 0 : body[5];
+    if (jpeg->sof || size != 6 + 3 * (size_t)count)
         return false;
     *jpeg = (core_jpeg){
         .sof = marker,
         .precision = body[0],
         .height = get16(body + 1),
         .width = get16(body + 3),
-        .components = body[5],
+        .components = count,
         .interval = jpeg->interval,
         .tables = jpeg->tables,
         .several = jpeg->several,
@@ -73,19 +74,19 @@ static bool frame(core_jpeg *jpeg, int marker, const uint8_t *body, size_t size)
         .orientation = jpeg->orientation,
     };
     unsigned across = 1, down = 1;
-    for (int i = 0; i < body[5]; i++) {
-        unsigned sampling = body[7 + 3 * i];
+    for (unsigned i = 0; i < count; i++) {
+        unsigned sampling = body[7 + 3 * i], table = body[8 + 3 * i];
         if (sampling >> 4 < 1 || sampling >> 4 > 4 || (sampling & 15) < 1 || (sampling & 15) > 4)
             return false;
         if (sampling >> 4 > across)
             across = sampling >> 4;
         if ((sampling & 15) > down)
             down = sampling & 15;
-        if (body[8 + 3 * i] > 3)
+        if (table > 3)
             return false;
-        jpeg->wanted |= 1u << body[8 + 3 * i];
+        jpeg->wanted |= 1u << table;
     }
-    if (body[5] == 1)
+    if (count == 1)
         across = down = 1; /* alone, a component is not interleaved, whatever its sampling */
     jpeg->mcu_width = 8 * across;
     jpeg->mcu_height = 8 * down;
@@ -136,10 +137,11 @@ bool core_jpeg_parse(const uint8_t *data, size_t size, core_jpeg *jpeg)
         const uint8_t *body = data + at + 4;
         size_t rest = length - 2;
         if (marker == 0xDA) {
-            if (!jpeg->sof || rest < 1 || rest != 4 + 2 * (size_t)body[0])
+            unsigned count = rest ? body[0] : 0;
+            if (!jpeg->sof || rest != 4 + 2 * (size_t)count)
                 return false;
-            jpeg->whole = body[0] == jpeg->components && (jpeg->sof == 0xC0 || jpeg->sof == 0xC1);
-            for (int i = 0; i < body[0]; i++)
+            jpeg->whole = count == jpeg->components && (jpeg->sof == 0xC0 || jpeg->sof == 0xC1);
+            for (unsigned i = 0; i < count; i++)
                 jpeg->wanted |= 16u << (body[2 + 2 * i] >> 4 & 3) | 256u << (body[2 + 2 * i] & 3);
             jpeg->scan = at + 2 + length;
             jpeg->orientation = jpeg->orientation == ABSENT ? 1 : jpeg->orientation;

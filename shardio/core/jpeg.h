@@ -75,8 +75,8 @@ enum { END = 0, ZEROS = 15, BLOCK_TOKENS = 66 /* at most, also while it is read 
 
 /* The blocks of an MCU: the component of each. */
 struct mcu {
-    unsigned blocks;
-    uint8_t part[D_MAX_BLOCKS_IN_MCU];
+    int blocks;
+    int part[D_MAX_BLOCKS_IN_MCU];
 };
 
 /* How often each symbol comes in tokens. The last number is libjpeg's own. */

@@ -26,26 +26,25 @@ static int int64_array(PyObject *given, void *out)
 
 PyDoc_STRVAR(gather_doc,
              "gather(file: int, offsets: int64 array, seed: int, records: int64 array,\n"
-             "       begin: bytes-like, out: writable, contiguous[, rows: int64 array], /) -> int\n\n"
-             "Write what follows `begin` in the one blob of each record to its row of `out`; without\n"
-             "`rows` one after the other, and all of `out`. How many records, from the first on, were\n"
-             "right and had such a blob.");
+             "       begin: bytes-like, out: writable, contiguous, rows: int64 array, /) -> int\n\n"
+             "Write what follows `begin` in the one blob of each record to its row of `out`. How many\n"
+             "records, from the first on, were right and had such a blob.");
 
 static PyObject *gather(PyObject *Py_UNUSED(self), PyObject *args)
 {
     core_shard shard;
-    Py_buffer offsets, records, begin, out = {0}, rows = {0};
+    Py_buffer offsets, records, begin, out = {0}, rows;
     unsigned long long seed;
     PyObject *object;
-    if (!PyArg_ParseTuple(args, "iO&KO&y*O|O&:gather", &shard.file, int64_array, &offsets, &seed,
+    if (!PyArg_ParseTuple(args, "iO&KO&y*OO&:gather", &shard.file, int64_array, &offsets, &seed,
                           int64_array, &records, &begin, &object, int64_array, &rows))
         return NULL;
     int64_t count = records.len / 8, done = -1;
     shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
     if (!PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE)) {
-        int64_t all = !rows.obj ? count : out.ndim ? out.shape[0] : 0;
+        int64_t all = out.ndim ? out.shape[0] : 0;
         done = 0;
-        if (all && out.len && out.len % all == 0 && (!rows.obj || rows.len == records.len)) {
+        if (all && out.len && rows.len == records.len) {
             Py_BEGIN_ALLOW_THREADS
             done = core_gather(&shard, records.buf, count, begin.buf, (size_t)begin.len, out.buf,
                                (size_t)(out.len / all), rows.buf, all);
@@ -99,7 +98,7 @@ static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
     return found;
 }
 
-/* The object of a value; NULL, perhaps without an exception, when there is none. */
+/* The object of a value; NULL: an exception. */
 static PyObject *object(const core_value *value)
 {
     double number;

@@ -145,7 +145,7 @@ int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t cou
         got = core_read(shard, records + done, got, block, room, blobs);
         for (int64_t i = 0; i < got; i++, done++) {
             const uint8_t *blob = block + blobs[i].start;
-            int64_t to = rows ? rows[done] : done;
+            int64_t to = rows[done];
             if (to < 0 || to >= all || blobs[i].size != begins + row || memcmp(blob, begin, begins)) {
                 free(block);
                 return done;
@@ -207,17 +207,15 @@ int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fi
 {
     if (size < FRAME)
         return 0;
-    size_t head = little(record + 12, 4), tags = 1;
+    size_t head = little(record + 12, 4);
     const uint8_t *at = record + FRAME;
     if (head > size - FRAME || head < 1)
         return 0;
     const uint8_t *blobs = at + head, *end = record + size;
-    if (at[0] >= 0x90 && at[0] <= 0x9f ? (at[0] & 15u) != fields
-                                       : head < 3 || at[0] != 0xdc || big(at + 1, 2) != fields)
+    bool wide = at[0] == 0xdc; /* read once: another thread may write there */
+    if (wide ? head < 3 || big(at + 1, 2) != fields : fields > 15 || at[0] != (0x90 | fields))
         return 0;
-    if (at[0] == 0xdc)
-        tags = 3;
-    at += tags;
+    at += wide ? 3 : 1;
     for (size_t i = 0; i < fields; i++) {
         core_value *found = values + i;
         size_t taken = value(at, (size_t)(blobs - at), found);

@@ -70,11 +70,11 @@ static void lay_out(struct rewriting *job)
         bool alone = in->num_components == 1;
         JDIMENSION across = alone ? 1 : (JDIMENSION)in->comp_info[i].h_samp_factor;
         JDIMENSION down = alone ? 1 : (JDIMENSION)in->comp_info[i].v_samp_factor;
-        if (job->mcu.blocks + across * down > D_MAX_BLOCKS_IN_MCU)
+        if ((JDIMENSION)job->mcu.blocks + across * down > D_MAX_BLOCKS_IN_MCU)
             ERREXIT(in, JERR_BAD_MCU_SIZE);
         for (JDIMENSION k = 0; k < across * down; k++) {
-            unsigned block = job->mcu.blocks++;
-            job->mcu.part[block] = (uint8_t)i;
+            int block = job->mcu.blocks++;
+            job->mcu.part[block] = i;
             job->x[block] = k % across, job->y[block] = k / across;
         }
         job->across[i] = across, job->down[i] = down;
@@ -89,13 +89,11 @@ static void lay_out(struct rewriting *job)
 static void each_mcu(struct rewriting *job, void (*step)(struct rewriting *job))
 {
     const struct jpeg_decompress_struct *in = &job->in;
-    JDIMENSION wide = job->across[0], high = job->down[0];
-    for (int i = 1; i < in->num_components; i++) {
-        wide = wide > job->across[i] ? wide : job->across[i];
-        high = high > job->down[i] ? high : job->down[i];
-    }
-    JDIMENSION columns = (in->image_width + 8 * wide - 1) / (8 * wide);
-    JDIMENSION rows = (in->image_height + 8 * high - 1) / (8 * high);
+    bool alone = in->num_components == 1;
+    JDIMENSION wide = 8 * (alone ? 1 : (JDIMENSION)in->max_h_samp_factor);
+    JDIMENSION high = 8 * (alone ? 1 : (JDIMENSION)in->max_v_samp_factor);
+    JDIMENSION columns = (in->image_width + wide - 1) / wide;
+    JDIMENSION rows = (in->image_height + high - 1) / high;
     unsigned left = 0; /* until the next restart marker */
     job->seen = 0;
     for (job->row = 0; job->row < rows; job->row++) {
@@ -106,11 +104,11 @@ static void each_mcu(struct rewriting *job, void (*step)(struct rewriting *job))
                 memset(job->before, 0, sizeof job->before);
             }
             job->real = 0;
-            for (unsigned i = 0; i < job->mcu.blocks; i++) {
-                const jpeg_component_info *part = in->comp_info + job->mcu.part[i];
-                JDIMENSION x = job->column * job->across[job->mcu.part[i]] + job->x[i];
-                JDIMENSION y = job->row * job->down[job->mcu.part[i]] + job->y[i];
-                if (x < part->width_in_blocks && y < part->height_in_blocks)
+            for (int i = 0; i < job->mcu.blocks; i++) {
+                int part = job->mcu.part[i];
+                const jpeg_component_info *info = in->comp_info + part;
+                if (job->column * job->across[part] + job->x[i] < info->width_in_blocks &&
+                    job->row * job->down[part] + job->y[i] < info->height_in_blocks)
                     job->real |= 1u << i;
             }
             step(job);
@@ -187,7 +185,7 @@ static void read_blocks(struct rewriting *job)
     }
     static const JBLOCK empty;
     token *to = room_for_mcu(job);
-    for (unsigned i = 0; i < job->mcu.blocks; i++) {
+    for (int i = 0; i < job->mcu.blocks; i++) {
         int part = job->mcu.part[i];
         JDIMENSION x = job->column * job->across[part] + job->x[i];
         const JCOEF *block = job->real >> i & 1 ? job->lines[part][job->y[i]][x] : empty;
@@ -384,7 +382,7 @@ static const token *put_mcu(const struct rewriting *job, const token *at, struct
 {
     struct writer w = *writer; /* a copy may lie in registers */
     const uint8_t *sizes = job->sizes + 2048;
-    for (unsigned i = 0; i < job->mcu.blocks; i++) {
+    for (int i = 0; i < job->mcu.blocks; i++) {
         const uint32_t(*codes)[256] = job->codes + 2 * class_of(job, job->mcu.part[i]);
         put_token(&w, sizes, codes[0], *at++);
         for (int k = 0; k < 63; k += (at[-1] & 15) + 1) {

@@ -365,7 +365,10 @@ static void records(struct input in)
         out = calloc((size_t)asks + 1, row);
         CHECK(out);
     }
-    int64_t gathered = core_gather(&shard, wanted, asks, begin, begins, out, row, NULL, asks);
+    int64_t rows[32];
+    for (int64_t i = 0; i < asks; i++)
+        rows[i] = mode & 16 ? asks - 1 - i : i;
+    int64_t gathered = core_gather(&shard, wanted, asks, begin, begins, out, row, rows, asks);
     CHECK(0 <= got && got <= asks && 0 <= gathered && gathered <= asks);
     CHECK(gathered <= got || room == 1 << 20);
     for (int64_t i = 0; i < got; i++) {
@@ -373,11 +376,12 @@ static void records(struct input in)
         touch(read + ranges[i].start, ranges[i].size);
         if (i < gathered) {
             CHECK(ranges[i].size == begins + row);
-            CHECK(!memcmp(read + ranges[i].start + begins, out + (size_t)i * row, row));
+            CHECK(!memcmp(read + ranges[i].start + begins, out + (size_t)rows[i] * row, row));
         }
     }
-    for (size_t i = (size_t)gathered * row; i < (size_t)(asks + 1) * row; i++)
-        CHECK(!out[i]);
+    for (int64_t i = gathered; i <= asks; i++) /* to the rows of the others nothing was written */
+        for (size_t k = 0; k < row; k++)
+            CHECK(!out[(size_t)(i < asks ? rows[i] : asks) * row + k]);
     free(file), free(begin), free(places), free(read), free(out), free(ranges);
 }
 
