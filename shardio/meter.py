@@ -45,6 +45,8 @@ REGULAR: Final = 0.8
 LATE: Final = 3.0  # late batches wait so many times as long as others; else nothing is a pattern
 FEW: Final = 0.1  # part of the batches that is late: a longer queue hides so many, and no more
 UNEVEN: Final = 1.5  # time for a row, over that of the other workers; two on one core have 2
+WAITS: Final = 0.3  # CPU time over the time of the work: below it, more threads do more at a time
+QUEUE: Final = 32  # batches of a process ahead, the most that is advised: they take memory
 SLOWEST: Final = 5  # records to name
 FOLD: Final = 1024  # batches that are kept as they came; then they are summed up
 KEPT: Final = 1 << 16  # batches that a verdict is of: the last ones, to twice as many, in 2 MB
@@ -73,6 +75,7 @@ class Made(NamedTuple):
     slowest_s: float = 0.0  # the row that took longest
     slowest_record: int = -1  # its number in the dataset
     slowest_key: bytes = b""
+    cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
 
 
 @dataclass
@@ -80,6 +83,7 @@ class Making:
     """How many batches were made: the sum of their `Made`."""
 
     batches: int = 0
+    cpu_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     makers: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds, rows of each
     slowest: tuple[Made, ...] = ()  # those with the SLOWEST records, the slowest first
@@ -95,6 +99,7 @@ class Making:
             seconds["transport"] += transport
             seconds["device"] += device
             spent, rows = self.makers.get(one.maker, (0.0, 0))
+            self.cpu_s += one.cpu_s
             self.makers[one.maker] = (spent + read + decode + transform + collate, rows + one.rows)
         self.batches += len(made)
         known = (one for one in made if one.slowest_record >= 0 or one.slowest_key)
@@ -114,6 +119,9 @@ class Setup(NamedTuple):
     restarts: bool = False  # its workers start anew for each pass
     cores: int = 1  # for this rank
     device: str = ""  # the type of that it brings batches to; "": none, or not known
+    copies: bool = False  # it copies each batch
+    tiles: bool = False  # its photographs are tile JPEGs
+    torch_threads: int = 0  # of the training loop's process; 0: not known
 
     @staticmethod
     def of(loader: Any) -> Setup:
@@ -128,12 +136,22 @@ class Setup(NamedTuple):
         cores, workers, threads = _cores(), number("workers"), number("threads")
         if workers is not None and threads is not None:
             prefetch = number("prefetch")
-            device = _device(loader)
-            return Setup("ShardLoader", workers, max(1, threads), prefetch, False, cores, device)
+            return Setup(
+                "ShardLoader",
+                workers,
+                max(1, threads),
+                prefetch,
+                cores=cores,
+                device=_device(loader),
+                copies=bool(getattr(loader, "copy", False)),
+                tiles=_tiles(loader),
+                torch_threads=_torch_threads(),
+            )
         workers = number("num_workers")
         if workers is not None:
             restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
-            return Setup("DataLoader", workers, 1, number("prefetch_factor"), restarts, cores)
+            factor = number("prefetch_factor")
+            return Setup("DataLoader", workers, 1, factor, restarts, cores, tiles=_tiles(loader))
         return Setup(cores=cores)
 
 
@@ -487,7 +505,7 @@ def judge(
     )
     late: NDArray[np.bool_] = data > found.mean
     stage, limit = _stage(making, found.mean)
-    advice = f"{limit}{_knob(stage, setup)}"
+    advice = limit + (_waits(stage, making, setup, waited + worked) or _knob(stage, setup))
     if setup.kind == "resident":
         advice = (
             'Batches are gathered from memory: larger ones, or resident="device", cost less a row'
@@ -498,7 +516,8 @@ def judge(
         pattern = f"One batch in every {setup.workers} is late, the number of workers: "
         advice = pattern + (uneven or f"{blamed}; {advice}")
     elif stage not in TAKERS and found.median <= alarm * mean_step and late.mean() <= FEW:
-        stage, advice = "", _few_late(float(data[late].mean()), making, setup)
+        wait = float(data[late].mean())
+        stage, advice = "", _few_late(wait, mean_step, making, setup)
     stop = ";" if advice[0].islower() else "."
     return Verdict("loader", share, stage, f"loader-bound: {waiting}{stop} {advice}")
 
@@ -512,12 +531,28 @@ def _stage(making: Making, waited: float) -> tuple[str, str]:
     # The trainer's own part of data time. Where it is most of it, faster workers change nothing.
     taker = max(TAKERS, key=lambda stage: seconds[stage])
     if seconds[taker] > waited / 2:
-        return taker, f"{taker} is the limit ({_percent(seconds[taker] / waited)} of the wait): "
+        part = _percent(min(1.0, seconds[taker] / waited))
+        return taker, f"{taker} is the limit ({part} of the wait): "
     work = sum(seconds[stage] for stage in MAKERS)
     if not work:
         return "", ""
     maker = max(MAKERS, key=lambda stage: seconds[stage])
     return maker, f"{maker} is the limit ({_percent(seconds[maker] / work)} of the loader's work): "
+
+
+def _waits(stage: str, making: Making, setup: Setup, elapsed: float) -> str:
+    """Advice where decode or transform waits for something while cores are idle; "": it does not.
+
+    elapsed: seconds, of the same batches.
+    """
+    work = sum(making.seconds[stage] for stage in MAKERS)
+    idle = 0 < making.cpu_s < min(WAITS * work, setup.cores * elapsed / 2)
+    if stage not in ("decode", "transform") or setup.kind != "ShardLoader" or not idle:
+        return ""
+    return (
+        f"it waits more than it computes (CPU time is {_percent(making.cpu_s / work)} of it): "
+        f"threads={4 * setup.threads} (now {setup.threads})"
+    )
 
 
 def _one_in_every(workers: int, data: Seconds, late: NDArray[np.bool_]) -> bool:
@@ -548,14 +583,19 @@ def _uneven(making: Making, setup: Setup) -> str:
     )
 
 
-def _few_late(late: float, making: Making, setup: Setup) -> str:
-    """Advice where most batches are there in time, and a few are not. late: seconds, of those."""
+def _few_late(late: float, step: float, making: Making, setup: Setup) -> str:
+    """Advice where most batches are there in time, and a few are not. Seconds: the wait for one of
+    those, and a step."""
     queue = {"DataLoader": "prefetch_factor", "ShardLoader": "prefetch"}.get(setup.kind)
     knob = "prefetch more batches, which hides them"
     if setup.workers == 0:  # there is no queue
         knob = _more(setup) or knob
-    elif queue and setup.prefetch:
-        knob = f"{queue}={2 * setup.prefetch} (now {setup.prefetch}) hides them"
+    elif queue and setup.workers and setup.prefetch:
+        # What is queued before a slow batch is used while it is made.
+        enough = setup.prefetch + math.ceil(round(late / max(step * setup.workers, 1e-9), 3))
+        wanted = min(max(enough, 2 * setup.prefetch), max(QUEUE, 2 * setup.prefetch))
+        what = "them" if wanted >= enough else "more of them"
+        knob = f"{queue}={wanted} (now {setup.prefetch}) hides {what}"
     found = "Most batches are there in time, a few are late"
     if not making.slowest:
         who = "" if making.batches else ". ShardLoader names the records that were slow"
@@ -580,19 +620,26 @@ def _knob(stage: str, setup: Setup) -> str:
     if stage == "read":
         return "put the shards on a local disk; a larger shuffle window does not help"
     if stage == "decode":
-        return more or (
-            "less to decode: shardio pack --jpeg-tiles for crops of photographs, or --resize"
-        )
+        tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
+        return more or f"less to decode: shardio pack {tiles}--resize"
     if stage == "transform":
         return more or "a cheaper transform; casting and normalising cost less on the device"
     if stage == "collate":
         return "let transforms return arrays of one shape, which are written into the batch at once"
     if stage == "transport":
-        return "copy=False" if setup.kind == "ShardLoader" else "shardio.ShardLoader"
-    if stage == "device" and setup.device == "cpu":
+        if setup.kind != "ShardLoader":
+            return "shardio.ShardLoader"
+        if setup.copies:
+            return "copy=False"
         return (
-            "casting and normalising share the CPU with the workers: fewer threads for torch "
-            "(torch.set_num_threads), or leave them to the device that trains"
+            "views take well under a millisecond, so this process is kept off its core meanwhile: "
+            "fewer workers, or fewer threads for torch (torch.set_num_threads)"
+        )
+    if stage == "device" and setup.device == "cpu":
+        fewer = "fewer threads for torch (torch.set_num_threads), or "
+        return (
+            "casting and normalising share the CPU with the workers: "
+            f"{'' if setup.torch_threads == 1 else fewer}leave them to the device that trains"
         )
     if stage == "device":
         return "send uint8 from page-locked memory (pin=True), and cast it there"
@@ -640,6 +687,17 @@ def _length(loader: Any) -> int | None:
 def _device(loader: Any) -> str:
     """The type of the device that a loader brings its batches to; "" where it says nothing."""
     return str(getattr(getattr(getattr(loader, "target", None), "device", None), "type", ""))
+
+
+def _tiles(loader: Any) -> bool:
+    """Whether it reads a dataset whose JPEGs were made tiles."""
+    options = getattr(getattr(getattr(loader, "dataset", None), "manifest", None), "options", {})
+    return bool(options.get("tiles"))
+
+
+def _torch_threads() -> int:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else 0
 
 
 def _cores() -> int:

@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from time import process_time
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -125,6 +126,7 @@ class _Server:
         self._making = -1  # the pass of the maker
         self._maker: Maker | None = None
         self._layout: Layout = {}
+        self._cpu_s = process_time()  # when the last batch was sent
 
     def serve(self) -> NoReturn:
         threading.Thread(target=self._listen, name="shardio-listen", daemon=True).start()
@@ -166,9 +168,9 @@ class _Server:
         slot = batch.slot
         slot.hand_over()
         fresh = slot.number not in self._known
-        sent = Sent(
-            number, slot.number, slot.size, slot.used, fresh, packed, batch.made(self._worker)
-        )
+        before, self._cpu_s = self._cpu_s, process_time()
+        made = batch.made(self._worker)._replace(cpu_s=self._cpu_s - before)
+        sent = Sent(number, slot.number, slot.size, slot.used, fresh, packed, made)
         self._known.add(slot.number)
         self._send(sent, slot.fd if fresh else -1)
 

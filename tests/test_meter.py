@@ -530,7 +530,7 @@ def test_few_batches_are_not_judged() -> None:
         ({"read_s": 0.1, "decode_s": 0.3}, "decode", "pack --jpeg-tiles"),
         ({"decode_s": 0.1, "transform_s": 0.3}, "transform", "cheaper transform"),
         ({"decode_s": 0.1, "collate_s": 0.3}, "collate", "arrays of one shape"),
-        ({"decode_s": 0.3, "transport_s": 0.06}, "transport", "copy=False"),
+        ({"decode_s": 0.3, "transport_s": 0.06}, "transport", "kept off its core"),
         ({"decode_s": 0.3, "device_s": 0.06, "transport_s": 0.01}, "device", "pin=True"),
         ({"decode_s": 0.3, "transport_s": 0.04}, "decode", "--jpeg-tiles"),  # not half the wait
     ],
@@ -542,6 +542,43 @@ def test_the_limiting_stage_is_named_with_its_knob(
     assert (verdict.bound, verdict.stage) == ("loader", stage)
     assert f"{stage} is the limit (" in verdict.text and knob in verdict.text
     assert verdict.text.count("is the limit") == 1
+
+
+def test_a_knob_that_is_turned_already_is_not_advised() -> None:
+    taken = making(decode_s=0.3, transport_s=0.06)
+    assert "copy=False" not in steady(0.1, making=taken, setup=SHARD).text
+    assert steady(0.1, making=taken, setup=SHARD._replace(copies=True)).text.endswith(
+        ": copy=False"
+    )
+    busy = SHARD._replace(cores=1)
+    assert "--jpeg-tiles" in steady(0.1, making=making(decode_s=0.3), setup=busy).text
+    tiles = busy._replace(tiles=True)
+    text = steady(0.1, making=making(decode_s=0.3), setup=tiles).text
+    assert text.endswith("less to decode: shardio pack --resize")
+    here = busy._replace(device="cpu", torch_threads=4)
+    cast = making(device_s=0.2)
+    assert "(100% of the wait)" in steady(0.1, making=cast, setup=here).text
+    assert "torch.set_num_threads" in steady(0.1, making=cast, setup=here).text
+    alone = steady(0.1, making=cast, setup=here._replace(torch_threads=1)).text
+    assert "torch.set_num_threads" not in alone and "leave them to the device" in alone
+
+
+def test_work_that_waits_while_cores_are_idle_wants_threads() -> None:
+    full = SHARD._replace(cores=4, threads=2)
+    for stage in ("decode_s", "transform_s"):
+        waits = making(**{stage: 0.4}, cpu_s=0.04)
+        text = steady(0.1, making=waits, setup=full).text
+        assert text.endswith(
+            "waits more than it computes (CPU time is 10% of it): threads=8 (now 2)"
+        )
+    for other in (
+        steady(0.1, making=making(transform_s=0.4, cpu_s=0.3), setup=full),  # it computes
+        steady(0.1, making=making(transform_s=0.4), setup=full),  # nobody told
+        steady(0.1, making=making(read_s=0.4, cpu_s=0.04), setup=full),
+        # Threads that wait for each other's core: 4 x 0.04 of 0.15 s are more than half of 2 cores.
+        steady(0.1, making=making(transform_s=2.0, cpu_s=0.16), setup=full._replace(cores=2)),
+    ):
+        assert "waits more" not in other.text
 
 
 def test_shares_of_stages_are_of_what_they_are_said_to_be() -> None:
@@ -596,7 +633,7 @@ def test_mean_high_and_median_low_names_the_slowest_records() -> None:
     known = slow_records((1.9, 17, b"cat/huge.png"), (0.01, 3, b"dog/1.jpg"), (1.2, 4, b"a\x1b[2J"))
     text = judge(rare(), [0.05] * 100, known, SHARD).text
     assert "Most batches are there in time, a few are late" in text
-    assert "prefetch=4 (now 2)" in text
+    assert "prefetch=22 (now 2) hides them" in text  # 2 s of steps of 50 ms, by 2 workers
     assert text.endswith("cat/huge.png (record 17, 1.9 s), a\\x1b[2J (record 4, 1.2 s)")
 
 
@@ -607,7 +644,13 @@ def test_late_batches_without_a_slow_record_are_not_put_down_to_one() -> None:
 
 def test_without_made_the_verdict_says_how_to_get_the_records() -> None:
     text = judge(rare(), [0.05] * 100, None, TORCH).text
-    assert "prefetch_factor=4 (now 2)" in text and "ShardLoader names the records" in text
+    assert (
+        "prefetch_factor=22 (now 2) hides them" in text and "ShardLoader names the records" in text
+    )
+    few = judge(rare(0.2), [0.05] * 100, None, TORCH).text
+    assert "prefetch_factor=4 (now 2) hides them" in few
+    many = judge(rare(20.0), [0.05] * 100, None, TORCH).text
+    assert "prefetch_factor=32 (now 2) hides more of them" in many
     alone = TORCH._replace(workers=0, prefetch=None, cores=4)
     assert "num_workers=4 (now 0" in judge(rare(), [0.05] * 100, None, alone).text
     assert "prefetch more batches" in judge(rare(), [0.05] * 100).text
@@ -762,6 +805,23 @@ class SlowWhenSquare:
         if image.size == (16, 16):
             time.sleep(0.5)  # work, as above
         return np.asarray(image.resize((8, 8)))
+
+
+def asleep(image: Image.Image) -> np.ndarray:
+    time.sleep(0.01)  # as one that asks a server
+    return np.asarray(image)
+
+
+def test_a_transform_that_waits_is_told_from_one_that_computes(
+    packed: Callable[..., Path],
+) -> None:
+    data = ShardDataset(packed([40], image=jpeg), batch_size=2, fields=("image",), transform=asleep)
+    with ShardLoader(data, workers=1) as loader:
+        watched = watch(loader, None, print=None)
+        for _ in watched:
+            pass
+    assert "it waits more than it computes" in watched.verdict
+    assert "threads=4 (now 1)" in watched.verdict
 
 
 def test_a_shardloader_tells_its_stages_and_its_slow_record(packed: Callable[..., Path]) -> None:
