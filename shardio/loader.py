@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -123,6 +123,9 @@ class ShardLoader:
     def __len__(self) -> int:
         """This rank's batches in a full epoch."""
         return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise OptionError("ShardLoader is a loader itself: iterate over it, without a DataLoader")
 
     def __iter__(self) -> Iteration:
         source: Source

@@ -26,7 +26,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -177,6 +177,11 @@ class Stream(IterableDataset[Any]):
     def __len__(self) -> int:
         """This rank's batches in a full epoch; without `batch_size`, its samples."""
         return self._steps(self._share(0))
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise OptionError(
+            "this dataset is a stream: iterate over it; shardio.open(PATH)[i] gives a record"
+        )
 
     @property
     def remaining(self) -> int:

@@ -740,6 +740,14 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
         counts.assert_no_more()
 
 
+def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
+    dataset = pictures(packed(COUNTS))
+    with pytest.raises(OptionError, match=r"a stream.*shardio\.open"):
+        dataset[0]
+    with pytest.raises(OptionError, match="without a DataLoader"):
+        next(iter(DataLoader(ShardLoader(dataset, workers=0), batch_size=None)))  # type: ignore[arg-type]
+
+
 @EACH_CREW
 def test_leaving_early_and_iterating_again(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed(COUNTS)

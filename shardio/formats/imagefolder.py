@@ -163,7 +163,7 @@ class ImageFolderLayout:
             data = file.read(start, length)
             seal.update(data)
             if image_type(data[:32]) is None:
-                why = f"is not an image: it begins with {printable(data[:12])!r}"
+                why = f"is not an image: it begins with '{printable(data[:12])}'"
                 file.problems.append((file.key(record), why))
             yield start, length, data, self.values(data, record, file)
         file.digest = seal.digest()

@@ -87,7 +87,7 @@ class Folder:
 
 def no_image(data: bytes) -> str:
     """What is wrong with a file that is none."""
-    return f"is not an image: it begins with {printable(data[:12])!r}"
+    return f"is not an image: it begins with '{printable(data[:12])}'"
 
 
 def find(wanted: Wanted) -> dict[str, Listing]:
