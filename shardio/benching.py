@@ -629,16 +629,24 @@ def _conclude(made: Bench, left_out: Sequence[str]) -> Bench:
     rivals = [row for row in warm if row.loader != best.loader]
     if rivals:
         rival = max(rivals, key=lambda row: row.images_per_s)
-        notes.append(
+        gives = (
             f"The fastest {rival.loader} ({rival.name.partition(' ')[2]}) gives "
-            f"{_number(rival.images_per_s)} {made.unit}; this one "
-            f"{best.images_per_s / rival.images_per_s:.2f} times as many."
+            f"{_number(rival.images_per_s)} {made.unit}"
         )
+        if "load" not in (best.limit, rival.limit):
+            times = best.images_per_s / rival.images_per_s
+            notes.append(f"{gives}; this one {times:.2f} times as many.")
+        elif best.cpu_ms and rival.cpu_ms:
+            notes.append(
+                f"{gives}, but beside other programs. CPU time does not depend on them: "
+                f"{rival.cpu_ms:.3g} ms, {rival.cpu_ms / best.cpu_ms:.2f} times this one's."
+            )
     notes += _about_cold(made, best)
-    notes.append(
-        "No training step took part: one that needs the CPU takes it from these figures. A step "
-        f"that takes more than {_number(best.images_per_s)} {made.unit} waits for this loader."
-    )
+    step = "No training step took part: one that needs the CPU takes it from these figures."
+    if best.limit != "load":
+        rate = f"{_number(best.images_per_s)} {made.unit}"
+        step += f" A step that takes more than {rate} waits for this loader."
+    notes.append(step)
     if made.load_before is not None and made.load_before > BUSY * made.cores:
         notes.append(
             f"This machine was busy before: a load of {made.load_before:.1f} on "

@@ -481,6 +481,17 @@ def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
     assert made.call.splitlines()[-1] == "loader = ShardLoader(train, workers=8, threads=1)"
 
 
+@pytest.mark.parametrize("held_up", [0, 1])
+def test_a_rate_beside_other_programs_is_compared_by_cpu_time(held_up: int) -> None:
+    rows = [rated(100.0, cpu_ms=1.0), rated(400.0, loader="ShardLoader", cpu_ms=0.5)]
+    notes = " ".join(benching._conclude(replace(plan(), rows=tuple(rows)), []).notes)
+    assert "this one 4.00 times as many" in notes and "more than 400 images/s waits" in notes
+    rows[held_up] = replace(rows[held_up], limit="load")
+    notes = " ".join(benching._conclude(replace(plan(), rows=tuple(rows)), []).notes)
+    assert "times as many" not in notes and "1 ms, 2.00 times this one's" in notes
+    assert ("more than 400 images/s waits" in notes) is (held_up == 0)
+
+
 def test_neither_cold_rows_nor_bytes_are_recommended_where_images_are() -> None:
     rows = (rated(10.0), rated(99.0, cold=True), rated(999.0, decodes=False))
     made = benching._conclude(replace(plan(), rows=rows), [])
