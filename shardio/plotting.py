@@ -375,7 +375,7 @@ def _bars(bench: Bench) -> Figure:
                 fontsize=8,
                 fontweight="bold" if row is bench.best else None,
             )
-        left.set_xlim(0, 1.9 * max([1e-9, *(max(row.rates, default=0.0) for row in rows)]))
+        left.set_xlim(0, 2.1 * max([1e-9, *(max(row.rates, default=0.0) for row in rows)]))
         _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])
         for axes in (left, right):
