@@ -621,6 +621,8 @@ def _conclude(made: Bench, left_out: Sequence[str]) -> Bench:
     ]
     if best.limit == "load":
         notes[0] += " So this says little: measure again when they are done."
+    elif any(row.limit == "load" for row in warm):
+        notes[0] += " Rows that other programs held up may be faster: measure again."
     elif len(near) > 1:
         notes[0] += (
             f" Of those within {NOISE:.0%} of the fastest it has the fewest threads, and then the "
@@ -675,8 +677,14 @@ def _about_cold(made: Bench, best: Row) -> list[str]:
     share = row.images_per_s / warm[row.way].images_per_s
     told = "as many as" if share >= 1 - NOISE else f"{share:.0%} of those"
     storage = "" if row.storage_mb_per_s is None else f", by {_number(row.storage_mb_per_s)} MB/s"
+    start = ""
+    if row.pass_batches < 4 * row.makers:
+        start = (
+            f" Most of it is the start: a pass has {_some(row.pass_batches, 'batch', 'batches')}."
+        )
     return [
         f"Cold, {row.name} gives {_number(row.images_per_s)} {made.unit}{storage}: {told} warm."
+        + start
     ]
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from . import manifest, order, sizes
+from . import engine, manifest, order, sizes
 from .collating import Empty, images, numbers
 from .decoding import Decode, Decoder, Work
 from .errors import OptionError, StateError, printable
@@ -253,7 +253,7 @@ class ShardDataset(Described, Stream):
     @property
     def _many(self) -> bool:
         """Whether the core reads many records at a time, so that holding them gains nothing."""
-        return read_by_core(self.manifest) or (self._raw is not None and self._raw.many)
+        return read_by_core(self.manifest) or (self._raw is not None and engine.core is not None)
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers)

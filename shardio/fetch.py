@@ -86,7 +86,10 @@ class Rows(NamedTuple):
     numbers: Int64s  # (size,) and its record, by number in the dataset
     held: list[bytes | None] | None  # the bytes of the records, where they were held
     valid: int  # rows before this one are the epoch's own; those from it on are a tail's repeats
-    size: int
+
+    @property
+    def size(self) -> int:
+        return len(self.numbers)
 
 
 class Part(NamedTuple):
@@ -456,7 +459,7 @@ class Fetch:
             shards, records = self.share.epoch.locate(repeats)
             again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
             rows = np.concatenate((rows, again), axis=1)
-        return _Drawn(drawn, rows, valid, rows.shape[1])
+        return _Drawn(drawn, rows, valid)
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
         """The batch, with what was held for it; then what comes after it is held or announced."""
@@ -471,7 +474,7 @@ class Fetch:
             numbers = self._selection.numbers[numbers]
         if self._budget:
             held += [None] * (batch.size - batch.valid)
-        yield Rows(shards, numbers, held if self._budget else None, batch.valid, batch.size)
+        yield Rows(shards, numbers, held if self._budget else None, batch.valid)
         if not self._at_once and not self._exact:
             for span, done, _ in batch.pieces:
                 self._advance(span, done)
@@ -571,7 +574,10 @@ class _Drawn(NamedTuple):
     pieces: list[tuple[_Span, int, _Places]]  # span, its draws done with this piece, rows
     rows: _Places  # those of all pieces, then repeats
     valid: int
-    size: int
+
+    @property
+    def size(self) -> int:
+        return len(self.rows[_NUMBER])
 
 
 def spare_descriptors() -> int:

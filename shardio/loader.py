@@ -16,11 +16,11 @@ import math
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, ParamSpec
 
 import torch
 
@@ -38,6 +38,40 @@ from .stream import Iteration, Source, Stream, consumers, machines_of
 from .workers import Processes
 
 Pin = Literal["auto"] | bool
+P = ParamSpec("P")
+
+# DataLoader's options, which its users will try: what to do instead.
+_DATALOADERS = {
+    "num_workers": "give workers=",
+    "prefetch_factor": "give prefetch=",
+    "pin_memory": "give device=, and the batches come there from page-locked memory (pin=)",
+    "pin_memory_device": "give device=",
+    "persistent_workers": "leave it out; processes stay from epoch to epoch, until close()",
+    "in_order": "leave it out; batches always come in order",
+    "timeout": "leave it out; a process that dies is an error at once",
+    "worker_init_fn": "leave it out; what a transform needs it can make when it is first called",
+    "generator": "give seed= to the dataset, and torch.manual_seed to transforms that draw",
+    "batch_size": "give it to the dataset",
+    "collate_fn": "give it to the dataset",
+    "shuffle": "give shuffle_buffer= to the dataset; 1 is storage order",
+    "drop_last": 'give tail="drop" to the dataset',
+    "sampler": "the order is the dataset's: shuffle_buffer=, where=, select()",
+    "batch_sampler": "the order is the dataset's: batch_size=, shuffle_buffer=, where=, select()",
+}
+
+
+def _explained(init: Callable[P, None]) -> Callable[P, None]:
+    """An OptionError for DataLoader's options. Not by **options: whoever checks types, or asks for
+    the signature, is to see the real ones."""
+
+    @wraps(init)
+    def explained(*args: P.args, **options: P.kwargs) -> None:
+        for name in options:
+            if name in _DATALOADERS:
+                raise OptionError(f"ShardLoader takes no {name}: {_DATALOADERS[name]}")
+        init(*args, **options)
+
+    return explained
 
 
 class ShardLoader:
@@ -67,6 +101,7 @@ class ShardLoader:
     the record and holds its traceback.
     """
 
+    @_explained
     def __init__(
         self,
         dataset: Stream,
@@ -103,10 +138,12 @@ class ShardLoader:
         self.prefetch = whole("prefetch", prefetch, 1)
         self.copy = copy
         options = {"mean": mean, "std": std, "dtype": dtype, "channels_last": channels_last}
-        if device is None and any(value is not None for value in options.values()):
-            given = ", ".join(name for name, value in options.items() if value is not None)
+        given = [name for name, value in options.items() if value is not None]
+        given += ["ahead"] * (ahead != 1) + ["pin"] * (pin not in ("auto", False))
+        if device is None and given:
             raise OptionError(
-                f'{given} without a device: say where, device="cuda"; device="cpu" does it here'
+                f'{", ".join(given)} without a device: say where, device="cuda"; device="cpu" does '
+                "it here"
             )
         self.target = (
             None if device is None else devices.Target(device, ahead=ahead, pin=pin, **options)  # type: ignore[arg-type]

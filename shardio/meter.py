@@ -503,7 +503,7 @@ def judge(
         f" ({_show(found.mean)} a batch, median {_show(found.median)}, max {_show(found.max)}; "
         f"a step takes {_show(mean_step)})"
     )
-    late: NDArray[np.bool_] = data > found.mean
+    late: NDArray[np.bool_] = data > (1 - 1e-9) * found.mean  # all that are equal: it is rounded
     stage, limit = _stage(making, found.mean)
     advice = limit + (_waits(stage, making, setup, waited + worked) or _knob(stage, setup))
     if setup.kind == "resident":

@@ -41,11 +41,6 @@ class Pixels:
         self.scalars = scalars  # the others: the dtype of each in a batch
         self.height = self.width = 0
 
-    @property
-    def many(self) -> bool:
-        """Whether the core reads the records of a batch, so that holding them gains nothing."""
-        return engine.core is not None
-
     @abstractmethod
     def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
         """The other fields of these rows, (B,) each; `height` and `width` are known then.

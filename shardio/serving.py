@@ -17,6 +17,7 @@ import contextlib
 import os
 import pickle
 import random
+import re
 import signal
 import socket
 import sys
@@ -98,6 +99,11 @@ def serve(
     """All that a loader process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # So is what a scheduler sends to all: a copy of the trainer's handler would save a checkpoint.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if callable(signal.getsignal(number)):
+            ends = number == signal.SIGTERM  # as multiprocessing ends what is left
+            signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
     torch.set_num_threads(1)  # there is a process for each core
     _Server(connection, stream, worker, workers, threads, seed).serve()
 
@@ -242,13 +248,41 @@ def _leave(code: int) -> NoReturn:
 def _failed(number: int, failure: Failure, where: str) -> Sent:
     error = failure.error
     text = "".join(traceback.format_exception(error)).rstrip()
-    pickled = None
-    with contextlib.suppress(Exception):
-        data = pickle.dumps(error)
-        if type(pickle.loads(data)) is type(error):
-            pickled = data
     where = f"{failure.where}, in {where}" if failure.where else f"in {where}"
-    return Sent(number, error=pickled, text=text, where=where)
+    return Sent(number, error=_pickled(error), text=text, where=where)
+
+
+class _Bare:
+    """An exception that is to be made again without its constructor."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _made_again, (type(self.error), self.error.args, self.error.__dict__)
+
+
+def _made_again(kind: type[BaseException], args: Any, state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """What an exception of this type and text is made of again; None: it cannot be."""
+    # Pickle calls the constructor with `args`, the finished text: one that makes the text of other
+    # arguments fails, or puts its words around it once more.
+    for one in (error, _Bare(error)):
+        with contextlib.suppress(Exception):
+            data = pickle.dumps(one)
+            if _shown(pickle.loads(data)) == _shown(error):
+                return data
+    return None
+
+
+def _shown(error: BaseException) -> str:
+    """Its type and text, but for the addresses of objects."""
+    return re.sub("0x[0-9a-f]+", "", "".join(traceback.format_exception_only(error)))
 
 
 def _seed(seed: int) -> None:

@@ -178,7 +178,11 @@ class Mapped:
         self._live: weakref.ref[Bytes] | None = None
         self._lock = lock
         self._unlock: Callable[[], object] | None = None
-        self.map(size)
+        try:
+            self.map(size)
+        except BaseException:  # no memory: nobody else knows the descriptor
+            self.close()
+            raise
 
     def map(self, size: int) -> None:
         """Follow a slot that has grown. Views of before stay what they were."""

@@ -30,6 +30,7 @@ import torch
 
 from . import engine
 from .errors import OptionError, RowError, WorkerError
+from .fetch import spare_descriptors
 from .meter import Made
 from .parcel import Parcel, unwrap
 from .serving import Pass, Sent, as_socket, serve
@@ -37,8 +38,8 @@ from .slots import Bytes, Lock, Mapped
 from .stream import Stream
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
-# Slots beyond the ring that a loop may keep. Each takes two descriptors here, and 1,024 are what a
-# process often may have; so batches that are kept beyond that are copied to memory without any.
+# Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
+# that are kept beyond what can be spared of these are copied to memory without any.
 _KEPT = 100
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
@@ -131,7 +132,7 @@ class _Process:
             how = f"was killed by {_signal_name(-code)}"
             if -code == signal.SIGKILL:
                 how += ", as the system does where memory runs out (`dmesg` says so)"
-            advice = f"Fewer workers, or a smaller prefetch, take less memory; {advice}"
+                advice = f"Fewer workers, or a smaller prefetch, take less memory; {advice}"
         elif self.told >= 0 and not self.mapped:
             how += " before it made a batch; what it said stands above"
             if getattr(self.process, "_start_method", "fork") != "fork":
@@ -176,6 +177,7 @@ class Processes:
         self._prefetch = prefetch
         self._own = Own(lock, prefetch + 2)
         self._always = own  # every batch goes to memory of its own
+        self._kept = min(_KEPT, spare_descriptors() // 2)
         self._step = self._steps = 0
         self._now = -1  # the number of the pass that is being taken
         self._newest = -1  # and of the one that was told last
@@ -209,6 +211,14 @@ class Processes:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 process.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                if method == "fork":
+                    raise
+                raise OptionError(
+                    f"multiprocessing_context={method!r} sends the dataset to its processes, and "
+                    f"this one cannot be pickled: {error}. Take functions and classes of a module "
+                    "for transforms and collate_fn, no lambda and none that another function made"
+                ) from error
             finally:
                 there.close()
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -275,7 +285,7 @@ class Processes:
         self.most = max(self.most, slots)
         mapped, freed, slot = process.mapped[sent.slot], process.freed, sent.slot
         view = mapped.view(lambda _: freed.append(slot))
-        if self._always or slots > self.ring + _KEPT:
+        if self._always or slots > self.ring + self._kept:
             view = self._own.copy(view[: sent.used])
         return unwrap(parcel, view)
 
@@ -293,6 +303,11 @@ class Processes:
         """What ends this early, such as Ctrl-C, may leave a message half read, or a batch lost."""
         try:
             yield
+        except WorkerError:
+            if self.closed:  # by another thread, meanwhile: nothing went wrong
+                raise WorkerError(OVER) from None
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise

@@ -497,6 +497,10 @@ def test_neither_cold_rows_nor_bytes_are_recommended_where_images_are() -> None:
     made = benching._conclude(replace(plan(), rows=rows), [])
     assert made.best is rows[0]
     assert any(note.startswith("Cold, DataLoader 2 gives 99 images/s") for note in made.notes)
+    assert not any("the start" in note for note in made.notes)
+    short = (rows[0], replace(rows[1], pass_batches=1))
+    notes = " ".join(benching._conclude(replace(plan(), rows=short), []).notes)
+    assert "warm. Most of it is the start: a pass has 1 batch." in notes
     made = benching._conclude(replace(plan(fields=None), rows=rows[2:]), [])
     assert made.best is rows[2]
 
@@ -508,6 +512,9 @@ def test_what_others_did_meanwhile_is_said() -> None:
     notes = " ".join(benching._conclude(replace(plan(), rows=rows, load_before=5.0), []).notes)
     assert "measure again when they are done" in notes
     assert "a load of 5.0 on 8 cores" in notes
+    held_up = (rated(9.0), rated(1.0, loader="ShardLoader", limit="load"))
+    best, *_ = benching._conclude(replace(plan(), rows=held_up), []).notes
+    assert best.endswith("Rows that other programs held up may be faster: measure again.")
     assert "more than 15% of the CPUs during 1 of 1 rows" in notes
 
 

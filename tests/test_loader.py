@@ -5,6 +5,7 @@ at again after all others came, since by then its memory would have been used ag
 """
 
 import gc
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -336,6 +337,45 @@ def test_other_ways_to_start_processes(packed: Packed, method: str) -> None:
         two_epochs()
 
 
+def test_what_cannot_be_sent_to_a_spawned_process_is_told(packed: Packed) -> None:
+    dataset = pictures(packed(COUNTS), decode=lambda data: picture(data))
+
+    def iterate() -> None:
+        with pytest.raises(OptionError, match=r"'spawn'.*cannot be pickled.*lambda.*no lambda"):
+            iter(ShardLoader(dataset, workers=2, multiprocessing_context="spawn"))
+
+    with nothing_left():
+        iterate()
+
+
+def test_options_of_dataloader_are_explained(packed: Packed) -> None:
+    dataset = pictures(packed(COUNTS))
+    ours = inspect.signature(ShardLoader).parameters
+    assert "workers" in ours and "options" not in ours  # who asks is told the real ones
+    for name in inspect.signature(DataLoader).parameters.keys() - ours.keys():
+        options: dict[str, Any] = {name: None}
+        with pytest.raises(OptionError, match=rf"takes no {name}: \w"):
+            ShardLoader(dataset, **options)
+    with pytest.raises(OptionError, match=r"num_workers: give workers="):
+        ShardLoader(dataset, num_workers=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="colour"):
+        ShardLoader(dataset, colour=1)  # type: ignore[call-arg]
+
+
+OF_A_DEVICE: dict[str, Any] = {
+    **{"mean": 0.5, "std": 0.5, "dtype": torch.half, "channels_last": False},
+    **{"pin": True, "ahead": 2},
+}
+
+
+@pytest.mark.parametrize("option", OF_A_DEVICE)
+def test_options_of_a_device_without_one_are_refused(packed: Packed, option: str) -> None:
+    dataset = pictures(packed(COUNTS))
+    with pytest.raises(OptionError, match=f"{option} without a device"):
+        ShardLoader(dataset, workers=0, **{option: OF_A_DEVICE[option]})
+    ShardLoader(dataset, workers=0, pin=False)  # nothing is
+
+
 def test_descriptors_are_sent_whatever_sockets_do_elsewhere(
     packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,13 +550,14 @@ def test_copies_are_right_and_free_their_slots_at_once(packed: Packed) -> None:
         assert_same(kept, expected)
 
 
-def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed) -> None:
+@pytest.mark.parametrize("room", [280, 80])
+def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed, room: int) -> None:
     count = 800
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = packed([count])
     options = {"batch_size": 5, "shuffle_buffer": 1}  # which may be read again
     expected = list(pictures(folder, **options))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 280, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + room, limits[1]))
     try:
         for crew in (0, 1), (2, 1):
             dataset = pictures(folder, **options)
@@ -900,6 +941,19 @@ class TwoArgumentsError(Exception):
         super().__init__(f"{what} with code {code}")
 
 
+class QuotingError(Exception):
+    """Says more than it is given: again, of its own text, it would say it twice."""
+
+    def __init__(self, what: str, *, code: int = 0) -> None:
+        super().__init__(f"cannot read {what} ({code})")
+        self.code = code
+
+
+class KeywordError(Exception):
+    def __init__(self, *, why: str) -> None:
+        super().__init__(f"failed: {why}")
+
+
 class GuardedError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -937,7 +991,10 @@ class Raises:
 RAISED: dict[str, tuple[BaseException, bool]] = {  # and whether it can be passed on as it is
     "plain": (ValueError("no cat"), True),
     "no text": (KeyError(), True),
-    "two arguments": (TwoArgumentsError("it failed", 7), False),
+    "two arguments": (TwoArgumentsError("it failed", 7), True),
+    "its text made of others": (QuotingError("a file", code=5), True),
+    "keywords": (KeywordError(why="so"), True),
+    "text with an address": (ValueError(Thing(())), True),
     "not to be pickled": (GuardedError("a lock in it"), False),
     "not to be made again": (TrainerOnlyError("only there"), False),
     "exit": (SystemExit(3), True),
@@ -966,6 +1023,7 @@ def test_what_a_transform_raises_comes_with_the_record_named(
             named = f"k/{target:06}.jpg"
             if passes or not crew[0]:
                 assert type(caught.value) is type(error) and caught.value.args == error.args
+                assert getattr(caught.value, "code", None) == getattr(error, "code", None)
                 cause = caught.value.__cause__
                 if crew != (0, 0) or isinstance(error, Exception):  # else it is Ctrl-C, most likely
                     assert type(cause) is RowError and named in str(cause)
@@ -1164,6 +1222,29 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
         die()
 
 
+def test_handlers_of_the_trainer_are_not_for_its_processes(packed: Packed) -> None:
+    """What saves a checkpoint when the scheduler sends a signal to all would do so in each."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+    before = {one: signal.signal(one, lambda *_: os._exit(9)) for one in numbers}
+    try:
+        dataset = pictures(packed(COUNTS))
+        with ShardLoader(dataset, workers=1, prefetch=1) as loader:
+            iterator = iter(loader)
+            got = [next(iterator)]
+            (pid,) = loader.explain().pids
+            for one in numbers[1:]:
+                os.kill(pid, one)
+            got += iterator
+            assert labels(got) == labels(pictures(packed(COUNTS)))
+            os.kill(pid, signal.SIGTERM)
+            loader.set_epoch(1)
+            with pytest.raises(WorkerError, match="was killed by SIGTERM"):
+                list(loader)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
 @pytest.mark.parametrize("when", ["between epochs", "in mid-epoch"])
 def test_a_process_that_is_killed_while_it_waits(packed: Packed, when: str) -> None:
     folder = packed(COUNTS)
@@ -1300,6 +1381,7 @@ def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, in
     loader.close()
     waiting.join(LIMIT_S)
     assert not waiting.is_alive() and type(caught[0]) is WorkerError
+    assert "its loader closed" in str(caught[0])
     assert [process.exitcode for process in processes] == [0] * crew[0]  # none had to be killed
     for end in hanging:
         os.close(end)

@@ -518,6 +518,13 @@ def test_the_alarm_is_the_border_and_the_mean_decides() -> None:
     assert verdict.bound == "loader" and verdict.share == pytest.approx(1 / 6)
 
 
+@pytest.mark.parametrize("wait", [0.07, 0.1, 0.3, 1 / 3])
+def test_at_the_border_waits_that_are_all_equal_are_judged(wait: float) -> None:
+    # Sums are rounded: their mean may lie above the alarm, and above each of them.
+    for count in range(10, 400):
+        assert "nan" not in judge([wait] * count, [10 * wait] * count, setup=SHARD).text
+
+
 def test_few_batches_are_not_judged() -> None:
     verdict = judge([9.0] * 9, [0.1] * 9)
     assert verdict.bound == "unknown" and "9 after the first, expected 10" in verdict.text

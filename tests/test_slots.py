@@ -1,5 +1,6 @@
 """Slots: memory of batches is used again when the last view of it has died, and never before."""
 
+import errno
 import gc
 import os
 import threading
@@ -307,6 +308,20 @@ def test_pages_are_unlocked_while_they_are_mapped(monkeypatch: pytest.MonkeyPatc
     mapped.close()
     mapped.close()
     assert events == ["map", "lock", "unlock", "map", "lock", "unlock"]
+
+
+def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, size: int) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    slots = Slots()
+    fd = os.dup(slots.take().fd)
+    monkeypatch.setattr("shardio.slots._map", full)
+    with pytest.raises(OSError, match="memory"):
+        Mapped(fd, ALIGN)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    slots.close()
 
 
 def test_page_locks_follow_a_slot_that_grows_and_end_with_it() -> None:
