@@ -241,7 +241,9 @@ def compare(folder: list[tuple[str, int]], out: Path, fields: tuple[str, ...], a
     print(
         f"Batches of {args.batch_size}, shuffled; the better of {ROUNDS} rounds, each of one epoch "
         f"or {SECONDS:.0f} s.\nWarm: the files are in the page cache, which does not last when "
-        "there is more than memory holds.\nCold: dropped from it before each round; on a busy disk "
+        "there is more than memory holds.\nDecoded: decoding is the limit either way; "
+        "ShardLoader and `pack --jpeg-tiles` are for that (docs/comparison.md).\n"
+        "Cold: dropped from the cache before each round; on a busy disk "
         "or a network file system the difference grows."
     )
 
