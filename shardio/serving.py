@@ -75,6 +75,7 @@ class Sent(NamedTuple):
     size: int = 0  # bytes of the slot
     used: int = 0  # bytes of it that the batch takes
     fresh: bool = False  # its descriptor follows
+    spare: int = 0  # other slots that its process had free when it took this one
     parcel: Parcel | None = None
     made: Made = Made()
     error: bytes | None = None  # a pickled exception; None: it could not be
@@ -176,7 +177,9 @@ class _Server:
         fresh = slot.number not in self._known
         before, self._cpu_s = self._cpu_s, process_time()
         made = batch.made(self._worker)._replace(cpu_s=self._cpu_s - before)
-        sent = Sent(number, slot.number, slot.size, slot.used, fresh, packed, made)
+        sent = Sent(
+            number, slot.number, slot.size, slot.used, fresh, self._slots.spare(), packed, made
+        )
         self._known.add(slot.number)
         self._send(sent, slot.fd if fresh else -1)
 

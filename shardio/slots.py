@@ -131,6 +131,7 @@ class Slots:
         self._made = 0
         self._largest = 0  # bytes that a batch took
         self.most = 0  # slots that there have been at a time
+        self._spare: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -147,8 +148,15 @@ class Slots:
             self._all[slot.number] = slot
             self._made += 1
             self.most = max(self.most, len(self._all))
+        left = len(self._free)
+        self._spare = left if self._spare is None else min(self._spare, left)
         slot.begin()
         return slot
+
+    def spare(self) -> int:
+        """Slots that were free beside each that was taken, since this was asked last."""
+        spare, self._spare = self._spare, None
+        return spare or 0
 
     def free(self, number: int, *, keep: bool = True) -> None:
         """Nobody uses a slot any more; keep=False: and nobody is to use it again."""

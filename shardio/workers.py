@@ -14,6 +14,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import weakref
@@ -41,6 +42,7 @@ _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
 # that are kept beyond what can be spared of these are copied to memory without any.
 _KEPT = 100
+_LOOK = 32  # batches of a process after which a slot that was free all the time is given back
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
 
@@ -59,6 +61,11 @@ class _Process:
         self.asked = 0  # batches of that, so far
         self.mapped: dict[int, Mapped] = {}  # by slot
         self.freed: deque[int] = deque()  # slots whose last view died; any thread appends
+        self._poll = select.poll()  # which takes any descriptor; select takes the first 1,024
+        self._poll.register(connection, select.POLLIN)
+        self._batches = 0
+        self._spare = most  # the least of the last so many
+        self._surplus = False  # a slot is to be given back
 
     def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
         """On with this pass; what it has not made of another one is dropped, or, if this one
@@ -71,12 +78,39 @@ class _Process:
         self.asked += wanted
         self._send(self.told, None, False, wanted)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has sent nothing that was not received yet."""
+        return not self._poll.poll(0)
+
+    def discard(self) -> None:
+        """Receive what was made of a pass that was left: its slots serve the one that is told next,
+        or that would be made in others."""
+        while not self.idle:
+            sent = self.receive()
+            if sent.slot >= 0:
+                self.freed.append(sent.slot)
+
+    def tell_free(self) -> None:
+        """That slots are free, at once if this process is at work: it may take one for the batch
+        after this one instead of another. What it has sent already is the more urgent."""
+        if self.freed and self.idle:
+            self.more(0)
+
+    def note(self, spare: int) -> None:
+        """How many slots were free when it began a batch. One that never was wanted is surplus."""
+        self._spare = min(self._spare, spare)
+        self._batches += 1
+        if self._batches % _LOOK == 0:
+            self._surplus, self._spare = self._spare > 0, self.most
+
     def _send(self, number: int, what: Pass | None, follows: bool, wanted: int) -> None:
         """Also says which slots are free again; those that are too many are given back."""
         free, gone = [], []
         while self.freed:
             slot = self.freed.popleft()
-            if len(self.mapped) > self.most or self.mapped[slot].shared:
+            if self._surplus or len(self.mapped) > self.most or self.mapped[slot].shared:
+                self._surplus = False
                 self.mapped.pop(slot).close()
                 gone.append(slot)
             else:
@@ -256,6 +290,7 @@ class Processes:
         with self._unbroken():
             for process in self._all:
                 if process.told != self._now:
+                    process.discard()
                     process.tell(self._now, what, self._prefetch)
                 elif process.asked < self._prefetch:
                     process.more(self._prefetch - process.asked)
@@ -267,9 +302,11 @@ class Processes:
         process = self._all[self._step % len(self._all)]
         start = perf_counter()
         with self._unbroken():
+            process.tell_free()
             while (sent := process.receive()).number != self._now:
                 if sent.slot >= 0:
                     process.freed.append(sent.slot)
+            process.note(sent.spare)
             arrived = perf_counter()
             self._step += 1
             if sent.parcel is not None:

@@ -50,6 +50,8 @@ from shardio import (
     workers,
 )
 from shardio.errors import RowError
+from shardio.serving import Pass, Sent
+from shardio.slots import Mapped
 from shardio.stream import consumers
 
 Packed = Callable[..., Path]
@@ -779,6 +781,57 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
                 assert labels(loader) == expected
             counts.wait(4 * N + 2 * 2 * BATCH)  # the same epoch was begun early, each time
         counts.assert_no_more()
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[workers._Process, Any]]:
+    """The trainer's end of a loader process that has slots 0 to 2, and the other end."""
+    here, there = multiprocessing.Pipe()
+    one = workers._Process(0, None, here, 4, None)
+    one.mapped = {slot: Mapped(-1, 4096) for slot in range(3)}
+    one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
+    there.recv_bytes()
+    with here, there:
+        yield one, there
+
+
+def test_what_was_sent_of_a_pass_that_was_left_frees_its_slots(process: Any) -> None:
+    one, there = process
+    one.discard()  # nothing
+    for sent in Sent(0, 2, 4096), Sent(0, error=b""), Sent(0, 1, 4096):
+        there.send_bytes(pickle.dumps(sent))
+    one.discard()
+    assert list(one.freed) == [2, 1] and one.idle
+
+
+def test_a_process_at_work_is_told_at_once_which_slots_are_free(process: Any) -> None:
+    one, there = process
+    one.tell_free()
+    assert not there.poll()
+    one.freed.extend([1, 0])
+    one.tell_free()
+    *_, wanted, free, gone = pickle.loads(there.recv_bytes())
+    assert (wanted, free, gone) == (0, [1, 0], []) and not one.freed
+    one.freed.append(2)
+    there.send_bytes(pickle.dumps(Sent(0, 1, 4096)))  # first of all this is to be taken
+    one.tell_free()
+    assert not there.poll() and list(one.freed) == [2]
+
+
+def test_a_slot_that_is_never_wanted_is_given_back(process: Any) -> None:
+    one, there = process
+    for spare, least in ((1, 0), (2, 1), (2, 2)):
+        for _ in range(workers._LOOK - 1):
+            one.note(spare)
+        one.freed.append(0)
+        one.tell_free()
+        assert pickle.loads(there.recv_bytes())[-2:] == ([0], [])  # not yet
+        one.note(least)
+        one.freed.extend([0, 1])
+        one.tell_free()
+        *_, free, gone = pickle.loads(there.recv_bytes())
+        assert (free, gone) == (([0, 1], []) if not least else ([1], [0]))
+        one.mapped[0] = Mapped(-1, 4096)
 
 
 def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
@@ -1559,6 +1612,9 @@ def resident(pid: int | str) -> int:
 
 
 def held(pids: list[int]) -> tuple[list[str], list[int], int, int]:
+    for one in threading.enumerate():
+        if one.name.startswith("shardio"):
+            one.join(LIMIT_S)  # the pass is over, and with it its threads
     gc.collect()
     each = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
     maps = sum(len(Path(f"/proc/{pid}/maps").read_text().splitlines()) for pid in ["self", *pids])

@@ -204,6 +204,26 @@ def test_a_free_slot_is_used_again_and_another_made_only_when_none_is() -> None:
     slots.close()
 
 
+def test_how_many_were_free_all_the_time_is_told_once() -> None:
+    slots = Slots()
+    assert slots.spare() == 0
+    taken = [slots.take() for _ in range(3)]
+    for slot in taken:
+        slot.hand_over()
+        slots.free(slot.number)
+    slots.take()
+    slots.take()
+    assert slots.spare() == 0  # of all these
+    for slot in taken[1:]:
+        slot.hand_over()
+        slots.free(slot.number)
+    slots.take()
+    slots.free(taken[2].number)
+    slots.take()
+    assert slots.spare() == 2 and slots.spare() == 0
+    slots.close()
+
+
 def test_a_new_slot_is_as_large_as_batches_were() -> None:
     slots = Slots()
     slot = slots.take()
