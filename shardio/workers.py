@@ -14,7 +14,6 @@ import errno
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import weakref
@@ -61,8 +60,6 @@ class _Process:
         self.asked = 0  # batches of that, so far
         self.mapped: dict[int, Mapped] = {}  # by slot
         self.freed: deque[int] = deque()  # slots whose last view died; any thread appends
-        self._poll = select.poll()  # which takes any descriptor; select takes the first 1,024
-        self._poll.register(connection, select.POLLIN)
         self._batches = 0
         self._spare = most  # the least of the last so many
         self._surplus = False  # a slot is to be given back
@@ -78,24 +75,13 @@ class _Process:
         self.asked += wanted
         self._send(self.told, None, False, wanted)
 
-    @property
-    def idle(self) -> bool:
-        """Whether it has sent nothing that was not received yet."""
-        return not self._poll.poll(0)
-
     def discard(self) -> None:
         """Receive what was made of a pass that was left: its slots serve the one that is told next,
         or that would be made in others."""
-        while not self.idle:
+        while self.connection.poll():
             sent = self.receive()
             if sent.slot >= 0:
                 self.freed.append(sent.slot)
-
-    def tell_free(self) -> None:
-        """That slots are free, at once if this process is at work: it may take one for the batch
-        after this one instead of another. What it has sent already is the more urgent."""
-        if self.freed and self.idle:
-            self.more(0)
 
     def note(self, spare: int) -> None:
         """How many slots were free when it began a batch. One that never was wanted is surplus."""
@@ -302,7 +288,6 @@ class Processes:
         process = self._all[self._step % len(self._all)]
         start = perf_counter()
         with self._unbroken():
-            process.tell_free()
             while (sent := process.receive()).number != self._now:
                 if sent.slot >= 0:
                     process.freed.append(sent.slot)

@@ -801,21 +801,7 @@ def test_what_was_sent_of_a_pass_that_was_left_frees_its_slots(process: Any) -> 
     for sent in Sent(0, 2, 4096), Sent(0, error=b""), Sent(0, 1, 4096):
         there.send_bytes(pickle.dumps(sent))
     one.discard()
-    assert list(one.freed) == [2, 1] and one.idle
-
-
-def test_a_process_at_work_is_told_at_once_which_slots_are_free(process: Any) -> None:
-    one, there = process
-    one.tell_free()
-    assert not there.poll()
-    one.freed.extend([1, 0])
-    one.tell_free()
-    *_, wanted, free, gone = pickle.loads(there.recv_bytes())
-    assert (wanted, free, gone) == (0, [1, 0], []) and not one.freed
-    one.freed.append(2)
-    there.send_bytes(pickle.dumps(Sent(0, 1, 4096)))  # first of all this is to be taken
-    one.tell_free()
-    assert not there.poll() and list(one.freed) == [2]
+    assert list(one.freed) == [2, 1]
 
 
 def test_a_slot_that_is_never_wanted_is_given_back(process: Any) -> None:
@@ -824,11 +810,11 @@ def test_a_slot_that_is_never_wanted_is_given_back(process: Any) -> None:
         for _ in range(workers._LOOK - 1):
             one.note(spare)
         one.freed.append(0)
-        one.tell_free()
+        one.more()
         assert pickle.loads(there.recv_bytes())[-2:] == ([0], [])  # not yet
         one.note(least)
         one.freed.extend([0, 1])
-        one.tell_free()
+        one.more()
         *_, free, gone = pickle.loads(there.recv_bytes())
         assert (free, gone) == (([0, 1], []) if not least else ([1], [0]))
         one.mapped[0] = Mapped(-1, 4096)
