@@ -691,8 +691,9 @@ def _device(loader: Any) -> str:
 
 def _tiles(loader: Any) -> bool:
     """Whether it reads a dataset whose JPEGs were made tiles."""
-    options = getattr(getattr(getattr(loader, "dataset", None), "manifest", None), "options", {})
-    return bool(options.get("tiles"))
+    manifest = getattr(getattr(loader, "dataset", None), "manifest", None)
+    options = getattr(manifest, "options", None)
+    return isinstance(options, dict) and bool(options.get("tiles"))  # any dataset may be watched
 
 
 def _torch_threads() -> int:

@@ -778,6 +778,16 @@ def test_a_dataloader_is_judged(
     )
 
 
+def test_tiles_are_known_of_shardios_datasets_alone(packed: Callable[..., Path]) -> None:
+    data = ShardDataset(packed([8]), batch_size=2)
+    assert Setup.of(ShardLoader(data, workers=0)).tiles is False
+    data.manifest.options["tiles"] = 8
+    assert Setup.of(ShardLoader(data, workers=0)).tiles and Setup.of(DataLoader(data)).tiles
+    numbers = Numbers(4, 0)
+    numbers.manifest = data  # type: ignore[attr-defined]
+    assert Setup.of(watch(DataLoader(numbers))).tiles is False
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_dataloaders_knobs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
