@@ -64,7 +64,7 @@ def _panel(table: dict[str, Any], key: str, more: bool, x: int, y: int) -> tuple
     rows.sort(key=lambda row: row[key]["median"], reverse=more)
     longest = max(row[key]["max"] for row in rows)
     unit = f"{table['columns'][key]}, {'more' if more else 'less'} is better"
-    title = table["title"].partition(", batches")[0]
+    title = table["title"].partition(", batches")[0].replace(", one process", "")
     lines = [_text(x + 16, y + 14, title[0].upper() + title[1:], weight="bold")]
     lines.append(_text(x + 16, y + 29, unit, size=11))
     y += 38
