@@ -225,15 +225,17 @@ def _forked(request: dict[str, Any], folder: str) -> bytes:
     os.close(theirs)
     answer = b""
     while not answer.endswith(b"\n"):
-        ready = select.select([ours, sys.stdin], [], [])[0]
+        # A worker of torch's that it had just forked when it was killed holds the pipe for ever.
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        ready = select.select([ours, sys.stdin], [], [], 0 if ended else _LOOK_S)[0]
         if sys.stdin in ready:  # its end: the one that asked is gone
             for pid in machine.family(os.getpid())[1:]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
-        piece = os.read(ours, 1 << 16)
-        if not piece:
+        piece = os.read(ours, 1 << 16) if ours in ready else b""
+        if (ours in ready or ended) and not piece:
             break
         answer += piece
     os.close(ours)

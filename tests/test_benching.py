@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -585,6 +586,40 @@ def test_a_row_that_dies_or_hangs_ends_alone(
     with pytest.raises(FailedError, match="no answer within 1 s"):
         host.ask(long, 0.9)
     assert len(seen) >= 2 and gone(seen)
+
+
+ORPHAN = """
+import os, signal
+from shardio import measuring
+
+def answer(request):
+    if not os.fork():
+        signal.pause()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+measuring._answer = answer
+print(measuring._forked({}, "nowhere").decode(), flush=True)
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="processes are forked")
+def test_an_orphan_that_holds_the_pipe_holds_up_nobody() -> None:
+    """As a worker that is forked when its parent is killed: it takes another for its parent."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        came = select.select([process.stdout], [], [], 60)[0]
+        line = process.stdout.readline() if came else b""
+        os.killpg(process.pid, signal.SIGKILL)
+    assert json.loads(line or "{}") == {
+        "error": "it was killed (out of memory?)",
+        "kind": "StorageError",
+    }
 
 
 def _broken(number: int) -> bytes:
