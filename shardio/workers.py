@@ -79,9 +79,12 @@ class _Process:
         """Receive what was made of a pass that was left: its slots serve the one that is told next,
         or that would be made in others."""
         while self.connection.poll():
-            sent = self.receive()
-            if sent.slot >= 0:
-                self.freed.append(sent.slot)
+            self.drop(self.receive())
+
+    def drop(self, sent: Sent) -> None:
+        """Nobody wants it."""
+        if sent.slot >= 0:
+            self.freed.append(sent.slot)
 
     def note(self, spare: int) -> None:
         """How many slots were free when it began a batch. One that never was wanted is surplus."""
@@ -289,8 +292,7 @@ class Processes:
         start = perf_counter()
         with self._unbroken():
             while (sent := process.receive()).number != self._now:
-                if sent.slot >= 0:
-                    process.freed.append(sent.slot)
+                process.drop(sent)
             process.note(sent.spare)
             arrived = perf_counter()
             self._step += 1
@@ -325,12 +327,9 @@ class Processes:
         """What ends this early, such as Ctrl-C, may leave a message half read, or a batch lost."""
         try:
             yield
-        except WorkerError:
-            if self.closed:  # by another thread, meanwhile: nothing went wrong
+        except BaseException as error:
+            if isinstance(error, WorkerError) and self.closed:  # by another thread: no failure
                 raise WorkerError(OVER) from None
-            self.close()
-            raise
-        except BaseException:
             self.close()
             raise
 
