@@ -844,7 +844,10 @@ def _order_text(e: Explanation) -> str:
 
 def _buffer_text(e: Explanation) -> str:
     if e.shuffles_all:
-        return "all records, a true permutation: random reads, for local flash or memory"
+        reads = "random reads, for local flash or memory"
+        if not e.next_batches_only:
+            reads = "read ahead in storage order, since memory holds them"
+        return f"all records, a true permutation: {reads}"
     spans = _some(min(e.canonical_workers, -(-e.records // e.unit)), "span")
     sizes = _span(e.span_records_min, e.span_records_max)
     if isinstance(e.shuffle_buffer, int) and e.shuffle_buffer <= 1:
@@ -872,10 +875,10 @@ def _waiting_text(e: Explanation) -> str:
         return "in each process, read in blocks"
     if e.policy == "network":
         return "in each process, up to its part of buffer_bytes; others are read one by one"
-    if e.shuffles_all:
-        return "in storage; those of the next batches are announced to the page cache"
     if e.next_batches_only:
         return "in storage; only those of the next batches are announced to the page cache"
+    if e.shuffles_all:
+        return "in the page cache, all announced in the first quarter of the epoch"
     return "in the page cache, announced as the windows move on"
 
 

@@ -16,10 +16,11 @@ not a pile of bytes; where the bytes wait depends on what is cheapest:
 
 A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
 the first batch would wait behind it. So the first batches announce their own records, exactly, one
-batch ahead, and the window grows RAMP records for each one handed out. Where storage order does not
-help (the whole dataset is shuffled, a span is shared with other machines, or memory is too short
-to keep the windows until they are used) all announcements are of that kind: the order is
-arithmetic, so what the next batches need is known.
+batch ahead, and the window grows RAMP records for each one handed out. A dataset that is shuffled
+as a whole is one window, announced so from its first byte to its last. Where storage order does not
+help (a span is shared with other machines, or memory is too short to keep the windows until they
+are used) all announcements are of that kind: the order is arithmetic, so what the next batches need
+is known.
 
 Every record is checked when it is handed out, wherever it waited.
 """
@@ -296,14 +297,15 @@ def keep(
                 ahead += max(run, epoch.unit * mean_bytes)
             held = math.ceil(touched * (window + ahead))
             return Keeping("network" if network else "held", False, budget, run, held, 0)
-    # Storage order does not help: announce the records of the next batches one by one.
     spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
     pages = math.ceil(spans * (window + RUN))
-    exact = epoch.shuffles_all or (sharing > 1 and (network or machines > 1))
+    if epoch.shuffles_all:
+        pages = math.ceil(epoch.records * mean_bytes)
+    exact = (sharing > 1 or epoch.shuffles_all) and (network or machines > 1)
     if not exact:
         available = memory_available() if available_bytes is None else available_bytes
         exact = pages > KEPT * available
-    if exact:
+    if exact:  # storage order does not help: announce the records of the next batches one by one
         batch = share.batch_size or 1
         pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
     return Keeping("hinted", exact, 0, RUN, 0, pages)
@@ -372,6 +374,7 @@ class Fetch:
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         chunk = _CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
         self._new_span = partial(_Span, epoch, self._starts, chunk)
+        self._all = None if self._exact or not epoch.shuffles_all else _All(self._starts)
 
     def __iter__(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
@@ -433,6 +436,12 @@ class Fetch:
         """Which rows a batch has; announces those that nothing else has announced."""
         drawn: list[tuple[_Span, int, _Places]] = []
         early: list[_Places] = []
+        end = 0
+        if self._all is not None and pieces:
+            index, first, count = pieces[0]
+            self._all.start(self.share.epoch.place(index, first))
+            index, first, count = pieces[-1]
+            end = self.share.epoch.place(index, first + count - 1) + 1
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:
@@ -446,6 +455,8 @@ class Fetch:
             drawn.append((span, done, rows))
             if self._exact:
                 early.append(rows)
+            elif self._all is not None:
+                early.append(self._all.beyond(rows))
             elif not self._at_once and span.ahead < min(done + span.window, span.records):
                 early.append(span.beyond(rows))
         if early:
@@ -459,7 +470,7 @@ class Fetch:
             shards, records = self.share.epoch.locate(repeats)
             again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
             rows = np.concatenate((rows, again), axis=1)
-        return _Drawn(drawn, rows, valid)
+        return _Drawn(drawn, rows, valid, end)
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
         """The batch, with what was held for it; then what comes after it is held or announced."""
@@ -475,7 +486,9 @@ class Fetch:
         if self._budget:
             held += [None] * (batch.size - batch.valid)
         yield Rows(shards, numbers, held if self._budget else None, batch.valid)
-        if not self._at_once and not self._exact:
+        if self._all is not None:
+            self._advance(self._all, batch.end)
+        elif not self._at_once and not self._exact:
             for span, done, _ in batch.pieces:
                 self._advance(span, done)
 
@@ -487,14 +500,23 @@ class Fetch:
 
     def _announce(self, rows: _Places) -> None:
         """Announce just these records, adjacent ones together."""
+        if not rows.size:
+            return
         numbers = rows[_NUMBER]
         if self._selection is not None:
             numbers = self._selection.numbers[numbers]
-        for shard, records, _ in self._by_shard(rows[_SHARD], numbers):
-            for begin, end in _stretches(records, len(records), 0):
-                shard.will_need(begin, end)
+        order = numbers.argsort()
+        numbers, shards = numbers[order], rows[_SHARD][order]
+        new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
+        new[1:-1] = (numbers[1:] != numbers[:-1] + 1) | (shards[1:] != shards[:-1])
+        firsts, lasts = np.flatnonzero(new[:-1]), np.flatnonzero(new[1:])
+        shards = shards[firsts]
+        starts = self.reader.starts[shards]
+        begins, ends = numbers[firsts] - starts, numbers[lasts] - starts + 1
+        for at, begin, end in zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            self.reader.shard(at, self._scattered).will_need(begin, end)
 
-    def _advance(self, span: _Span, done: int) -> None:
+    def _advance(self, span: _Span | _All, done: int) -> None:
         """Hold or announce the storage that draws of a span will need after `done` of them."""
         target = done + span.window + self._lead
         if not self._at_once:
@@ -574,6 +596,7 @@ class _Drawn(NamedTuple):
     pieces: list[tuple[_Span, int, _Places]]  # span, its draws done with this piece, rows
     rows: _Places  # those of all pieces, then repeats
     valid: int
+    end: int  # the place in the epoch's order behind its last piece
 
     @property
     def size(self) -> int:
@@ -661,6 +684,29 @@ class _Span:
         shards, records = self._epoch.locate(self._epoch.position(self._index, np.array([place])))
         shard, record = int(shards[0]), int(records[0])
         return int(self._starts[shard]) + record, shard, record
+
+
+class _All:
+    """As a span: all of storage, where the whole dataset is shuffled and its places are draws."""
+
+    __slots__ = ("_starts", "ahead", "began", "records", "window")
+
+    def __init__(self, starts: Int64s) -> None:
+        self._starts = starts
+        self.records = self.window = int(starts[-1])
+        self.ahead = 0  # storage before this place is announced
+        self.began = -1  # places of the order that were handed out before
+
+    def start(self, place: int) -> None:
+        if self.began < 0:
+            self.began = place
+
+    def beyond(self, rows: _Places) -> _Places:
+        return rows[:, rows[_NUMBER] >= self.ahead]
+
+    def locate(self, place: int) -> tuple[int, int, int]:
+        shard = int(self._starts.searchsorted(place, side="right")) - 1
+        return place, shard, place - int(self._starts[shard])
 
 
 # Descriptors and locks are not to be inherited: what is open when a process forks is forgotten in

@@ -431,6 +431,11 @@ class Epoch:
             pieces[-1] = (span, draw, count - over)
         return pieces
 
+    def place(self, span: int, draw: int) -> int:
+        """The place of a draw in the flat order."""
+        unit = self.unit
+        return (draw // unit * self.canonical_workers + span) * unit + draw % unit
+
     def flat(self) -> Int64s:
         """The whole order at once: (N,) int64, the virtual position of each place. 0.1 us each."""
         unit, spans = self.unit, self.canonical_workers

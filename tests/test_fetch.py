@@ -362,13 +362,28 @@ def test_everything_is_announced_before_it_is_read(
 
 
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize(
+    ("shuffle_buffer", "memory", "network", "machines"),
+    [
+        (1000, 100_000, False, 1),
+        (None, 100_000, False, 1),
+        (None, 1 << 30, True, 1),  # each hint is a request
+        (None, 1 << 30, False, 2),  # the other machine reads half of it
+    ],
+)
 def test_with_little_memory_just_the_next_batches_are_announced(
-    packed: Packed, policy: str, monkeypatch: pytest.MonkeyPatch
+    packed: Packed,
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    shuffle_buffer: int | None,
+    memory: int,
+    network: bool,
+    machines: int,
 ) -> None:
     counts = [500] * 4
-    monkeypatch.setattr(fetch, "memory_available", lambda: 100_000)
-    of = share(counts, 8, shuffle_buffer=1000)
-    got = Fetch(reader(packed(counts)), of)
+    monkeypatch.setattr(fetch, "memory_available", lambda: memory)
+    of = share(counts, 8, shuffle_buffer=shuffle_buffer)
+    got = Fetch(reader(packed(counts), network), of, machines=machines)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     handed = 0
@@ -382,9 +397,45 @@ def test_with_little_memory_just_the_next_batches_are_announced(
 
 
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
-def test_the_window_is_not_announced_before_the_first_batch(packed: Packed, policy: str) -> None:
+@pytest.mark.parametrize("consumer", [{}, {"worker": 1, "num_workers": 2}, {"start": 100}])
+def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
+    packed: Packed, policy: str, consumer: dict[str, int]
+) -> None:
     counts = [500] * 8
-    got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=2000))
+    of = share(counts, 8, shuffle_buffer=None, **consumer)
+    got = Fetch(reader(packed(counts)), of)
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    opened(got.reader)
+    shards = [got.reader.shard(i) for i in range(8)]
+    numbers, handed, steps = expected(of), 0, 0
+    batches = iter(got)
+    for rows in batches:
+        check(list(samples(got, rows)), numbers[handed : handed + rows.size])
+        handed += rows.size
+        steps += of.num_workers
+        if 8 * steps > 4000 / fetch.RAMP + 16:
+            break
+    announced = list(storage.announced)
+    for shard in shards:  # all of each, without a gap
+        at = shard.offset(0)
+        for _, start, stop in sorted(one for one in announced if one[0] == shard.name):
+            assert start <= at
+            at = max(at, stop)
+        assert at == shard.offset(499) + int(shard.sizes[499])
+    # In runs, but for records of the first batches that were ahead of them.
+    alone = sum(stop - start < fetch.RUN / 2 for _, start, stop in announced)
+    assert alone < 0.6 * 4000 / fetch.RAMP
+    assert len(list(batches)) > 100 and len(storage.announced) == len(announced)  # no more
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("shuffle_buffer", [2000, None])
+def test_the_window_is_not_announced_before_the_first_batch(
+    packed: Packed, policy: str, shuffle_buffer: int | None
+) -> None:
+    counts = [500] * 8
+    got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=shuffle_buffer))
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     batches = iter(got)
