@@ -533,7 +533,7 @@ class Fetch:
                 chosen = self._selection.numbers[number : number + most] - first
             ends = shard.sizes[chosen].cumsum()
             count = max(1, int(ends.searchsorted(self._run, side="right")))
-            if not self._budget:
+            if isinstance(span, _All) or not self._budget:
                 for begin, end in _stretches(chosen, count, 0):
                     shard.will_need(begin, end)
                 span.ahead += count
