@@ -36,7 +36,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, starmap
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -75,8 +75,8 @@ BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
 KEPT = 0.25
 RAMP = 4  # records announced for each one handed out, until the window is announced
 AHEAD = 256  # records announced ahead of use where storage order does not help, at least
-_STEPS = 64  # rows that are looked up at once without a batch_size
-_NONE: Int64s = np.empty(0, np.int64)
+# Rows that are looked up at once without a batch_size, at first and at most: 3 us each of 1 alone.
+_STEPS = (64, 256)
 _CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, alone 10 us
 
 
@@ -379,8 +379,7 @@ class Fetch:
     def __iter__(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
         ahead = 0
-        for pieces, repeats in self._batches():
-            drawn = self._draw(pieces, repeats)
+        for drawn in starmap(self._draw, self._batches()):
             waiting.append(drawn)
             ahead += drawn.size
             while waiting and ahead - waiting[0].size >= self._ahead:
@@ -416,32 +415,34 @@ class Fetch:
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
             yield self.reader.shard(int(shards[a]), self._scattered), records[a:b], order[a:b]
 
-    def _batches(self) -> Iterator[tuple[_Pieces, Int64s]]:
-        """Pieces and repeats of each batch; without a batch_size, of _STEPS steps at a time."""
-        if self.share.batch_size is not None:
-            for batch in self.share:
-                yield batch.pieces, batch.repeats
-            return
-        pieces: list[tuple[int, int, int]] = []
-        for batch in self.share:
-            if len(pieces) >= _STEPS or len(batch.repeats):
-                yield pieces, _NONE
-                pieces = []
-            pieces += batch.pieces
-            if len(batch.repeats):
-                yield (), batch.repeats
-        yield pieces, _NONE
+    def _batches(self) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
+        """Of each batch pieces, repeats, and which row each of the pieces' rows is (None: in order).
 
-    def _draw(self, pieces: _Pieces, repeats: Int64s) -> _Drawn:
+        Without a batch_size, of many steps at a time.
+        """
+        share = self.share
+        if isinstance(share, Slices) or share.batch_size is not None:
+            for batch in share:
+                yield batch.pieces, batch.repeats, None
+            return
+        # Not more of a span than is held or announced ahead of it.
+        most = max(_STEPS[0], min(_STEPS[1], share.touched * (self._lead or _STEPS[1])))
+        steps, done = share.worker_steps, 0
+        while done < len(steps):
+            some = steps[done : done + min(most, max(_STEPS[0], done))]
+            pieces, turn, repeats = share.samples(some)
+            yield pieces, repeats, turn
+            done += len(some)
+
+    def _draw(self, pieces: _Pieces, repeats: Int64s, turn: Int64s | None) -> _Drawn:
         """Which rows a batch has; announces those that nothing else has announced."""
         drawn: list[tuple[_Span, int, _Places]] = []
         early: list[_Places] = []
         end = 0
         if self._all is not None and pieces:
-            index, first, count = pieces[0]
-            self._all.start(self.share.epoch.place(index, first))
-            index, first, count = pieces[-1]
-            end = self.share.epoch.place(index, first + count - 1) + 1
+            place = self.share.epoch.place
+            self._all.start(min(place(index, first) for index, first, _ in pieces))
+            end = 1 + max(place(index, first + count - 1) for index, first, count in pieces)
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:
@@ -466,11 +467,14 @@ class Fetch:
                 self._early.update(rows[_NUMBER].tolist())
         rows = np.concatenate([_NOWHERE, *(rows for _, _, rows in drawn)], axis=1)
         valid = rows.shape[1]
+        if turn is not None:
+            by_span, rows = rows, np.empty_like(rows)
+            rows[:, turn] = by_span
         if len(repeats):
             shards, records = self.share.epoch.locate(repeats)
             again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
             rows = np.concatenate((rows, again), axis=1)
-        return _Drawn(drawn, rows, valid, end)
+        return _Drawn(drawn, rows, valid, end, turn)
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
         """The batch, with what was held for it; then what comes after it is held or announced."""
@@ -484,6 +488,10 @@ class Fetch:
         if self._selection is not None:
             numbers = self._selection.numbers[numbers]
         if self._budget:
+            if batch.turn is not None:
+                by_span, held = held, held[:]
+                for row, data in zip(batch.turn.tolist(), by_span, strict=True):
+                    held[row] = data
             held += [None] * (batch.size - batch.valid)
         yield Rows(shards, numbers, held if self._budget else None, batch.valid)
         if self._all is not None:
@@ -596,7 +604,8 @@ class _Drawn(NamedTuple):
     pieces: list[tuple[_Span, int, _Places]]  # span, its draws done with this piece, rows
     rows: _Places  # those of all pieces, then repeats
     valid: int
-    end: int  # the place in the epoch's order behind its last piece
+    end: int  # the place in the epoch's order behind its pieces, where all is announced
+    turn: Int64s | None  # of each row of the pieces which row it is; None: they are in order
 
     @property
     def size(self) -> int:

@@ -609,6 +609,26 @@ class Share:
         flat = np.arange(missing.start, missing.stop, dtype=np.int64)
         return Batch(step, tuple(pieces), (flat - records) % records)
 
+    def samples(self, steps: range) -> tuple[list[tuple[int, int, int]], Int64s, Int64s]:
+        """Without a batch_size, several steps of this rank at once, ascending, by span.
+
+        Returns pieces as in Batch, sorted by span; of each of their rows which of these steps it
+        is, (n,) int64; and of the steps behind those the repeats, (len(steps) - n,).
+        """
+        records = self.epoch.records
+        flat = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
+        flat = flat * self.world_size + (self.start + self.rank)
+        own = int(flat.searchsorted(records))
+        draws, spans = np.divmod(flat[:own], self.epoch.canonical_workers)
+        turn = spans.argsort(kind="stable")
+        draws, spans = draws[turn], spans[turn]
+        new = np.ones(own, bool)  # whether a piece begins at each row
+        new[1:] = (spans[1:] != spans[:-1]) | (draws[1:] != draws[:-1] + 1)
+        first = np.flatnonzero(new)
+        counts = np.diff(first, append=own)
+        pieces = zip(spans[first].tolist(), draws[first].tolist(), counts.tolist(), strict=True)
+        return list(pieces), turn, (flat[own:] - records) % max(1, records)
+
 
 @dataclass(frozen=True, eq=False)
 class Slices:
