@@ -416,7 +416,7 @@ class Fetch:
             yield self.reader.shard(int(shards[a]), self._scattered), records[a:b], order[a:b]
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
-        """Of each batch pieces, repeats, and which row each of the pieces' rows is (None: in order).
+        """Of each batch pieces, repeats, and which row each row of the pieces is; None: in order.
 
         Without a batch_size, of many steps at a time.
         """
