@@ -363,12 +363,13 @@ def test_everything_is_announced_before_it_is_read(
 
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 @pytest.mark.parametrize(
-    ("shuffle_buffer", "memory", "network", "machines"),
+    ("shuffle_buffer", "memory", "network", "job"),
     [
-        (1000, 100_000, False, 1),
-        (None, 100_000, False, 1),
-        (None, 1 << 30, True, 1),  # each hint is a request
-        (None, 1 << 30, False, 2),  # the other machine reads half of it
+        (1000, 100_000, False, {}),
+        (None, 100_000, False, {}),
+        (None, 1 << 30, True, {}),  # each hint is a request
+        (None, 1 << 30, False, {"machines": 2}),  # the other one reads half of it
+        (None, 1 << 30, False, {"local_consumers": 600}),  # each would announce all
     ],
 )
 def test_with_little_memory_just_the_next_batches_are_announced(
@@ -378,12 +379,12 @@ def test_with_little_memory_just_the_next_batches_are_announced(
     shuffle_buffer: int | None,
     memory: int,
     network: bool,
-    machines: int,
+    job: dict[str, int],
 ) -> None:
     counts = [500] * 4
     monkeypatch.setattr(fetch, "memory_available", lambda: memory)
     of = share(counts, 8, shuffle_buffer=shuffle_buffer)
-    got = Fetch(reader(packed(counts), network), of, machines=machines)
+    got = Fetch(reader(packed(counts), network), of, **job)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     handed = 0
