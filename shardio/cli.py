@@ -145,7 +145,7 @@ def _commit(options: argparse.Namespace) -> int:
 
 def _index(options: argparse.Namespace) -> int:
     from .indexing import index
-    from .sizes import show_size
+    from .sizes import show_count, show_size
 
     with _progress("indexing", options) as progress:
         done = index(
@@ -164,10 +164,11 @@ def _index(options: argparse.Namespace) -> int:
     elif not options.quiet:
         rate = done.bytes / max(done.seconds, 1e-9) / 1e6
         print(
-            f"{printable(done.root)}: {done.format}: {done.records:,} records in {done.shards:,} "
-            f"shards, {show_size(done.bytes)}, in {done.seconds:.1f} s, {rate:,.0f} MB/s"
+            f"{printable(done.root)}: {done.format}: {show_count(done.records, 'record')} in "
+            f"{show_count(done.shards, 'shard')}, {show_size(done.bytes)}, in "
+            f"{done.seconds:.1f} s, {rate:,.0f} MB/s"
         )
-        named = "" if done.classes is None else f"; {done.classes:,} classes"
+        named = "" if done.classes is None else f"; {show_count(done.classes, 'class')}"
         print(f"{_fields_text(done.fields, done.sources)}{named}")
         if done.format == "imagefolder":
             print("a folder of images: they stay as they are, in the order `shardio pack` gives")
@@ -212,7 +213,7 @@ def _once(pairs: Iterable[tuple[str, str]], text: str) -> dict[str, str]:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from .sizes import show_size
+    from .sizes import show_count, show_size
     from .unpacking import unpack
 
     with _progress("unpacking", options) as progress:
@@ -226,7 +227,8 @@ def _unpack(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        print(f"{done.files:,} files, {show_size(done.bytes)}, in {printable(options.directory)}")
+        files = show_count(done.files, "file")
+        print(f"{files}, {show_size(done.bytes)}, in {printable(options.directory)}")
         if done.without:
             print(f"{done.without:,} records hold no file")
         if done.tiles:
@@ -242,7 +244,7 @@ def _unpack(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from .exporting import export
-    from .sizes import show_size
+    from .sizes import show_count, show_size
 
     fields = None
     if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
@@ -264,8 +266,8 @@ def _export(options: argparse.Namespace) -> int:
         _print_json(vars(done))
     elif not options.quiet:
         print(
-            f"{printable(done.out)}: {done.format}: {done.records:,} records in {done.files:,} "
-            f"files, {show_size(done.bytes)}"
+            f"{printable(done.out)}: {done.format}: {show_count(done.records, 'record')} in "
+            f"{show_count(done.files, 'file')}, {show_size(done.bytes)}"
         )
         called = (f"{printable(name)} as {printable(its)}" for name, its in done.fields.items())
         print(f"fields: {', '.join(called)}")
@@ -407,7 +409,7 @@ def _cat(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .sizes import show_size
+    from .sizes import show_count, show_size
     from .verifying import verify
 
     with _progress("verifying", options) as progress:
@@ -433,9 +435,9 @@ def _verify(options: argparse.Namespace) -> int:
                 place = f"record {one.record} at byte {one.offset}, key {key}: "
             print(f"{one.shard}: {place}{_what(one)}")
         if not options.quiet:
-            what = f"{found.records:,} records in {found.shards:,} shards, {show_size(found.bytes)}"
+            what = f"{show_count(found.records, 'record')} in {show_count(found.shards, 'shard')}"
             verdict = f"{len(found.damages):,} damaged" if found.damages else "all as packed"
-            print(f"{what}: {verdict}")
+            print(f"{what}, {show_size(found.bytes)}: {verdict}")
     return DAMAGED if found.damages else DONE
 
 
@@ -543,7 +545,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _gc(options: argparse.Namespace) -> int:
     from .cleaning import gc
-    from .sizes import show_size
+    from .sizes import show_count, show_size
 
     done = gc(options.out, keep_s=options.keep, dry_run=options.dry_run)
     if options.json:
@@ -554,7 +556,8 @@ def _gc(options: argparse.Namespace) -> int:
             print(printable(path, 4096))
         verb = "would be removed" if options.dry_run else "removed"
         young = f"; {len(done.kept)} younger than --keep stay" if done.kept else ""
-        print(f"{len(done.removed)} files, {show_size(done.bytes)}, {verb}{young}")
+        files = show_count(len(done.removed), "file")
+        print(f"{files}, {show_size(done.bytes)}, {verb}{young}")
     return DONE
 
 
@@ -563,7 +566,7 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
     from .journal import REJECTED
-    from .sizes import show_size
+    from .sizes import show_count, show_size
 
     dry = getattr(options, "dry_run", False)
     skips = getattr(options, "on_error", "skip") == "skip"
@@ -578,12 +581,12 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
         if options.json or options.quiet:
             continue
         where = printable(one.out)
-        labels = "no classes" if one.classes is None else f"{one.classes:,} classes"
-        units = "files" if one.source == "imagefolder" else "records"
-        what = f"{one.records:,} {units}, {labels}, {show_size(one.source_bytes)}"
+        labels = "no classes" if one.classes is None else show_count(one.classes, "class")
+        unit = "file" if one.source == "imagefolder" else "record"
+        what = f"{show_count(one.records, unit)}, {labels}, {show_size(one.source_bytes)}"
         if dry and not one.already:
             there = f"; {one.kept:,} of these are there, to be checked" if one.kept else ""
-            print(f"{where}: would pack {what} into {one.shards:,} shards{there}")
+            print(f"{where}: would pack {what} into {show_count(one.shards, 'shard')}{there}")
         elif one.already:
             print(
                 f"{where}: already packed: {what}, with the same keys, sizes and options (contents "
@@ -593,7 +596,8 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             rate = one.source_bytes / max(one.seconds, 1e-9) / 1e6
             resumed = one.kept and hasattr(options, "source")  # `commit` only checks
             kept = f", {one.kept:,} kept from before" if resumed else ""
-            print(f"{where}: {what} -> {one.built + one.kept:,} shards{kept}", end="")
+            shards = show_count(one.built + one.kept, "shard")
+            print(f"{where}: {what} -> {shards}{kept}", end="")
             size = f", {show_size(one.bytes)}" if one.committed else " (not committed)"
             print(f"{size}, in {one.seconds:.1f} s, {rate:,.0f} MB/s")
         if one.source != "imagefolder":
@@ -610,10 +614,10 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
         if one.ignored:
             print(f"{where}: {one.ignored:,} hidden files were ignored")
         if one.rejected:
-            fate = f"were left out; see {REJECTED}"
+            fate = f"left out; see {REJECTED}"
             if dry:
                 fate = "would be left out" if skips else "cannot be packed, so nothing would be"
-            print(f"{where}: {len(one.rejected):,} files {fate}:")
+            print(f"{where}: {show_count(len(one.rejected), 'file')} {fate}:")
             for key, why in one.rejected[:10]:
                 print(f"  {printable(key)}: {why}")
             if len(one.rejected) > 10:

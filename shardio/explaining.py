@@ -26,7 +26,7 @@ from .formats.parquet import cache_bytes
 from .manifest import Manifest
 from .options import SHUFFLE_BUFFER, Options
 from .order import Epoch, Int64s, Share
-from .sizes import show_size, whole
+from .sizes import show_count, show_size, whole
 from .storage.local import memory_available
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
@@ -499,8 +499,9 @@ def _odd_window(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
         )
     elif e.window_records < e.unit:
         what = (
-            f"each span has a window of {_some(e.window_records, 'record')}, less than the unit of "
-            f"{e.unit:,} that a batch takes from it: the same neighbours meet in every epoch"
+            f"each span has a window of {show_count(e.window_records, 'record')}, less than the "
+            f"unit of {e.unit:,} that a batch takes from it: the same neighbours meet in every "
+            "epoch"
         )
         buffer = 4 * e.unit * spans
         room = KEPT * e.available_bytes
@@ -763,7 +764,7 @@ def _decoded_again(e: Explanation, manifest: Manifest) -> Iterator[Advice]:
         mend += f", or shuffle_buffer={change['shuffle_buffer']}"
     yield Advice(
         "row_groups",
-        f"a process reads from about {_some(math.ceil(groups), 'row group')} at once, "
+        f"a process reads from about {show_count(math.ceil(groups), 'row group')} at once, "
         f"{show_size(groups * size)} decoded, and keeps {show_size(limit)} of them: the same ones "
         "are decoded again and again",
         mend,
@@ -780,10 +781,10 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     size = e.batch_size
     yield (
         "dataset",
-        f"{e.records:,} records in {_some(e.shards, 'shard')}, {show_size(e.dataset_bytes)}, "
+        f"{e.records:,} records in {show_count(e.shards, 'shard')}, {show_size(e.dataset_bytes)}, "
         f"{show_size(e.record_bytes)} each",
     )
-    workers = _some(e.num_workers, "worker") if e.num_workers else "no workers"
+    workers = show_count(e.num_workers, "worker") if e.num_workers else "no workers"
     if e.world_size == 1:
         yield "readers", workers if e.num_workers else f"one process, {workers}"
     else:
@@ -804,7 +805,7 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     if size is not None and not e.shuffles_all:
         usual = e.unit == order.default_unit(size)
         why = "the divisor of batch_size nearest 32" if usual else "as given"
-        spans = _some(min(e.canonical_workers, size // e.unit), "span")
+        spans = show_count(min(e.canonical_workers, size // e.unit), "span")
         yield "unit", f"{e.unit:,}, {why}; a batch mixes {spans}"
     yield "spans", _sharing_text(e, one)
     about = "" if e.is_exact else "about "
@@ -825,11 +826,11 @@ def _tail_text(e: Explanation) -> str:
     if e.tail == "drop":
         if not e.dropped_records:
             return "no record is left out"
-        return f"{_some(e.dropped_records, 'record')} left out, others each epoch"
+        return f"{show_count(e.dropped_records, 'record')} left out, others each epoch"
     if not e.repeated_records:
         return "each record once an epoch"
     marked = ", marked as not valid" if e.tail == "exact" else ""
-    return f"each record once an epoch, and {_some(e.repeated_records, 'repeat')}{marked}"
+    return f"each record once an epoch, and {show_count(e.repeated_records, 'repeat')}{marked}"
 
 
 def _order_text(e: Explanation) -> str:
@@ -848,7 +849,7 @@ def _buffer_text(e: Explanation) -> str:
         if not e.next_batches_only:
             reads = "read ahead in storage order, since memory holds them"
         return f"all records, a true permutation: {reads}"
-    spans = _some(min(e.canonical_workers, -(-e.records // e.unit)), "span")
+    spans = show_count(min(e.canonical_workers, -(-e.records // e.unit)), "span")
     sizes = _span(e.span_records_min, e.span_records_max)
     if isinstance(e.shuffle_buffer, int) and e.shuffle_buffer <= 1:
         return f"none: storage order, in {spans} of {sizes} side by side"
@@ -865,7 +866,7 @@ def _sharing_text(e: Explanation, one: str) -> str:
     cost = "costs a network file system extra reads"
     if e.is_network and not e.shuffles_all:
         cost = "more traffic, see below"
-    others = _some(e.sharers - 1, "other")
+    others = show_count(e.sharers - 1, "other")
     shared = f"{e.worker_spans:,} a {one}, each also read by {others} ({cost})"
     return f"{shared}; with {free} none is shared"
 
@@ -902,7 +903,7 @@ def advice_text(warnings: Sequence[Advice]) -> str:
     """Numbered, each with its change on a line of its own."""
     if not warnings:
         return "no warnings"
-    lines = [_some(len(warnings), "warning")]
+    lines = [show_count(len(warnings), "warning")]
     for number, advice in enumerate(warnings, 1):
         start = f"{number}. "
         lines.append(_wrapped(advice.what, start, " " * len(start)))
@@ -925,10 +926,6 @@ def _wrapped(text: str, first: str, later: str) -> str:
     )
 
 
-def _some(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def _span(least: int, most: int) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
@@ -947,5 +944,5 @@ def _listed(values: Sequence[int], noun: str) -> str:
     if len(shown) > 12:
         shown = [*shown[:10], "...", shown[-1]]
     if len(shown) == 1:
-        return _some(values[0], noun)
+        return show_count(values[0], noun)
     return f"{', '.join(shown[:-1])} or {shown[-1]} {noun}s"

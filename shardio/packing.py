@@ -50,6 +50,7 @@ from .recoding import Recoded, Recoding
 from .sample import Schema
 from .selection import described
 from .shard import check_packed
+from .sizes import show_count
 from .storage import local, local_path, locate
 
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
@@ -673,8 +674,8 @@ def _explain(problems: Sequence[Problem], source: str) -> str:
     if any(why.endswith(recoding.ONE_SIZE) for _, why in problems):
         sizes = "Make all of one size with --resize N --restart: squares of N x N\n"
     return (
-        f"{printable(source)}: {len(problems):,} files cannot be packed, so nothing was "
-        "committed:\n"
+        f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
+        "was committed:\n"
         f"{sources.listed(sorted(problems))}\n"
         f"{sizes}Leave them out with --on-error skip, which keeps what is finished; or mend or "
         "remove them, and pack anew with --restart"

@@ -24,6 +24,7 @@ from .formats.foreign import Swept, Values, dump, key_of, only, sidecar_name, un
 from .formats.imagefolder import NoImageError
 from .imagetypes import image_type
 from .sample import KEY, MAX_FIELDS, MAX_KEY, Schema
+from .sizes import show_count
 from .sources.base import listed
 from .storage import local, locate
 
@@ -334,7 +335,8 @@ def _place(name: str) -> tuple[int, str]:
 
 def explain(root: str, problems: Sequence[tuple[bytes, str]]) -> str:
     return (
-        f"{printable(root)}: {len(problems):,} files cannot be indexed, so nothing was. Move them "
-        "away, or mend them (texts and the like beside images: `shardio pack --from files`):\n"
+        f"{printable(root)}: {show_count(len(problems), 'file')} cannot be indexed, so nothing "
+        "was. Move them away, or mend them (texts and the like beside images: "
+        "`shardio pack --from files`):\n"
         f"{listed(sorted(problems))}"
     )

@@ -52,6 +52,12 @@ def parse_size(text: str) -> int:
     return int(int(whole) * factor + int(part or 0) * factor // 10 ** len(part))
 
 
+def show_count(count: int, noun: str) -> str:
+    """1 file, 2 files, 3 classes."""
+    many = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}" + ("" if count == 1 else many)
+
+
 def show_size(count: float) -> str:
     """Bytes as a person reads them: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

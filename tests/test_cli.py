@@ -175,13 +175,13 @@ def test_pack_says_what_it_left_out_and_ignored(tmp_path: Path) -> None:
     assert "\x1b" not in failed.stderr
     done = shardio("pack", source, tmp_path / "out", "--on-error", "skip", code=4)
     assert "1 hidden files were ignored" in done.stdout
-    assert "1 files were left out" in done.stdout
+    assert "1 file left out" in done.stdout
     assert "class0/no.jpg" in done.stdout
 
 
 def test_a_dry_run_says_the_plan(source: Path, tmp_path: Path) -> None:
     said = shardio("pack", source, tmp_path / "out", "--dry-run").stdout
-    assert "would pack 24 files, 3 classes, 7.3 KiB into 1 shards" in said
+    assert "would pack 24 files, 3 classes, 7.3 KiB into 1 shard" in said
     planned = shardio_json("pack", source, tmp_path / "out", "--dry-run")
     assert (planned["dry_run"], planned["datasets"][0]["shards"]) == (True, 1)
     assert not (tmp_path / "out").exists()
@@ -199,9 +199,9 @@ def test_a_dry_run_says_the_plan(source: Path, tmp_path: Path) -> None:
 def test_a_dry_run_says_what_cannot_be_packed(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"a/x.jpg": JPEG, "a/empty.jpg": b""})
     said = shardio("pack", source, tmp_path / "out", "--dry-run", code=1).stdout
-    assert "1 files cannot be packed, so nothing would be" in said
+    assert "1 file cannot be packed, so nothing would be" in said
     said = shardio("pack", source, tmp_path / "out", "--dry-run", "--on-error", "skip", code=4)
-    assert "1 files would be left out" in said.stdout
+    assert "1 file would be left out" in said.stdout
 
 
 # bench takes seconds, and is tested with its module.

@@ -117,7 +117,7 @@ def test_it_is_told_by_its_images_unless_files_of_another_format_are_there(
     if not named:
         assert index(folder).format == "webdataset"
         return
-    with pytest.raises(SourceError, match=r"1 files cannot be indexed.*\n  eel/x\.tar: is not an"):
+    with pytest.raises(SourceError, match=r"1 file cannot be indexed.*\n  eel/x\.tar: is not an"):
         index(folder, format="imagefolder")
     (folder / "eel" / "x.tar").unlink()
     assert index(folder, format="imagefolder").format == "imagefolder"

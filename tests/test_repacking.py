@@ -210,7 +210,7 @@ def test_a_damaged_record_is_listed_or_left_out(source: Path, tmp_path: Path) ->
     data = bytearray(shard.read_bytes())
     data[200] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(SourceError, match=r"1 files cannot be packed[^$]*checksum"):
+    with pytest.raises(SourceError, match=r"1 file cannot be packed[^$]*checksum"):
         pack(source, tmp_path / "out", jobs=1)
     [done] = pack(source, tmp_path / "out", jobs=1, on_error="skip")
     assert (done.records, len(done.rejected)) == (23, 1)
