@@ -21,7 +21,7 @@ from .collating import Empty, images, numbers
 from .decoding import Decode, Decoder, Work
 from .errors import OptionError, StateError, printable
 from .explaining import Explanation, explain
-from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, read, read_by_core
+from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
 from .mixing import Length, Mixture
 from .options import Given, Options
 from .order import Share, Slices, Tail
@@ -191,6 +191,7 @@ class ShardDataset(Described, Stream):
             files_limit=reader.limit,
             labels=lambda shard: reader.shard(shard).columns.get("label"),
             many=self._many,
+            apart=apart(self.manifest, self._selection),
         )
 
     def tune(

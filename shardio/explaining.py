@@ -154,6 +154,7 @@ def explain(
     available_bytes: int | None = None,
     labels: Labels | None = None,
     many: bool | None = None,
+    apart: float | None = None,
 ) -> Explanation:
     """Explain a job, by arithmetic.
 
@@ -167,6 +168,7 @@ def explain(
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
                       where the manifest does not say whether packing shuffled
     many              as Fetch has it; default: as far as the manifest tells
+    apart             fetch.apart of a subset; default: of all records
 
     Raises OptionError.
     """
@@ -191,6 +193,7 @@ def explain(
         machines=-(-ranks // here),
         available_bytes=available,
         many=fetch.read_by_core(manifest) if many is None else many,
+        apart=fetch.apart(manifest, None) if apart is None else apart,
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, manifest, mean)
     tail = _tail(share)
@@ -781,8 +784,8 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     size = e.batch_size
     yield (
         "dataset",
-        f"{e.records:,} records in {show_count(e.shards, 'shard')}, {show_size(e.dataset_bytes)}, "
-        f"{show_size(e.record_bytes)} each",
+        f"{show_count(e.records, 'record')} in {show_count(e.shards, 'shard')}, "
+        f"{show_size(e.dataset_bytes)}, {show_size(e.record_bytes)} each",
     )
     workers = show_count(e.num_workers, "worker") if e.num_workers else "no workers"
     if e.world_size == 1:

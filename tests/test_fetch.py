@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import flip, make, payload, shard_files
 
-from shardio import fetch, manifest, order
+from shardio import fetch, manifest, order, selection
 from shardio.errors import DamageError
 from shardio.fetch import Fetch, Reader, Rows
 from shardio.order import Epoch, Share
@@ -428,6 +429,56 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
     alone = sum(stop - start < fetch.RUN / 2 for _, start, stop in announced)
     assert alone < 0.6 * 4000 / fetch.RAMP
     assert len(list(batches)) > 100 and len(storage.announced) == len(announced)  # no more
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("start", [0, 100, 450])
+@pytest.mark.parametrize("batch_size", [8, None])
+def test_a_resume_is_ramped_too_where_all_is_announced(
+    packed: Packed, policy: str, start: int, batch_size: int | None
+) -> None:
+    counts = [500] * 8
+    units = start if batch_size else 8 * start
+    got = Fetch(reader(packed(counts)), share(counts, batch_size, shuffle_buffer=None, start=units))
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    handed = 0
+    for rows in got:
+        list(samples(got, rows))
+        announced = sum(stop - start for _, start, stop in storage.announced)
+        drawn = handed + rows.size + (16 if batch_size else 64 + rows.size)
+        assert announced < ((fetch.RAMP + 1) * drawn) * got.reader.mean_bytes + 2 * fetch.RUN
+        handed += rows.size
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize(
+    ("step", "consumers", "exact"), [(1, 8, False), (4, 8, True), (4, 1, True), (10, 2, True)]
+)
+def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
+    packed: Packed, policy: str, step: int, consumers: int, exact: bool
+) -> None:
+    of = reader(packed([500] * 4))
+    chosen = selection.Selection(np.arange(0, 2000, step), of.starts)
+    got = Fetch(
+        of,
+        share(chosen.counts.tolist(), 8, shuffle_buffer=None),
+        selection=chosen,
+        local_consumers=consumers,
+    )
+    assert got._exact == exact
+    numbers = [int(chosen.numbers[place]) for place in expected(got.share)]
+    check(read(got), numbers)
+
+
+def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed: Packed) -> None:
+    counts = [500] * 4
+    got = Fetch(reader(packed(counts)), share(counts, None, shuffle_buffer=None, spans=64))
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    next(iter(got))
+    announced = sum(stop - start for _, start, stop in storage.announced)
+    assert announced < (fetch.AHEAD + 64) * 1.1 * got.reader.mean_bytes
 
 
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
