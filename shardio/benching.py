@@ -565,7 +565,7 @@ def _limit(row: Row, rows: Sequence[Row], cores: float, memory: int, decodes: bo
             f"{_number(rate)} MB/s come from storage{cold}{idle}",
         )
     if made is not None and made >= FULL * row.makers:
-        who = _some(row.makers, "thread" if row.threads > 1 else "worker")
+        who = sizes.show_count(row.makers, "thread" if row.threads > 1 else "worker")
         who = who if row.workers or row.threads > 1 else "one process"
         verb = "does it all" if who == "one process" else "busy"
         return _Limit(
@@ -583,9 +583,9 @@ def _limit(row: Row, rows: Sequence[Row], cores: float, memory: int, decodes: bo
     if row.pass_batches < 4 * row.makers:
         return _Limit(
             "start",
-            f"start: {_some(row.pass_batches, 'batch', 'batches')} a pass",
-            f"a pass has only {_some(row.pass_batches, 'batch', 'batches')}, for "
-            f"{_some(row.makers, 'maker')} of batches",
+            f"start: {sizes.show_count(row.pass_batches, 'batch', 'batches')} a pass",
+            f"a pass has only {sizes.show_count(row.pass_batches, 'batch', 'batches')}, for "
+            f"{sizes.show_count(row.makers, 'maker')} of batches",
         )
     told = "" if busy is None else f": {busy:.1f} of {_cores(cores)} are busy"
     return _Limit("waiting", "waiting for each other", f"nothing is busy all the time{told}")
@@ -679,9 +679,8 @@ def _about_cold(made: Bench, best: Row) -> list[str]:
     storage = "" if row.storage_mb_per_s is None else f", by {_number(row.storage_mb_per_s)} MB/s"
     start = ""
     if row.pass_batches < 4 * row.makers:
-        start = (
-            f" Most of it is the start: a pass has {_some(row.pass_batches, 'batch', 'batches')}."
-        )
+        batches = sizes.show_count(row.pass_batches, "batch", "batches")
+        start = f" Most of it is the start: a pass has {batches}."
     return [
         f"Cold, {row.name} gives {_number(row.images_per_s)} {made.unit}{storage}: {told} warm."
         + start
@@ -733,10 +732,6 @@ def _which(row: Row) -> str:
 
 def _cores(count: float) -> str:
     return f"{count:,.3g} core" + ("" if count == 1 else "s")
-
-
-def _some(count: int, one: str, more: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def _number(value: float) -> str:

@@ -168,7 +168,7 @@ def _index(options: argparse.Namespace) -> int:
             f"{show_count(done.shards, 'shard')}, {show_size(done.bytes)}, in "
             f"{done.seconds:.1f} s, {rate:,.0f} MB/s"
         )
-        named = "" if done.classes is None else f"; {show_count(done.classes, 'class')}"
+        named = "" if done.classes is None else f"; {show_count(done.classes, 'class', 'classes')}"
         print(f"{_fields_text(done.fields, done.sources)}{named}")
         if done.format == "imagefolder":
             print("a folder of images: they stay as they are, in the order `shardio pack` gives")
@@ -581,7 +581,9 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
         if options.json or options.quiet:
             continue
         where = printable(one.out)
-        labels = "no classes" if one.classes is None else show_count(one.classes, "class")
+        labels = (
+            "no classes" if one.classes is None else show_count(one.classes, "class", "classes")
+        )
         unit = "file" if one.source == "imagefolder" else "record"
         what = f"{show_count(one.records, unit)}, {labels}, {show_size(one.source_bytes)}"
         if dry and not one.already:

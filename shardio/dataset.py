@@ -191,7 +191,7 @@ class ShardDataset(Described, Stream):
             files_limit=reader.limit,
             labels=lambda shard: reader.shard(shard).columns.get("label"),
             many=self._many,
-            apart=apart(self.manifest, self._selection),
+            apart=partial(apart, self.manifest, self._selection),
         )
 
     def tune(

@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -154,7 +155,7 @@ def explain(
     available_bytes: int | None = None,
     labels: Labels | None = None,
     many: bool | None = None,
-    apart: float | None = None,
+    apart: Callable[[], float] | None = None,
 ) -> Explanation:
     """Explain a job, by arithmetic.
 
@@ -193,7 +194,7 @@ def explain(
         machines=-(-ranks // here),
         available_bytes=available,
         many=fetch.read_by_core(manifest) if many is None else many,
-        apart=fetch.apart(manifest, None) if apart is None else apart,
+        apart=apart or partial(fetch.apart, manifest, None),
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, manifest, mean)
     tail = _tail(share)

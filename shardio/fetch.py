@@ -34,7 +34,7 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise, repeat, starmap
 from typing import Any, NamedTuple, TypeAlias
@@ -280,11 +280,11 @@ def keep(
     machines: int = 1,
     available_bytes: int | None = None,
     many: bool = False,
-    apart: float = 0.0,
+    apart: Callable[[], float] = lambda: 0.0,
 ) -> Keeping:
     """Decide it, by arithmetic: nothing is read. Options as Fetch has them.
 
-    apart: calls that announce all in storage order, for each record; see `apart`.
+    apart: tells, where all is shuffled, how many calls announce all, for each record; see `apart`.
     many: the core reads many records at a time, so that holding gains nothing.
     available_bytes: memory of this machine for processes and page cache; default: what it has.
     """
@@ -309,7 +309,7 @@ def keep(
     exact = sharing > 1 and (network or machines > 1)
     if epoch.shuffles_all:
         pages = math.ceil(epoch.records * mean_bytes)
-        exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + apart) > 1
+        exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + apart()) > 1
     if not exact:
         available = memory_available() if available_bytes is None else available_bytes
         exact = pages > KEPT * available
@@ -378,7 +378,7 @@ class Fetch:
             local_consumers=local_consumers,
             machines=machines,
             many=many,
-            apart=apart(reader.manifest, selection),
+            apart=partial(apart, reader.manifest, selection),
         )
         self.policy, self._exact = keeping.policy, keeping.exact
         self._budget, self._run = keeping.budget, keeping.run
@@ -715,14 +715,14 @@ class _Span:
 class _All:
     """As a span: all of storage, where the whole dataset is shuffled and its places are draws."""
 
-    __slots__ = ("_starts", "ahead", "began", "first", "records", "window")
+    __slots__ = ("_starts", "ahead", "first", "records", "window")
+    began = 0  # draws count from the first one here: a resume is ramped too
 
     def __init__(self, starts: Int64s) -> None:
         self._starts = starts
         self.records = self.window = int(starts[-1])
         self.ahead = 0  # storage before this place is announced
-        self.began = 0  # draws count from the first one here: a resume is ramped too
-        self.first = -1  # its place in the order
+        self.first = -1  # the place in the order of the first draw here
 
     def start(self, place: int) -> None:
         if self.first < 0:

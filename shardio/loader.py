@@ -33,7 +33,7 @@ from .options import Options
 from .order import Share
 from .resident import Resident
 from .serving import Pass
-from .sizes import show_size, whole
+from .sizes import show_count, show_size, whole
 from .stream import Iteration, Source, Stream, consumers, machines_of
 from .workers import Processes
 
@@ -376,9 +376,10 @@ class LoaderExplanation:
         return self.text()
 
     def text(self) -> str:
-        where = f"{self.workers} processes of {_threads(self.threads)}"
+        threads = show_count(self.threads, "thread")
+        where = f"{self.workers} processes of {threads}"
         if not self.workers:
-            where = f"{_threads(self.threads)} of this process" if self.threads else "this loop"
+            where = f"{threads} of this process" if self.threads else "this loop"
         lines = [
             f"batches are made by {where}, up to {self.prefetch} ahead "
             + ("each" if self.workers else "in all")
@@ -401,10 +402,6 @@ class LoaderExplanation:
                 f"{show_size(self.staging_bytes)} staging"
             )
         return "\n".join(lines)
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("s" if count != 1 else "")
 
 
 def cores(ranks: int) -> int:

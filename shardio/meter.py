@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import machine
 from .errors import OptionError, printable
-from .sizes import whole
+from .sizes import show_count, whole
 
 T = TypeVar("T")
 Seconds = NDArray[np.float64]
@@ -579,7 +579,7 @@ def _uneven(making: Making, setup: Setup) -> str:
     return (
         f"worker {slowest} takes {each[slowest] / max(others, 1e-9):.1f} times as long for a row "
         "as the others. Something else uses its core: stop that, or take fewer workers "
-        f"(now {setup.workers}; {_plural(setup.cores, 'core')} here)"
+        f"(now {setup.workers}; {show_count(setup.cores, 'core')} here)"
     )
 
 
@@ -658,7 +658,7 @@ def _more(setup: Setup) -> str | None:
     name = "num_workers" if setup.kind == "DataLoader" else "workers"
     threads = f" of {setup.threads} threads" if setup.threads > 1 else ""
     wanted = max(setup.workers + 1, setup.cores // setup.threads)
-    return f"{name}={wanted} (now {setup.workers}{threads}; {_plural(setup.cores, 'core')} here)"
+    return f"{name}={wanted} (now {setup.workers}{threads}; {show_count(setup.cores, 'core')} here)"
 
 
 # --- where it runs --------------------------------------------------------------------------------
@@ -744,10 +744,6 @@ def _name(rank: int | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.01 else "less than 1%"
-
-
-def _plural(count: int, one: str) -> str:
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def _show(seconds: float) -> str:

@@ -52,10 +52,9 @@ def parse_size(text: str) -> int:
     return int(int(whole) * factor + int(part or 0) * factor // 10 ** len(part))
 
 
-def show_count(count: int, noun: str) -> str:
-    """1 file, 2 files, 3 classes."""
-    many = "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}" + ("" if count == 1 else many)
+def show_count(count: int, one: str, more: str | None = None) -> str:
+    """1 file, 2 files. more: the plural, where it is not by an s."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def show_size(count: float) -> str:

@@ -184,13 +184,15 @@ class Tuning:
         return "\n\n".join(blocks)
 
     def _head(self) -> str:
-        readers = _plural(self.num_workers, "worker") if self.num_workers else "one process"
+        readers = (
+            sizes.show_count(self.num_workers, "worker") if self.num_workers else "one process"
+        )
         if self.world_size > 1:
             readers = f"{self.world_size:,} ranks of {readers}"
         lines = [
-            f"{_plural(self.records, 'record')} of {sizes.show_size(self.mean_bytes)} in "
-            f"{_plural(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
-            f"{_plural(self.canonical_workers, 'span')}"
+            f"{sizes.show_count(self.records, 'record')} of {sizes.show_size(self.mean_bytes)} in "
+            f"{sizes.show_count(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
+            f"{sizes.show_count(self.canonical_workers, 'span')}"
         ]
         if self.rows:
             what = f"{self.distinct:,} classes"
@@ -206,8 +208,8 @@ class Tuning:
                 uniform += f", even {self.even:,.{digits}f}"
                 good += f", even {self._show(self.even_band)}"
             lines += [
-                f"Looked at: {_plural(self.batches, 'batch', 'batches')} of "
-                f"{_plural(self.epochs, 'epoch')}{stretches}; {what}",
+                f"Looked at: {sizes.show_count(self.batches, 'batch', 'batches')} of "
+                f"{sizes.show_count(self.epochs, 'epoch')}{stretches}; {what}",
                 f"A uniform shuffle: {uniform}, again {self.chance:.2%}",
                 f"Good enough: {good}, again below {self.chance + AGAIN:.2%}",
             ]
@@ -860,7 +862,3 @@ def _plain(row: Row | None) -> dict[str, Any] | None:
 
 def show_buffer(buffer: int | None) -> str:
     return "all" if buffer is None else f"{buffer:,}"
-
-
-def _plural(count: int, one: str, more: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
