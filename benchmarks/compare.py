@@ -480,7 +480,7 @@ def shardio_in_order(path: str, way: str, core: bool, records: int, payload: int
         return passes(lambda: shardio.open(path, decode=None), records, payload, "image")
 
     return passes(
-        lambda: ShardDataset(path, decode=None, shuffle_buffer=1, batch_size=None),
+        lambda: ShardDataset(path, decode=None, shuffle=False, batch_size=None),
         records, payload, "image",
     )  # fmt: skip
 

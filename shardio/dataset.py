@@ -49,9 +49,10 @@ class ShardDataset(Described, Stream):
                        and draws from (seed, epoch, record); any other takes the decoded image
     target_transform   of the label
     collate_fn         a list of samples to a batch; default: `shardio.collate`
+    shuffle            False: the order of the index, the same in each epoch, for validation and
+                       prediction; default True
     shuffle_buffer     records in the shuffle window of the whole job, or bytes ("512MiB"), or "all"
-                       for a true permutation. 0 or 1: storage order within each span. Default
-                       10,000
+                       for a true permutation. Default 10,000
     seed               in [0, 2**64); default 0
     tail               "pad" (default): ranks repeat a few records to have equally many steps.
                        "drop": leave some out instead. "exact": as pad, and each sample gets a bool
@@ -66,8 +67,9 @@ class ShardDataset(Described, Stream):
     root               where the data lies, when `shardio index --out` put its index elsewhere
     verify_open        False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
 
-    Options that decide the order (shuffle_buffer, seed, tail, canonical_workers, unit) and are not
-    given are taken from a state that is loaded. Call `set_epoch(e)` before each `iter()`.
+    Options that decide the order (shuffle, shuffle_buffer, seed, tail, canonical_workers, unit) and
+    are not given are taken from a state that is loaded. The pass after a complete one reads the
+    next epoch; with several ranks call `set_epoch(e)` before each `iter()`.
 
     Raises NotPackedError, DamageError, VersionError, OptionError; StateError when a state does not
     fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
@@ -83,6 +85,7 @@ class ShardDataset(Described, Stream):
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool | None = None,
         shuffle_buffer: int | str | None = None,
         seed: int | None = None,
         tail: Tail | None = None,
@@ -115,7 +118,9 @@ class ShardDataset(Described, Stream):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._raw = raw_pixels(self.manifest, self._decoder)
         self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
-        self._given = Given(batch_size, shuffle_buffer, seed, tail, canonical_workers, unit)
+        self._given = Given(
+            batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
+        )
         self._selection = None if where is None else self._where(where)
         super().__init__(
             self._given.resolve(self._reader.mean_bytes),
@@ -231,8 +236,13 @@ class ShardDataset(Described, Stream):
 
     @property
     def shuffle_buffer(self) -> int | None:
-        """In records; None: all of them."""
+        """The records of the window, 1 without a shuffle; None: all of them."""
         return self.options.shuffle_buffer
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether it shuffles; False: every pass comes in the order of the index."""
+        return self.options.shuffle
 
     @property
     def canonical_workers(self) -> int:
@@ -250,6 +260,10 @@ class ShardDataset(Described, Stream):
             f"{self.manifest.records:,} records in {self.manifest.shards:,} shards, "
             f"fields {', '.join(self.manifest.schema.names)})"
         )
+
+    @property
+    def name(self) -> str:
+        return f"ShardDataset({printable(self._path)!r})"
 
     @property
     def _many(self) -> bool:
@@ -317,7 +331,7 @@ class ShardDataset(Described, Stream):
 
     @property
     def evaluates(self) -> bool:
-        return super().evaluates or self.shuffle_buffer in (0, 1)
+        return super().evaluates or not self.shuffle
 
     def _identity(self) -> dict[str, Any]:
         return {**self._which(), **self.options.state()}

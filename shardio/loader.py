@@ -53,7 +53,7 @@ _DATALOADERS = {
     "generator": "give seed= to the dataset, and torch.manual_seed to transforms that draw",
     "batch_size": "give it to the dataset",
     "collate_fn": "give it to the dataset",
-    "shuffle": "give shuffle_buffer= to the dataset; 1 is storage order",
+    "shuffle": "give it to the dataset, which has the order: shuffle=False, or shuffle_buffer=",
     "drop_last": 'give tail="drop" to the dataset',
     "sampler": "the order is the dataset's: shuffle_buffer=, where=, select()",
     "batch_sampler": "the order is the dataset's: batch_size=, shuffle_buffer=, where=, select()",
@@ -184,6 +184,11 @@ class ShardLoader:
         self.dataset.set_epoch(epoch)
 
     @property
+    def sampler(self) -> Sampler:
+        """What Lightning asks of a loader, to tell it the epoch."""
+        return Sampler(self)
+
+    @property
     def remaining(self) -> int:
         """As of the dataset: the batches that the next `iter()` gives."""
         return self.dataset.remaining
@@ -271,6 +276,17 @@ class ShardLoader:
             own=self.copy,
             lock=lock,
         )
+
+
+class Sampler:
+    """Chooses a loader's epoch, where a trainer looks for a DistributedSampler."""
+
+    def __init__(self, loader: ShardLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` of the loader reads."""
+        self._loader.set_epoch(epoch)
 
 
 class _Batches:

@@ -647,7 +647,7 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
     tmp_path: Path, odd: dict[str, Any], many: bool
 ) -> None:
     jpeg_data(tmp_path / "out", [16], {9: odd})
-    data = small(tmp_path / "out", unit=1, shuffle_buffer=1, canonical_workers=1)
+    data = small(tmp_path / "out", unit=1, shuffle=False)
     share = data._share(0)
     fetch = Fetch(data._reader, share, many=many)
     made = [data._whole(fetch, rows, empty) for rows in fetch]

@@ -434,7 +434,7 @@ def test_the_order_is_the_law(made: Made, ranks: int, workers: int) -> None:
         assert got[N:] == (virtual[: -N % 8] if ranks > 1 else [])
 
 
-@pytest.mark.parametrize("options", [{"shuffle_buffer": "all"}, {"shuffle_buffer": 0}, {}])
+@pytest.mark.parametrize("options", [{"shuffle_buffer": "all"}, {"shuffle": False}, {}])
 def test_the_order_is_that_of_record_shards(
     made: Made, record: Made, options: dict[str, Any]
 ) -> None:

@@ -37,7 +37,8 @@ sources
 destination recoding
 building collating tuning pixels
 packing
-stream slots
+epoch_state slots
+stream
 mixing parcel
 resident making
 serving
@@ -67,7 +68,7 @@ PACKING = {
 }
 READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
-    *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
+    *("explaining", "tuning", "plotting", "epoch_state", "stream", "mixing", "dataset"),
     *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
     *("resident", "loader"),
 }
@@ -78,7 +79,7 @@ DOORS = {  # what only these modules import
     "tqdm": {"cli"},
     "PIL": {"image"},
     "torch": {
-        *("stream", "collating", "device", "measuring"),
+        *("stream", "epoch_state", "collating", "device", "measuring"),
         *("parcel", "making", "serving", "workers", "resident", "loader"),
     },
     "lmdb": {"targets.caffe", "formats.lmdb_foreign"},

@@ -164,7 +164,7 @@ CASES: dict[str, dict[str, Any]] = {
     "exact dicts": {"decode": picture, "tail": "exact", "rank": 2, "world_size": 3},
     "ranks": TUPLES | {"decode": picture, "rank": 1, "world_size": 3},
     "where": TUPLES | {"decode": picture, "where": {"label": ["cat", "eel"]}},
-    "in order": TUPLES | {"decode": picture, "shuffle_buffer": 1},
+    "in order": TUPLES | {"decode": picture, "shuffle": False},
     "all": TUPLES | {"decode": picture, "shuffle_buffer": "all"},
 }
 REAL: dict[str, dict[str, Any]] = {
@@ -557,7 +557,7 @@ def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed, room: i
     count = 800
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = packed([count])
-    options = {"batch_size": 5, "shuffle_buffer": 1}  # which may be read again
+    options = {"batch_size": 5, "shuffle": False}  # which may be read again
     expected = list(pictures(folder, **options))
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + room, limits[1]))
     try:
@@ -730,7 +730,7 @@ def test_transforms_draw_others_in_each_process_and_epoch_and_the_same_in_each_r
 ) -> None:
     def run(seed: int) -> Any:
         torch.manual_seed(seed)
-        dataset = stream(packed([32]), fields=("image",), decode=draws, shuffle_buffer=1)
+        dataset = stream(packed([32]), fields=("image",), decode=draws, shuffle=False)
         with ShardLoader(dataset, workers=2) as loader:
             found = []
             for epoch in range(2):
@@ -774,9 +774,9 @@ def test_any_sequence_of_epochs(packed: Packed, crew: tuple[int, int]) -> None:
 def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
     folder = packed(COUNTS)
     with closing(Counts()) as counts:
-        dataset = pictures(folder, decode=counts, shuffle_buffer=1)
+        dataset = pictures(folder, decode=counts, shuffle=False)
         with ShardLoader(dataset, workers=2) as loader:
-            expected = labels(pictures(folder, shuffle_buffer=1))
+            expected = labels(pictures(folder, shuffle=False))
             for _ in range(4):
                 assert labels(loader) == expected
             counts.wait(4 * N + 2 * 2 * BATCH)  # the same epoch was begun early, each time
@@ -1186,7 +1186,7 @@ def test_damage_is_named(packed: Packed, crew: tuple[int, int]) -> None:
 @ONE_OF_EACH
 def test_a_missing_shard_is_named(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed([40, 40])
-    dataset = pictures(folder, shuffle_buffer=1, canonical_workers=1)
+    dataset = pictures(folder, shuffle=False)
     gone = shard_files(folder)[1]
     gone.unlink()
     with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
@@ -1194,7 +1194,7 @@ def test_a_missing_shard_is_named(packed: Packed, crew: tuple[int, int]) -> None
         with pytest.raises((StorageError, DamageError), match=gone.name):
             for batch in loader:
                 got += labels([batch])
-        assert got == labels(pictures(packed([40], "one"), shuffle_buffer=1))[: len(got)]
+        assert got == labels(pictures(packed([40], "one"), shuffle=False))[: len(got)]
 
 
 def test_an_image_that_is_none_is_named(packed: Packed) -> None:

@@ -845,7 +845,7 @@ def test_a_shardloader_tells_its_stages_and_its_slow_record(packed: Callable[...
     slow = 23
     path = packed([30, 30], image=lambda i: jpeg(i, (16, 16) if i == slow else (24, 16)))
     data = ShardDataset(
-        path, batch_size=4, fields=("image", "label"), transform=SlowWhenSquare(), shuffle_buffer=1
+        path, batch_size=4, fields=("image", "label"), transform=SlowWhenSquare(), shuffle=False
     )
     loader = ShardLoader(data, workers=0, prefetch=1)
     assert Setup.of(loader)[:5] == ("ShardLoader", 0, 1, 1, False)

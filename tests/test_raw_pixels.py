@@ -630,7 +630,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
         tmp_path / "out",
         batch_size=6,
         unit=1,
-        shuffle_buffer=1,
+        shuffle=False,
         canonical_workers=1,
         fields=("image", "label", "score"),
         decode="numpy",
@@ -645,7 +645,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
 def test_ints_too_large_for_a_tensor_are_left_to_the_ordinary_way(tmp_path: Path) -> None:
     raw_data(tmp_path / "out", [4], lambda i: raw_sample(i) | {"label": 2**63 + i})
     data = ShardDataset(
-        tmp_path / "out", batch_size=4, fields=("image", "label"), decode="numpy", shuffle_buffer=1
+        tmp_path / "out", batch_size=4, fields=("image", "label"), decode="numpy", shuffle=False
     )
     assert [whole for whole, _, _ in batches(data)] == [None]
     [(_, labels)] = data

@@ -218,7 +218,7 @@ def test_rows_of_several_sizes_are_refused(tmp_path: Path) -> None:
     with Writer(tmp_path / "out", fields={"a": "array"}, id="sizes") as writer:
         for i in range(6):
             writer.write({"__key__": str(i), "a": np.zeros(3 if i < 5 else 4, np.uint8)})
-    dataset = ShardDataset(tmp_path / "out", batch_size=2, shuffle_buffer=0, fields=("a",))
+    dataset = ShardDataset(tmp_path / "out", batch_size=2, shuffle=False, fields=("a",))
     with pytest.raises(OptionError, match="resident: field 0 comes as tensors"):
         next(iter(ShardLoader(dataset, workers=0, threads=0, resident="ram")))
 
