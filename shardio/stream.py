@@ -333,17 +333,24 @@ class Stream(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has neither the launcher's process group nor a say in the ranks, nor in
-        # the epoch of its first pass.
+        # the epoch of its first pass. What is pickled for anybody else has an epoch of its own.
+        iterator = loading_iterator()
         return self.__dict__ | {
             "_captured": self.ranks(),
             "_iterating": _nothing,
-            "_epochs": self.epochs,
-            "_ticket": self._new_ticket(loading_iterator()),
+            "_epochs": self.epochs if iterator is not None else self.epochs.detached(),
+            "_ticket": self._new_ticket(iterator),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _captured_for=os.getpid())
         _STREAMS.add(self)
+
+    def __copy__(self) -> Stream:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        _STREAMS.add(twin)
+        return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         twin = type(self).__new__(type(self))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from datasets import of_order
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -25,9 +26,7 @@ Loop = Callable[[Any, Any], Iterator[Read]]  # (dataset, makes a loader): what e
 
 def dataset(folder: str, **options: Any) -> Any:
     given = {"batch_size": BATCH, "shuffle_buffer": 30, "canonical_workers": 8} | options
-    if not given.get("shuffle", True):
-        given = {"batch_size": BATCH, "shuffle": False}
-    return ShardDataset(folder, fields=("label",), decode=None, **given)
+    return ShardDataset(folder, fields=("label",), decode=None, **of_order(given))
 
 
 def mixture(folder: str) -> Any:

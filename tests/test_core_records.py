@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from datasets import flip, make
+from datasets import flip, make, of_order
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -571,7 +571,7 @@ def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]
 def small(path: Path, **options: Any) -> ShardDataset:
     usual = {"batch_size": 8, "fields": ("image", "label"), "decode": "numpy"}
     usual |= {"canonical_workers": 4, "shuffle_buffer": 20, "unit": 4}
-    return ShardDataset(path, **usual | options)
+    return ShardDataset(path, **of_order(usual | options))
 
 
 @pytest.mark.parametrize("many", [False, True])

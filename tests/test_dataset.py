@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
-from datasets import CLASSES, flip, jpeg, payload, shard_files
+from datasets import CLASSES, flip, jpeg, of_order, payload, shard_files
 from PIL import Image
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -48,9 +48,7 @@ KEYS = [b"k/%06d.jpg" % i for i in range(N)]
 def keyed(folder: Path, **options: Any) -> ShardDataset:
     """Yields keys only: a batch is a list of them."""
     given = {"shuffle_buffer": 30, "canonical_workers": 8} | options
-    if not given.get("shuffle", True):
-        given = options
-    return ShardDataset(folder, fields=("__key__",), decode=None, **given)
+    return ShardDataset(folder, fields=("__key__",), decode=None, **of_order(given))
 
 
 def batches(dataset: ShardDataset, workers: int = 0, **options: Any) -> list[list[bytes]]:

@@ -28,7 +28,7 @@ import numpy as np
 import programs
 import pytest
 import torch
-from datasets import flip, jpeg, payload, shard_files
+from datasets import flip, jpeg, of_order, payload, shard_files
 from programs import Program
 from test_workers import children, descriptors, nothing_left
 from torch.utils.data import DataLoader
@@ -178,7 +178,7 @@ REAL: dict[str, dict[str, Any]] = {
 
 def stream(folder: Path, **options: Any) -> ShardDataset:
     given = {"batch_size": BATCH, "shuffle_buffer": 30, "canonical_workers": 8} | options
-    return ShardDataset(folder, **given)
+    return ShardDataset(folder, **of_order(given))
 
 
 def pictures(folder: Path, **options: Any) -> ShardDataset:

@@ -534,7 +534,7 @@ def same(whole: Any, collated: Any) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("buffer", [1, 20, "all"])
+@pytest.mark.parametrize("buffer", [2, 20, "all"])
 @pytest.mark.parametrize("where", [None, {"label": [2, 5, -1]}])
 @pytest.mark.parametrize("tail", ["pad", "exact"])
 def test_a_batch_at_once_is_the_batch_of_its_items(
