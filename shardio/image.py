@@ -512,8 +512,8 @@ def engine() -> dict[str, str]:
 def _pil() -> ModuleType:
     """The module PIL.Image, imported by the first call."""
     install = (
-        "Install one engine, not both: pip install 'shardio[simd]' (pillow-simd, compiled here) or "
-        "pip install 'shardio[pillow]' (a wheel for any platform)"
+        "Install one engine, not both: pip install 'shardio-torch[simd]' (pillow-simd, compiled "
+        "here) or pip install 'shardio-torch[pillow]' (a wheel for any platform)"
     )
     try:
         import PIL

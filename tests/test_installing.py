@@ -4,6 +4,7 @@ Built by setuptools, as pip does it, from a copy of the tree, without the networ
 compiler: the core has tests of its own.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -51,6 +52,45 @@ def test_an_editable_install_is_a_path_entry(tree: Path, tmp_path: Path) -> None
         (entry,) = names  # no import hook beside it
         assert entry.endswith(".pth")
         assert wheel.read(entry).decode().split() == [str(tree)]
+
+
+def test_the_wheel_is_called_shardio_torch(tree: Path, tmp_path: Path) -> None:
+    made = build("build_wheel", tree, tmp_path / "out")
+    assert made.name.startswith("shardio_torch-")
+    with zipfile.ZipFile(made) as wheel:
+        folders = {name.partition("/")[0] for name in wheel.namelist()}
+        (info,) = folders - {"shardio"}
+        assert wheel.read(f"{info}/METADATA").decode().count("\nName: shardio-torch\n") == 1
+        assert b"shardio = shardio.cli:main" in wheel.read(f"{info}/entry_points.txt")
+        assert not [name for name in wheel.namelist() if "/core/" in name]
+        assert "shardio/py.typed" in wheel.namelist()
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({"shardio-torch": "9.8"}, "shardio-torch 9.8"),
+        ({"shardio-torch": "9.8", "shardio": "7.6"}, "shardio-torch 9.8; shardio 7.6 is another"),
+    ],
+)
+def test_info_names_what_is_installed(
+    tmp_path: Path, installed: dict[str, str], words: str
+) -> None:
+    for name, version in installed.items():
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+    said = subprocess.run(
+        [sys.executable, "-m", "shardio", "info", "--env", "--json"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(said.stdout)["installed"]
+    assert found.startswith(words)
+    assert ("pip uninstall" in found) == ("shardio" in installed)
 
 
 def test_it_is_imported_from_the_folder_that_the_clone_lies_in(tmp_path: Path) -> None:
