@@ -724,7 +724,7 @@ def _show_environment(options: argparse.Namespace) -> int:
         facts["images"] = str(error)
     from . import engine
 
-    facts["core"] = "built" if engine.core is not None else f"not built: {engine.missing}"
+    facts["core"] = engine.described()
     if options.json:
         _print_json(facts)
     else:

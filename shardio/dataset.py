@@ -254,7 +254,9 @@ class ShardDataset(Described, Stream):
     @property
     def _many(self) -> bool:
         """Whether the core reads many records at a time, so that holding them gains nothing."""
-        return read_by_core(self.manifest) or (self._raw is not None and engine.core is not None)
+        return read_by_core(self.manifest) or (
+            self._raw is not None and engine.records() is not None
+        )
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers)
