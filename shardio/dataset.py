@@ -36,7 +36,7 @@ from .tuning import Tuning, labels_of, tune
 
 
 class ShardDataset(Described, Stream):
-    """A packed dataset, streamed in an order that only (seed, epoch) and the options below decide.
+    """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
     batch_size         yields batches of this size, for `DataLoader(ds, batch_size=None)`. None:
