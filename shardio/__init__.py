@@ -23,6 +23,7 @@ Look, check, leave
     export             Write a dataset in another format.
 
 What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
+PerformanceWarning says what is slow, and how to mend it.
 Names load when they are first used: `import shardio` costs neither torch (1 s) nor PIL.
 """
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .benching import bench
     from .collating import collate
     from .dataset import ShardDataset
+    from .engine import PerformanceWarning as PerformanceWarning
     from .errors import BusyError as BusyError
     from .errors import CollateError as CollateError
     from .errors import DamageError as DamageError
@@ -83,6 +85,7 @@ _HOMES = {
     "ExistsError": "errors",
     "NotPackedError": "errors",
     "OptionError": "errors",
+    "PerformanceWarning": "engine",
     "RandomResizedCrop": "image",
     "RowError": "errors",
     "SampleError": "errors",

@@ -8,8 +8,15 @@ records, whose checksums they are, to Python: ask `records()` for the core that 
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from types import ModuleType
+
+# Without --no-cache-dir pip takes the wheel that it built, and kept, without the core.
+_AGAIN = (
+    "pip install --no-deps --force-reinstall --no-cache-dir shardio-torch; in a clone: "
+    "tools/setup --again, or the same with . instead of the name"
+)
 
 core: ModuleType | None = None
 missing = ""
@@ -22,7 +29,7 @@ except ModuleNotFoundError:
     missing = (
         "when shardio was installed there was no C compiler, or no headers of libjpeg-turbo or "
         "Python (Debian, Ubuntu: gcc libjpeg-dev libxxhash-dev python3-dev; macOS: brew install "
-        "jpeg-turbo xxhash). With them, install it again"
+        f"jpeg-turbo xxhash). With them, install it again: {_AGAIN}"
     )
 except ImportError as error:
     missing = str(error)
@@ -42,5 +49,26 @@ def described() -> str:
     return (
         "built, but Python reads the records: when shardio was installed there was no header of "
         "xxHash, 0.8.0 or newer (Debian, Ubuntu: libxxhash-dev; macOS: brew install xxhash). With "
-        "it, install shardio again"
+        f"it, install shardio again: {_AGAIN}"
+    )
+
+
+class PerformanceWarning(UserWarning):
+    """Say what works, but slower than it could, and how to mend that."""
+
+
+_told = False
+
+
+def advise(slower: str, stacklevel: int) -> None:
+    """Say what is slower without the core, and how to get it: once in this process."""
+    global _told
+    if _told:
+        return
+    _told = True
+    warnings.warn(
+        f"{slower}, since shardio's compiled core is {described()}. (Said once; to silence it: "
+        "warnings.simplefilter('ignore', shardio.PerformanceWarning))",
+        PerformanceWarning,
+        stacklevel=stacklevel + 1,
     )
