@@ -708,6 +708,7 @@ def _show_environment(options: argparse.Namespace) -> int:
 
     facts: dict[str, Any] = {
         "shardio": __version__,
+        "installed": _installed(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": machine.processors(),
@@ -723,13 +724,30 @@ def _show_environment(options: argparse.Namespace) -> int:
         facts["images"] = str(error)
     from . import engine
 
-    facts["core"] = "built" if engine.core is not None else f"not built: {engine.missing}"
+    facts["core"] = engine.described()
     if options.json:
         _print_json(facts)
     else:
         for name, value in facts.items():
             print(f"{name:<10}{value}")
     return DONE
+
+
+def _installed() -> str:
+    """Name the distribution that shardio is installed as, and another one that owns the package."""
+    from importlib import metadata
+
+    found = {}
+    for name in ("shardio-torch", "shardio"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = f"{name} {metadata.version(name)}"
+    ours = found.get("shardio-torch", f"not by pip; imported from {os.path.dirname(__file__)}")
+    if "shardio" not in found:
+        return ours
+    return (
+        f"{ours}; {found['shardio']} is another project's, or older than the name shardio-torch, "
+        "and has files in the same folder: pip uninstall both, then install shardio-torch again"
+    )
 
 
 def _print_json(value: Any) -> None:

@@ -19,13 +19,14 @@ from typing import Any
 from . import engine, manifest, order, sizes
 from .collating import Empty, images, numbers
 from .decoding import Decode, Decoder, Work
-from .errors import OptionError, StateError, printable
+from .errors import OptionError, ShardioError, StateError, printable
 from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
+from .image import Transform
 from .mixing import Length, Mixture
 from .options import Given, Options
 from .order import Share, Slices, Tail
-from .pixels import raw_pixels
+from .pixels import JPEG, RawPixels, raw_pixels
 from .sample import KEY
 from .selection import Selection, among
 from .selection import where as select_where
@@ -36,7 +37,7 @@ from .tuning import Tuning, labels_of, tune
 
 
 class ShardDataset(Described, Stream):
-    """A packed dataset, streamed in an order that only (seed, epoch) and the options below decide.
+    """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
     batch_size         yields batches of this size, for `DataLoader(ds, batch_size=None)`. None:
@@ -128,6 +129,7 @@ class ShardDataset(Described, Stream):
             collate_fn=collate_fn,
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
+        self._advise(transform)
 
     @staticmethod
     def mix(
@@ -268,7 +270,37 @@ class ShardDataset(Described, Stream):
     @property
     def _many(self) -> bool:
         """Whether the core reads many records at a time, so that holding them gains nothing."""
-        return read_by_core(self.manifest) or (self._raw is not None and engine.core is not None)
+        return read_by_core(self.manifest) or (
+            self._raw is not None and engine.records() is not None
+        )
+
+    def _advise(self, transform: object) -> None:
+        """Warn where the core would make images faster, but is not here.
+
+        When it is constructed: that is in the trainer's process, and workers do not repeat it.
+        """
+        at_once = self._raw if self.batch_size is not None else None
+        if isinstance(at_once, RawPixels):
+            if engine.records() is None:
+                engine.advise("records of raw pixels are read by Python, slower", stacklevel=3)
+            return
+        crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
+        if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
+            does = "decodes and crops" if crops else "decodes"
+            engine.advise(f"PIL {does} the JPEGs of this dataset, slower", stacklevel=3)
+
+    def _begins_with_jpegs(self) -> bool:
+        """Whether the first record holds a JPEG. Opens its shard, and lets go of it again."""
+        if not self._reader.records:
+            return False
+        shard, record = self._reader.locate(0)
+        try:
+            first = self._reader.shard(shard).read(record)
+        except ShardioError:  # whoever reads it will say so
+            return False
+        finally:
+            self._reader.forget()
+        return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers)

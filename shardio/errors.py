@@ -25,75 +25,75 @@ and text, and an exception that needs a second argument comes back as a bare Run
 
 
 class ShardioError(Exception):
-    """Root of all errors that shardio raises on purpose."""
+    """Stand for any error that shardio raises on purpose."""
 
 
 class OptionError(ShardioError, ValueError):
-    """The call is wrong."""
+    """Report a wrong call: an option, a path, a combination."""
 
 
 class DependencyError(ShardioError):
-    """An optional package is missing, or too old."""
+    """Report an optional package that is missing, or too old."""
 
 
 class SampleError(ShardioError):
-    """A sample does not fit its fields."""
+    """Report a sample that does not fit its fields."""
 
 
 class SourceError(ShardioError):
-    """Files cannot be packed; the message lists them."""
+    """List files that cannot be packed."""
 
 
 class SourceChangedError(SourceError):
-    """The source is no longer what the plan says."""
+    """Report a source that is no longer what the plan says."""
 
 
 class BusyError(ShardioError):
-    """Another packer works in this directory."""
+    """Report another packer that works in this directory."""
 
 
 class ExistsError(ShardioError):
-    """Something is there that would have to be replaced."""
+    """Report something that would have to be replaced."""
 
 
 class NotPackedError(ShardioError):
-    """No dataset is here."""
+    """Report a place where no dataset is."""
 
 
 class StorageError(ShardioError):
-    """The operating system refused to read or write."""
+    """Report that the operating system refused to read or write."""
 
 
 class VersionError(ShardioError):
-    """Written by a newer shardio."""
+    """Report what a newer shardio wrote."""
 
 
 class DamageError(ShardioError):
-    """Bytes differ from what was packed."""
+    """Report bytes that differ from what was packed."""
 
 
 class DecodeError(ShardioError):
-    """Intact bytes that are no image which can be decoded."""
+    """Report intact bytes that are no image which can be decoded."""
 
 
 class CollateError(ShardioError):
-    """Samples do not stack to a batch."""
+    """Report samples that do not stack to a batch."""
 
 
 class StateError(ShardioError, ValueError):
-    """A saved state does not fit."""
+    """Report a saved state that does not fit."""
 
 
 class EpochError(ShardioError):
-    """The epoch was changed or read in a way that would break its order."""
+    """Report that the epoch was changed, or read, in a way that would break its order."""
 
 
 class RowError(ShardioError):
-    """Where the error that this is the cause of was raised: record, process, traceback."""
+    """Tell where the error that this is the cause of was raised: record, process, traceback."""
 
 
 class WorkerError(ShardioError, RuntimeError):
-    """A process of ShardLoader died, or failed in a way that cannot be passed on."""
+    """Report a process of ShardLoader that died, or failed in a way that cannot be passed on."""
 
 
 def printable(name: bytes | str, limit: int = 200) -> str:

@@ -75,7 +75,7 @@ def _explained(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class ShardLoader:
-    """Batches of a ShardDataset, or of a mixture, made ahead by processes of this machine.
+    """Make batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
 
     dataset       with a batch_size
     workers       loader processes; default: the cores of this process, shared among the ranks of

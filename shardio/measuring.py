@@ -272,9 +272,11 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
+    from . import engine
     from .dataset import ShardDataset
     from .image import RandomResizedCrop
 
+    warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]
     records = request["measured_records"]
     whole = records == request["records"]

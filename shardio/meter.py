@@ -254,7 +254,7 @@ def to_stderr(line: str) -> None:
 
 
 class watch(Generic[T]):  # lower case, as enumerate and zip
-    """A loader that is watched: the same batches, and a line on how long they were waited for.
+    """Watch a loader: hand out its batches, and say in a line how long they were waited for.
 
     loader   any iterable of batches. What else it can do (len, set_epoch, dataset, state_dict ...)
              the watched one can as well

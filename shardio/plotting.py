@@ -54,7 +54,7 @@ def check(path: str | os.PathLike[str]) -> str:
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise DependencyError(
-            "a plot needs matplotlib, which is not installed: pip install 'shardio[plot]'"
+            "a plot needs matplotlib, which is not installed: pip install 'shardio-torch[plot]'"
         )
     return kind
 

@@ -38,7 +38,7 @@ _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 
 
 
 class Writer:
-    """Samples, in the order they are written, to a dataset in the directory `out`.
+    """Write samples, in the order they come, to a dataset in the directory `out`.
 
     fields       {name: kind}, or pairs; kinds are image, bytes, array, int, float, bool, str,
                  json. Default: those of the first sample. `__key__` (bytes or str, unique) is

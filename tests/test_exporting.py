@@ -443,6 +443,42 @@ def test_caffe_has_datums_in_the_order_of_the_records(packed: Packed, tmp_path: 
         assert datum == expected
 
 
+WITHOUT_LMDB = """
+import importlib, os, pkgutil, sys
+sys.modules["lmdb"] = None  # importing it is an ImportError, as where it is missing or broken
+import shardio
+for found in pkgutil.walk_packages(shardio.__path__, "shardio."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+from torch.utils.data import DataLoader
+for format in ("record", "lmdb"):
+    shardio.pack("src", format, format=format, jobs=1)
+    data = shardio.ShardDataset(format, batch_size=4, decode="numpy")
+    assert sum(len(b["label"]) for b in DataLoader(data, batch_size=None, num_workers=1)) == 8
+    shardio.export(format, f"{format}.tar", format="webdataset")
+try:
+    shardio.export("record", "caffe", format="lmdb-caffe")
+except shardio.DependencyError as error:
+    print(error)
+print(sorted(os.listdir()))
+"""
+
+
+def test_without_lmdb_only_its_export_is_missing(tmp_path: Path) -> None:
+    plant(tmp_path / "src", {f"c{i % 2}/{i}.png": picture(8, 8, "PNG") for i in range(8)})
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LMDB],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    said, there = found.stdout.splitlines()
+    assert said.startswith("export to lmdb-caffe needs the package lmdb, which does not import")
+    assert there == "['lmdb', 'lmdb.tar', 'record', 'record.tar', 'src']"
+
+
 def test_a_caffe_environment_grows_beyond_its_first_size(
     packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

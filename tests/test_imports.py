@@ -82,7 +82,7 @@ DOORS = {  # what only these modules import
         *("stream", "epoch_state", "collating", "device", "measuring"),
         *("parcel", "making", "serving", "workers", "resident", "loader"),
     },
-    "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
+    "lmdb": {"targets.caffe"},
     "matplotlib": {"plotting"},
     "google_crc32c": {"formats.tfrecord"},
     "zstandard": {"formats.mds"},

@@ -1,8 +1,12 @@
 """shardio.open: a packed dataset as a plain sequence."""
 
+import functools
+import inspect
 import multiprocessing
 import os
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 import threading
@@ -365,16 +369,35 @@ def test_windows_is_told_what_to_do() -> None:
     )
 
 
+def test_help_lists_what_users_call_and_what_each_does() -> None:
+    listed = re.findall(r"^    ([\w.]+) +(.+)\.$", shardio.__doc__ or "", re.MULTILINE)
+    modules = {name.partition(".")[0] for name, _ in listed if "." in name}
+    called = [name for name, _ in listed if "." not in name]
+    assert sorted([*called, *modules]) == sorted([*shardio.__all__, "open", "device", "meter"])
+    shown = pydoc.plain(pydoc.render_doc(shardio))
+    assert "Error(" not in shown and "_HOMES" not in shown
+    no_verbs = {"A", "An", "The", "What", "Where"}
+    raised = [name for name in dir(shardio) if name.endswith(("Error", "Warning"))]
+    for name in [*dict(listed), *raised]:
+        found = functools.reduce(getattr, name.split("."), shardio)
+        summary, *rest = (inspect.getdoc(found) or "").splitlines()
+        verb = summary.split()[0]
+        assert summary.endswith(".") and not any(rest[:1]), name
+        assert verb.istitle() and verb not in no_verbs and not verb.endswith("s"), name
+
+
 def test_every_public_name_is_there_and_no_module_hides_one() -> None:
     code = (
         "import importlib, pkgutil, shardio\n"
         "for module in pkgutil.iter_modules(shardio.__path__):\n"
-        "    assert module.name not in shardio.__all__, module.name\n"
-        "    if module.name != '__main__': importlib.import_module('shardio.' + module.name)\n"
+        "    assert module.name not in {*shardio.__all__, *shardio._HOMES}, module.name\n"
+        "    if module.name[0] != '_': importlib.import_module('shardio.' + module.name)\n"
         "names = shardio.__all__\n"
-        "assert names == sorted(names) and {*names, 'open'} <= set(dir(shardio))\n"
-        "assert all(callable(getattr(shardio, name)) for name in names)\n"
-        "assert shardio.__version__ and callable(shardio.open)\n"
+        "errors = [n for n in vars(shardio.errors) if n.endswith('Error')]\n"
+        "public = {*names, *errors, 'PerformanceWarning', 'open', 'device', 'meter'}\n"
+        "public |= {'__version__'}\n"
+        "assert names == sorted(names) and dir(shardio) == sorted(public)\n"
+        "assert all(callable(getattr(shardio, name)) for name in [*names, *errors, 'open'])\n"
         "from shardio import *\n"
         "assert pack is shardio.pack and open is __builtins__.open\n"
         "try: shardio.nothing\n"
