@@ -29,6 +29,7 @@ from .storage import locate
 def open(
     path: str | os.PathLike[str],
     *,
+    split: str | None = None,
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
@@ -37,6 +38,7 @@ def open(
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
+    split      "train": the dataset of this name in `path`, which holds several
     decode     "pil": images as PIL images, RGB, upright. "numpy": as arrays of these, (H, W, 3)
                uint8. None: as the bytes of their files. Or a function of those bytes
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
@@ -44,7 +46,7 @@ def open(
     root       where the data lies, when `shardio index --out` put its index elsewhere
     verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     """
-    storage = locate(path)
+    storage = locate(manifest.split_folder(path, split))
     found = manifest.load(storage)
     decoder = Decoder(found.schema, fields=fields, decode=decode, transform=transform)
     shards = None if root is None else locate(root)

@@ -285,8 +285,11 @@ def test_nothing_packed_and_splits_are_told(packed: Packed, tmp_path: Path) -> N
     packed([2], "out/train")
     splits = manifest.dump_splits(["train", "val"], None, "1.2.3")
     (tmp_path / "out" / "shardio.json").write_bytes(splits)
-    with pytest.raises(NotPackedError, match=r"out/train, .*out/val"):
+    with pytest.raises(NotPackedError, match=r"splits: train, val\. Open one, such as .*out/train"):
         shardio.open(tmp_path / "out")
+    assert len(shardio.open(tmp_path / "out", split="train")) == 2
+    with pytest.raises(OptionError, match="no split is called 'test'; there are train, val"):
+        shardio.open(tmp_path / "out", split="test")
 
 
 def test_a_pickle_reads_on(raw: Any) -> None:
