@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .errors import BusyError, DamageError, DependencyError, OptionError, ShardioError, printable
+from .errors import (
+    BusyError,
+    DamageError,
+    DependencyError,
+    OptionError,
+    ShardioError,
+    printable,
+    there_are,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -381,7 +389,7 @@ def _cat(options: argparse.Namespace) -> int:
     if name is None:
         name = next((n for n, kind in fields.items() if kind in ("image", "bytes")), "__key__")
     if name not in fields:
-        raise OptionError(f"--field {printable(name)}: the fields are {', '.join(fields)}")
+        raise OptionError(f"--field {printable(name)}: no such field; {there_are(fields, name)}")
     value = sample[name]
     if value is None and not options.json:
         raise OptionError(f"record {index} has no {printable(name)}: it is null")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import manifest, sequence, sizes
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 from .manifest import Manifest
 from .parallel import Progress
 from .sample import KEY
@@ -148,8 +148,8 @@ def _fields(
     names = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
     if unknown := [name for name in names if name not in kinds]:
         raise OptionError(
-            f"{made.where}: no field is called {printable(str(unknown[0]))!r}; there are "
-            f"{', '.join(map(printable, kinds))}"
+            f"{made.where}: no field is called {printable(str(unknown[0]))!r}; "
+            f"{there_are(kinds, str(unknown[0]))}"
         )
     if KEY in names and not kind.keyed:
         raise OptionError(

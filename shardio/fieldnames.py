@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 from .sample import MAX_NAME
 
 IMAGES = (
@@ -45,5 +45,5 @@ def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
         if source not in fields:
             raise OptionError(
                 f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; there are {', '.join(map(printable, fields))}"
+                f"{printable(source)!r}; {there_are(fields, source)}"
             )

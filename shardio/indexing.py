@@ -31,6 +31,7 @@ from .errors import (
     SourceError,
     StorageError,
     printable,
+    there_are,
 )
 from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
@@ -183,7 +184,8 @@ def _find(
     """What a folder holds, or a file is."""
     if format is not None and format not in FOREIGN:
         raise OptionError(
-            f"--format {printable(format)}: formats that are read in place are {', '.join(FOREIGN)}"
+            f"--format {printable(format)}: not a format that is read in place; "
+            f"{there_are(FOREIGN, format)}"
         )
     shown = printable(root)
     if os.path.isfile(root):

@@ -29,6 +29,7 @@ from .errors import (
     StorageError,
     VersionError,
     printable,
+    there_are,
 )
 from .formats.base import MAX_RECORDS, Opening, ShardInfo
 from .sample import Schema, check_schema
@@ -240,7 +241,7 @@ def split_folder(path: str | os.PathLike[str], split: str | None) -> str | os.Pa
         return os.path.join(local_path(path), split)
     shown, named = printable(storage.url), printable(repr(split))
     if splits:
-        raise OptionError(f"{shown}: no split is called {named}; there are {_listed(splits)}")
+        raise OptionError(f"{shown}: no split is called {named}; {there_are(splits, split)}")
     load(storage)  # explains what is here, if it is nothing
     raise OptionError(f"{shown}: holds one dataset and no splits; leave split={named} out")
 
@@ -330,14 +331,8 @@ def _several(shown: str, splits: Sequence[str]) -> str:
     one = f'{shown.rstrip("/")}/{first}, or in Python split="{first}"'
     if len(splits) == 1:
         return f"{shown}: not packed itself, but its folder {first} is. Open {one}"
-    listed = _listed(splits)
+    listed = ", ".join(map(printable, splits[:10])) + (", ..." if len(splits) > 10 else "")
     return f"{shown}: holds several datasets, its splits: {listed}. Open one, such as {one}"
-
-
-def _listed(names: Sequence[str], most: int = 10) -> str:
-    """The first names, and how many more there are."""
-    more = f", ... ({len(names):,} in all)" if len(names) > most else ""
-    return ", ".join(map(printable, names[:most])) + more
 
 
 def _unfinished(folder: str) -> str:
@@ -505,8 +500,5 @@ def class_index(classes: Sequence[str] | None, name: str) -> int:
     if classes is None:
         raise OptionError("this dataset has no classes")
     if name not in classes:
-        shown = ", ".join(printable(known) for known in classes[:10]) + (
-            ", ..." if len(classes) > 10 else ""
-        )
-        raise OptionError(f"no class is called {printable(name)!r}; there are {shown}")
+        raise OptionError(f"no class is called {printable(name)!r}; {there_are(classes, name)}")
     return list(classes).index(name)

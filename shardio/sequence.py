@@ -18,7 +18,7 @@ import numpy as np
 
 from . import manifest, order
 from .decoding import Decode, Decoder
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 from .fetch import Described, Reader
 from .formats.base import Column
 from .formats.columns import key_hash
@@ -145,8 +145,7 @@ class ShardSequence(Described, Sequence[Any]):
         if name not in scalars:
             kind = dict(self.manifest.schema.fields).get(name)
             raise OptionError(
-                f"no column is called {name!r}; "
-                + (f"there are {', '.join(scalars)}" if scalars else "this dataset has none")
+                f"no column is called {name!r}; {there_are(scalars, name)}"
                 + (f". It is a field of kind {kind}, which the index lacks" if kind else "")
             )
         kind = scalars[name]

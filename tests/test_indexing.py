@@ -169,7 +169,9 @@ def test_what_cannot_be_indexed_is_told(tmp_path: Path, tars: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no file in it looks like one of webdataset"):
         index(tmp_path / "empty")
-    with pytest.raises(OptionError, match="formats that are read in place are"):
+    with pytest.raises(
+        OptionError, match="not a format that is read in place; there are webdataset"
+    ):
         index(tars, format="zip")
     with pytest.raises(SourceError, match="no file in it has a name of tfrecord"):
         index(tars, format="tfrecord")
