@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
 from .errors import (
@@ -59,7 +59,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):  # what the terminal cannot show is escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
+    options = _parsed(sys.argv[1:] if arguments is None else arguments)
+    if options is None:
+        return USAGE
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -80,6 +82,37 @@ def _main(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         _drop_output()  # a full disk behind stdout would be an error once more, at the end
         return _fail(_describe(error), FAILED)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace | None:
+    """Read the command line; None: it names no command, so all are shown. Exits for a wrong one."""
+    parser = _parser()
+    named = next((one for one in arguments if not one.startswith("-")), None)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return None
+    known = _commands(parser)
+    if named is not None and named not in known:
+        parser.error(f"no command is called {printable(named)!r}; {there_are(known, named, 20)}")
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        options.parser.error(_unknown(rest[0], options.parser))
+    return options
+
+
+def _unknown(given: str, parser: argparse.ArgumentParser) -> str:
+    """Say what is wrong with an argument that a command does not take."""
+    name = given.partition("=")[0]
+    if not name.startswith("-"):
+        return f"{printable(given)!r} is one more than it takes"
+    known = parser._option_string_actions
+    if name in known:  # the parser of all commands does not know it
+        return f"{name} goes behind the command"
+    guess = there_are(known, name).rpartition(": ")[2]
+    advice = f"; {guess}" if guess.endswith("?") else ""
+    if name == "--split" and not advice:  # as in Python
+        advice = "; a split is the dataset in a folder of its own: OUT/train"
+    return f"no option is called {printable(name)}{advice}"
 
 
 def _fail(message: str, code: int) -> int:
@@ -826,7 +859,17 @@ def _progress(
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    parser = argparse.ArgumentParser(
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            """Say what is wrong, and how the command is called, without its twenty options."""
+            places = (one for one in self._actions if not one.option_strings)
+            taken = [f"[{one.metavar}]" if one.nargs == "?" else str(one.metavar) for one in places]
+            named = (one for one in self._actions if one.option_strings and one.required)
+            taken += [f"{one.option_strings[0]} {one.metavar}" for one in named]
+            usage = f"usage: {' '.join([self.prog, *taken])} [options]"
+            self.exit(USAGE, f"{self.prog}: {message}\n{usage}; `{self.prog} --help` lists them\n")
+
+    parser = Parser(
         prog="shardio",
         allow_abbrev=False,  # what is short for one option today is not when there are two
         description="Pack folders of images into shards, and look at what is in them.",
@@ -847,7 +890,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=_EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        one.set_defaults(run=run)
+        one.set_defaults(run=run, parser=one)
         one.add_argument("--json", action="store_true", help="one JSON object on stdout")
         one.add_argument("--quiet", action="store_true", help="no progress and no summary")
         return one
@@ -864,14 +907,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="source bytes a shard, like 64MB or 1GiB (default 256MiB; less for small folders)",
     )
-    pack.add_argument("--max-records", type=int, metavar="N", help="records a shard, at most")
+    pack.add_argument("--max-records", type=_whole, metavar="N", help="records a shard, at most")
     pack.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
         help="pack in a shuffled order (default, but of Parquet), or in the order of the source",
     )
     pack.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of that shuffle (default 0)"
+        "--seed", type=_whole, default=0, metavar="N", help="of that shuffle (default 0)"
     )
     pack.add_argument(
         "--from",
@@ -891,7 +934,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="COND",
         help="only records with label=cat,dog, or width>=256; several: all must hold",
     )
-    pack.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    pack.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
     pack.add_argument(
         "--part",
         metavar="I/N",
@@ -906,10 +949,10 @@ def _parser() -> argparse.ArgumentParser:
         "--classes", metavar="OTHER", help="number classes as in this packed directory"
     )
     pack.add_argument(
-        "--resize", type=int, metavar="N", help="shrink images to N pixels on their short side"
+        "--resize", type=_whole, metavar="N", help="shrink images to N pixels on their short side"
     )
     pack.add_argument(
-        "--quality", type=int, default=90, metavar="Q", help="of resized JPEGs (default 90)"
+        "--quality", type=_whole, default=90, metavar="Q", help="of resized JPEGs (default 90)"
     )
     pack.add_argument(
         "--encode",
@@ -941,7 +984,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commit = command("commit", _commit, "commit what the parts of a packing built")
     commit.add_argument("out", metavar="OUT")
-    commit.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    commit.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
     commit.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
 
     index = command("index", _index, "make a dataset of files of another format, in place")
@@ -959,7 +1002,7 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument(
         "--classes", metavar="OTHER", help="number the classes of a folder of images as there"
     )
-    index.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    index.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
     index.add_argument("--overwrite", action="store_true", help="replace a manifest that is there")
 
     unpack = command("unpack", _unpack, "write the packed files back into a folder")
@@ -994,7 +1037,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ls = command("ls", _ls, "list records: index, shard:record, bytes, key, class")
     ls.add_argument("out", metavar="OUT")
-    ls.add_argument("--shard", type=int, metavar="N", help="only of this shard")
+    ls.add_argument("--shard", type=_whole, metavar="N", help="only of this shard")
     ls.add_argument("--class", dest="class_name", metavar="NAME", help="only of this class")
 
     cat = command("cat", _cat, "write one field of one record to stdout or a file")
@@ -1009,15 +1052,17 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("out", metavar="OUT")
     verify.add_argument("--decode", action="store_true", help="also decode every image")
     verify.add_argument("--sha256", action="store_true", help="also compare whole files")
-    verify.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    verify.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
 
     explain = command("explain", _explain, "say what training with these options will be like")
     explain.add_argument("out", metavar="OUT")
-    explain.add_argument("--batch-size", type=int, metavar="N", help="of each rank")
-    explain.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
-    explain.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")
+    explain.add_argument("--batch-size", type=_whole, metavar="N", help="of each rank")
+    explain.add_argument("--workers", type=_whole, default=0, metavar="N", help="of each rank")
     explain.add_argument(
-        "--local-world-size", type=int, metavar="N", help="ranks on a machine (default: all)"
+        "--world-size", type=_whole, default=1, metavar="N", help="ranks (default 1)"
+    )
+    explain.add_argument(
+        "--local-world-size", type=_whole, metavar="N", help="ranks on a machine (default: all)"
     )
     explain.add_argument(
         "--shuffle-buffer",
@@ -1025,19 +1070,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BUFFER",
         help="records, or bytes such as 512MiB, or all (default 10000)",
     )
-    explain.add_argument("--unit", type=int, metavar="N", help="(default: about 32)")
+    explain.add_argument("--unit", type=_whole, metavar="N", help="(default: about 32)")
     explain.add_argument("--tail", metavar="TAIL", help="pad (default), drop or exact")
     explain.add_argument(
-        "--canonical-workers", type=int, metavar="N", help="spans of the order (default 64)"
+        "--canonical-workers", type=_whole, metavar="N", help="spans of the order (default 64)"
     )
 
     tune = command("tune", _tune, "recommend a shuffle buffer, by simulating the order")
     tune.add_argument("out", metavar="OUT")
     tune.add_argument(
-        "--batch-size", type=int, default=256, metavar="N", help="of each rank (default 256)"
+        "--batch-size", type=_whole, default=256, metavar="N", help="of each rank (default 256)"
     )
-    tune.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
-    tune.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")
+    tune.add_argument("--workers", type=_whole, default=0, metavar="N", help="of each rank")
+    tune.add_argument("--world-size", type=_whole, default=1, metavar="N", help="ranks (default 1)")
     tune.add_argument(
         "--memory", metavar="SIZE", help="leave out buffers that need more, like 2GiB"
     )
@@ -1048,11 +1093,11 @@ def _parser() -> argparse.ArgumentParser:
     bench = command("bench", _bench, "measure what this machine can do with a dataset")
     bench.add_argument("out", metavar="OUT")
     bench.add_argument(
-        "--batch-size", type=int, default=256, metavar="N", help="records a batch (default 256)"
+        "--batch-size", type=_whole, default=256, metavar="N", help="records a batch (default 256)"
     )
     bench.add_argument(
         "--size",
-        type=int,
+        type=_whole,
         metavar="N",
         help="pixels of the crop (default 224; of smaller images than 64, their own size)",
     )
@@ -1075,7 +1120,7 @@ def _parser() -> argparse.ArgumentParser:
         help="which to measure (default: both)",
     )
     bench.add_argument(
-        "--seconds", type=float, metavar="S", help="of measuring a row (default 6; quick 2)"
+        "--seconds", type=_real, metavar="S", help="of measuring a row (default 6; quick 2)"
     )
     bench.add_argument("--quick", action="store_true", help="fewer rows, in less than 30 seconds")
     bench.add_argument(
@@ -1100,6 +1145,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     gc.add_argument("--dry-run", action="store_true", help="show what would be removed")
     return parser
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the commands, by name."""
+    assert parser._subparsers is not None
+    found: Any = parser._subparsers._group_actions[0].choices
+    return dict(found)
+
+
+def _whole(text: str) -> int:
+    from argparse import ArgumentTypeError
+
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: expected a whole number") from None
+
+
+def _real(text: str) -> float:
+    from argparse import ArgumentTypeError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: expected a number") from None
 
 
 def _buffer(text: str) -> int | str:

@@ -507,6 +507,27 @@ def test_wrong_usage_ends_with_2_and_a_message(
     assert content(out) == before
 
 
+def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
+    for given, said in (
+        ("packk a b", r"no command is called 'packk'; there are pack, .*: did you mean 'pack'\?"),
+        (
+            "pack a b --shuffel",
+            r"shardio pack: no option is called --shuffel; did you mean '--shuffle'\?",
+        ),
+        ("pack a b --shuffel=3", "no option is called --shuffel; did you"),
+        ("ls a --split train", "no option is called --split; a split is .*: OUT/train"),
+        ("pack a b c", "shardio pack: 'c' is one more than it takes\nusage: shardio pack SRC OUT"),
+        ("--json info a", "shardio info: --json goes behind the command"),
+        ("explain a --unit x", "argument --unit: 'x': expected a whole number"),
+        ("bench a --seconds x", "argument --seconds: 'x': expected a number"),
+        ("export a", "required: DIR, --format\nusage: shardio export OUT DIR --format FORMAT"),
+    ):
+        done = shardio(*given.split(), code=2)
+        assert re.search(said, done.stderr), done.stderr
+        assert done.stderr.count("\n") == 2, "the message, and how it is called"
+    assert "    pack " in shardio(code=2).stderr  # no command at all: what there are
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("pack", "index")])
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path) -> None:
     more = {
