@@ -952,7 +952,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resize", type=_whole, metavar="N", help="shrink images to N pixels on their short side"
     )
     pack.add_argument(
-        "--quality", type=_whole, default=90, metavar="Q", help="of resized JPEGs (default 90)"
+        "--quality", type=_whole, metavar="Q", help="of JPEGs that --resize writes (default 90)"
     )
     pack.add_argument(
         "--encode",

@@ -73,9 +73,9 @@ def export(
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:
-        shard_size = sizes.size("shard_size", shard_size)
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
+        shard_size = sizes.size("shard_size", shard_size)
     folders = manifest.datasets(source)
     datasets = {
         name: sequence.open(folder, decode=None, root=root) for name, folder in folders.items()

@@ -121,7 +121,7 @@ def pack(
     splits: bool | None = None,
     classes: Path_ | None = None,
     resize: int | None = None,
-    quality: int = recoding.QUALITY,
+    quality: int | None = None,
     encode: str | None = None,
     jpeg_tiles: bool = False,
     keep_original: bool = False,
@@ -150,7 +150,8 @@ def pack(
                    built
     splits         whether top folders are splits; default: when all have names of splits
     classes        another dataset, whose numbering of classes is taken
-    resize         shrink images to this short side (pixels), at `quality`; never enlarges
+    resize         shrink images to this short side (pixels), at `quality` (default 90); never
+                   enlarges
     encode         "raw": images as pixels, which need no decoding; all of one size, or with
                    `resize` the central square of that side, of which all are made
     jpeg_tiles     rewrite JPEGs, without loss, so that a crop decodes only its part of them;
@@ -246,7 +247,9 @@ def pack(
         made = plan.make(listing, options, each)
         packings.append(_Packing(made, folders[name], listing.source, chosen))
     for packing in packings:
-        packing.check(overwrite)  # all of them, before any is touched
+        packing.check(
+            overwrite, () if shard_size else ("shard_size",)
+        )  # all of them, before any is touched
     if announce is not None:
         for packing in packings:
             if packing.result.pixels is not None and not packing.result.already:
@@ -365,9 +368,9 @@ class _Packing:
         self._problems: list[Problem] = []
         self._started = time.monotonic()
 
-    def check(self, overwrite: bool) -> None:
-        """Raises ExistsError when another dataset is here."""
-        self.result.already = self._is_packed(overwrite)
+    def check(self, overwrite: bool, by_default: Sequence[str]) -> None:
+        """Raises ExistsError when another dataset is here; by_default: options not given."""
+        self.result.already = self._is_packed(overwrite, by_default)
 
     def announced(self) -> str:
         """How large raw pixels will be, of all parts, for who may want to think again."""
@@ -472,9 +475,11 @@ class _Packing:
         journal.clean(self.directory, data)
         self._held.release()
 
-    def _is_packed(self, overwrite: bool) -> bool:
+    def _is_packed(self, overwrite: bool, by_default: Sequence[str] = ()) -> bool:
         """Whether just this dataset is committed here. Raises ExistsError when another one is."""
-        return not overwrite and destination.is_packed(self.directory, self.dataset_id)
+        return not overwrite and destination.is_packed(
+            self.directory, self.dataset_id, self.plan.header["options"], by_default
+        )
 
     def _leave(self, skip: bool) -> list[Problem]:
         """What is committed here is what was asked for: say so, and clean up what a kill left."""

@@ -15,6 +15,7 @@ import tarfile
 import termios
 from pathlib import Path
 
+import numpy as np
 import pytest
 from trees import (
     JPEG,
@@ -590,9 +591,17 @@ def test_sizes_are_read_as_users_write_them() -> None:
         "100000000000000.5B": 100000000000000,
     }.items():
         assert sizes.parse_size(text) == size
+        assert sizes.parse_size(sizes.exact_size(size)) == size
     for text in ("", "MB", "-1", "1e3", "1 MBs", "1..5", "inf", "0x10"):
         with pytest.raises(OptionError):
             sizes.parse_size(text)
+    for small in (1, 999, "64", np.int64(8)):
+        with pytest.raises(OptionError, match=f"shard_size is {small}, .* mean {small}GB, or "):
+            sizes.size("shard_size", small)
+    assert [sizes.size("x", size) for size in (1000, "1B", "64 B", "1KB")] == [1000, 1, 64, 1000]
+    assert sizes.size("x", 0, 0) == 0
+    exact = {0: "0B", 999: "999B", 2 * 10**6: "2MB", 1 << 20: "1MiB", 1_024_000: "1000KiB"}
+    assert {size: sizes.exact_size(size) for size in exact} == exact
     shown = {
         0: "0 B",
         1023: "1,023 B",
