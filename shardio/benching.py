@@ -179,8 +179,8 @@ class Bench:
             size = sizes.show_size(self.measured_records * self.record_bytes)
             part = f"\nMeasured: its first {self.measured_records:,} records, {size}"
         return (
-            f"{self.records:,} records of {sizes.show_size(self.record_bytes)}; batches of "
-            f"{self.batch_size:,}; {_cores(self.cores)}{part}"
+            f"{sizes.show_count(self.records, 'record')} of {sizes.show_size(self.record_bytes)}; "
+            f"batches of {self.batch_size:,}; {_cores(self.cores)}{part}"
         )
 
     def _table(self, rows: Sequence[Row]) -> str:

@@ -214,7 +214,7 @@ def _index(options: argparse.Namespace) -> int:
         if done.format == "imagefolder":
             print("a folder of images: they stay as they are, in the order `shardio pack` gives")
         if done.ignored:
-            print(f"{done.ignored:,} hidden files were ignored")
+            print(f"ignored: {show_count(done.ignored, 'hidden file')}")
         for note in done.notes[:10]:
             print(note)
         for name in done.left_out:
@@ -271,11 +271,11 @@ def _unpack(options: argparse.Namespace) -> int:
         files = show_count(done.files, "file")
         print(f"{files}, {show_size(done.bytes)}, in {printable(options.directory)}")
         if done.without:
-            print(f"{done.without:,} records hold no file")
+            print(f"{show_count(done.without, 'record')} without a file")
         if done.tiles:
             print(
-                f"{done.tiles:,} files are JPEG tiles, as packing made them without loss: the same "
-                "pixels in other bytes"
+                f"of these {show_count(done.tiles, 'JPEG tile')}, as packing made them without "
+                "loss: the same pixels in other bytes"
             )
         if done.resized or done.raw:
             how = " and ".join(["resized"] * done.resized + ["made raw pixels"] * done.raw)
@@ -315,9 +315,9 @@ def _export(options: argparse.Namespace) -> int:
         for note in done.notes:
             print(printable(note, 4096))
         if done.without:
-            print(f"{done.without:,} records hold nothing that could be written")
+            print(f"{show_count(done.without, 'record')} without anything that could be written")
         if done.removed:
-            print(f"{done.removed:,} files of an older export were removed")
+            print(f"removed: {show_count(done.removed, 'file')} of an older export")
     return DONE
 
 
@@ -647,15 +647,15 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             print(f"{where}: {one.source}: {_fields_text(one.fields, one.theirs)}")
         if one.full_size:
             print(
-                f"{where}: {one.full_size:,} images kept their size: animations, several pages or "
-                "pictures in a file, and formats that are not written"
+                f"{where}: not resized: {show_count(one.full_size, 'image')}, of several pages or "
+                "pictures (animations, too), or of formats that are not written"
             )
         if one.tiles is not None and not dry:
             print(f"{where}: {_tiles_text(one)}")
         if one.enlarged:
-            print(f"{where}: {one.enlarged:,} images were smaller, and were enlarged")
+            print(f"{where}: enlarged, since smaller: {show_count(one.enlarged, 'image')}")
         if one.ignored:
-            print(f"{where}: {one.ignored:,} hidden files were ignored")
+            print(f"{where}: ignored: {show_count(one.ignored, 'hidden file')}")
         if one.rejected:
             fate = f"left out; see {REJECTED}"
             if dry:
@@ -706,13 +706,17 @@ def _facts(made: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(made: Manifest) -> str:
-    from .sizes import show_size
+    from .sizes import show_count, show_size
 
     over = (
         f" ({made.size / made.blob_bytes - 1:+.2%} over what was packed)" if made.blob_bytes else ""
     )
     records = made.shard_records
-    each = f" of {int(records.min()):,} to {int(records.max()):,} records" if made.shards else ""
+    each = ""
+    if made.shards:
+        least, most = int(records.min()), int(records.max())
+        span = "" if least == most else f"{least:,} to "
+        each = f" of {span}{show_count(most, 'record')}"
     classes = "none" if made.classes is None else f"{len(made.classes):,}: {_some(made.classes)}"
     packed = ", ".join(
         f"{name} {value}"
@@ -803,6 +807,8 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> int:
+    from .sizes import show_count
+
     if (record is None) == (key is None):
         raise OptionError("cat: give either the index of a record, or --key KEY")
     if key is not None:
@@ -817,7 +823,10 @@ def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> i
             f"{printable(record or '')!r} is no index; keys are given as --key"
         ) from None
     if not -len(sequence) <= index < len(sequence):
-        raise OptionError(f"record {index}: there are {len(sequence):,} records, from 0")
+        raise OptionError(
+            f"record {index}: there {'is' if len(sequence) == 1 else 'are'} "
+            f"{show_count(len(sequence), 'record')}, counted from 0"
+        )
     return index
 
 

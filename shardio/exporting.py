@@ -127,9 +127,10 @@ def export(
                 "--overwrite` makes it anew"
             )
         if overwrite and not kind.shards and (others := _files(target).keys() - written.keys()):
+            older = sizes.show_count(len(others), "file")
             done.notes.append(
-                f"{len(others):,} files were in {printable(target)} before and still are, such as "
-                f"{printable(min(others))}: readers take them for files of this export"
+                f"still in {printable(target)}: {older} from before, such as "
+                f"{printable(min(others))}; readers take them for files of this export"
             )
         return done
 

@@ -39,6 +39,7 @@ from .formats.imagefolder import describe
 from .imagetypes import ALL_ENDINGS
 from .lock import JOURNAL, WRITER_MAGIC
 from .scanning import Found, dataset_id_of, explain, manifest_of, scan_all
+from .sizes import show_count
 from .sources.base import Listing, renumber
 from .sources.imagefolder import image_folder
 from .storage import Storage, local, local_path, locate
@@ -276,7 +277,8 @@ def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
     found = [name for name in names if PurePosixPath(name).match(files)]
     if not found:
         raise SourceError(
-            f"{shown}: --files {printable(files)} fits none of its {len(names):,} files, such as "
+            f"{shown}: --files {printable(files)} fits none of its "
+            f"{show_count(len(names), 'file')}, such as "
             f"{', '.join(map(printable, names[:3])) or 'none'}"
         )
     return found

@@ -327,7 +327,7 @@ def _is_in(storage: Storage, folder: str) -> bool:
 
 def _several(shown: str, splits: Sequence[str]) -> str:
     """Say which datasets lie in the folders of a folder, and how one of them is chosen."""
-    first = printable(splits[0])
+    first = "train" if "train" in splits else printable(splits[0])
     one = f'{shown.rstrip("/")}/{first}, or in Python split="{first}"'
     if len(splits) == 1:
         return f"{shown}: not packed itself, but its folder {first} is. Open {one}"

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ from .shard import check_packed
 from .sizes import show_count
 from .storage import local, local_path, locate
 
+_FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
 
 Path_ = str | bytes | os.PathLike[Any]
@@ -250,6 +251,7 @@ def pack(
         packing.check(
             overwrite, () if shard_size else ("shard_size",)
         )  # all of them, before any is touched
+    local.refuse_if_full(out, sum(packing.least_bytes() for packing in packings))
     if announce is not None:
         for packing in packings:
             if packing.result.pixels is not None and not packing.result.already:
@@ -259,7 +261,7 @@ def pack(
     total = sum(int(packing.plan.sizes.sum()) for packing in packings)
     report = parallel.Report(progress, total)
     problems: list[Problem] = []
-    with contextlib.ExitStack() as locks:
+    with _resumable(), contextlib.ExitStack() as locks:
         for packing in packings:
             found = packing.build(
                 locks,
@@ -297,7 +299,7 @@ def commit(
     if not os.path.lexists(os.path.join(out, JOURNAL)):
         splits = manifest.planned_splits(out)
     packings = []
-    with contextlib.ExitStack() as locks:
+    with _resumable(), contextlib.ExitStack() as locks:
         for folder in [os.path.join(out, name) for name in splits] or [out]:
             try:
                 held = locks.enter_context(lock.whole(folder))
@@ -371,6 +373,25 @@ class _Packing:
     def check(self, overwrite: bool, by_default: Sequence[str]) -> None:
         """Raises ExistsError when another dataset is here; by_default: options not given."""
         self.result.already = self._is_packed(overwrite, by_default)
+
+    def least_bytes(self) -> int:
+        """The bytes that `build` will surely write, as far as that is known before."""
+        if self.result.already:
+            return 0
+        if self._recoding.pixels is not None:
+            height, width = self._recoding.pixels
+            needed = self.result.records * 3 * height * width
+        elif self._recoding.resize is not None or self.result.source not in _FILES:
+            return 0
+        else:
+            needed = self.result.source_bytes
+            if self._recoding.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
+                needed = needed * 9 // 10
+        if os.path.lexists(os.path.join(self.directory, JOURNAL)):  # what is there may be kept
+            for name in journal.shards_in(self.directory):
+                with contextlib.suppress(OSError):
+                    needed -= os.path.getsize(os.path.join(self.directory, name))
+        return max(0, needed)
 
     def announced(self) -> str:
         """How large raw pixels will be, of all parts, for who may want to think again."""
@@ -453,7 +474,7 @@ class _Packing:
             )
         problems = journal.load_rejected_part(self.directory, _SCAN)
         if problems is None and self.plan.problems:
-            raise SourceError(_explain(self.plan.problems, self.directory))
+            raise SourceError(_explain(self.plan.problems, self.directory, "the parts"))
         self._build(jobs, True, True, report, build=False)
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         self._sum_up(problems or [], True)
@@ -674,14 +695,28 @@ def _under(split: str, key: bytes) -> bytes:
     return os.fsencode(split) + b"/" + key if split else key
 
 
-def _explain(problems: Sequence[Problem], source: str) -> str:
-    sizes = ""
-    if any(why.endswith(recoding.ONE_SIZE) for _, why in problems):
-        sizes = "Make all of one size with --resize N --restart: squares of N x N\n"
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    """Say of a disk that is full that what was written to it is not lost."""
+    try:
+        yield
+    except StorageError as error:
+        if not local.is_full(error):
+            raise
+        raise StorageError(
+            f"{error}\nWhat is finished is kept: make room, then run the same command again, and "
+            "it goes on where it was"
+        ) from error
+
+
+def _explain(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:
+    one_size = any(why.endswith(recoding.ONE_SIZE) for _, why in problems)
     return (
         f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
         "was committed:\n"
         f"{sources.listed(sorted(problems))}\n"
-        f"{sizes}Leave them out with --on-error skip, which keeps what is finished; or mend or "
-        "remove them, and pack anew with --restart"
+        f"Run {what} again, with\n"
+        "  --on-error skip        to leave them out; what is finished is kept\n"
+        + ("  --restart --resize N   to make all images squares of N x N\n" if one_size else "")
+        + "  --restart              once you have mended or removed them, to pack anew"
     )

@@ -23,6 +23,7 @@ from .fetch import Described, Reader
 from .formats.base import Column
 from .formats.columns import key_hash
 from .sample import Sample
+from .sizes import show_count
 from .storage import locate
 
 
@@ -72,7 +73,9 @@ class ShardSequence(Described, Sequence[Any]):
 
     def __repr__(self) -> str:
         url = printable(self._reader.storage.url)
-        return f"<{len(self):,} records of {url}: {', '.join(self.manifest.schema.names)}>"
+        return (
+            f"<{show_count(len(self), 'record')} of {url}: {', '.join(self.manifest.schema.names)}>"
+        )
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -29,7 +29,7 @@ from .imagetypes import ENDINGS, image_type
 from .manifest import Manifest
 from .parallel import Progress
 from .recoding import ORIGINAL
-from .sample import KEY, Sample
+from .sample import BLOBS, KEY, Sample
 from .sequence import ShardSequence
 from .storage import local, local_path
 
@@ -78,6 +78,9 @@ def unpack(
     ]
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
     done = Unpacked()
+    fields = [kind for one, _ in datasets for _, kind in one.manifest.schema.fields]
+    if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written
+        local.refuse_if_full(target, total)
     for dataset, _ in datasets:  # all of them, before a file is written
         if not _is_grouped(dataset.manifest):  # whose files lay side by side
             _check_keys(dataset, _content_field(dataset.manifest))

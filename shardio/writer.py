@@ -245,8 +245,9 @@ class Writer:
         with contextlib.suppress(NotPackedError):
             there = manifest.load(storage)
             raise ExistsError(
-                f"{printable(self.out)}: a dataset is here ({there.records:,} records). Choose "
-                "another directory, or replace it with overwrite=True"
+                f"{printable(self.out)}: a dataset is here, of "
+                f"{sizes.show_count(there.records, 'record')}. Choose another "
+                "directory, or replace it with overwrite=True"
             )
 
     def _open_shard(self, schema: Schema) -> ShardWriter:

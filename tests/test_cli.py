@@ -25,6 +25,7 @@ from trees import (
     environment,
     images,
     noise,
+    picture,
     plant,
     shardio,
     shardio_json,
@@ -175,9 +176,36 @@ def test_pack_says_what_it_left_out_and_ignored(tmp_path: Path) -> None:
     assert "--on-error skip" in failed.stderr
     assert "\x1b" not in failed.stderr
     done = shardio("pack", source, tmp_path / "out", "--on-error", "skip", code=4)
-    assert "1 hidden files were ignored" in done.stdout
+    assert "ignored: 1 hidden file\n" in done.stdout
     assert "1 file left out" in done.stdout
     assert "class0/no.jpg" in done.stdout
+
+
+def test_each_way_out_that_a_failed_packing_offers_works(tmp_path: Path) -> None:
+    """Each line of its message, given by itself."""
+    tree = {"a/1.png": picture(9, 8, "PNG"), "a/2.png": picture(8, 8, "PNG"), "a/3.png": b"no"}
+    source = plant(tmp_path / "src", tree)
+    one = ("pack", source, tmp_path / "out")
+    assert re.findall(r"^  (--.*?)   ", shardio(*one, code=1).stderr, re.M) == [
+        "--on-error skip",
+        "--restart",
+    ]
+    shardio(*one, "--on-error", "skip", code=4)
+    raw = ("pack", source, tmp_path / "raw", "--encode", "raw")
+    (source / "a" / "3.png").unlink()
+    said = shardio(*raw, code=1).stderr
+    assert "1 file cannot be packed" in said
+    assert re.findall(r"^  (--.*?)   ", said, re.M) == [
+        "--on-error skip",
+        "--restart --resize N",
+        "--restart",
+    ]
+    shardio(*raw, "--restart", "--resize", "8")
+    raw = (*raw[:2], tmp_path / "raw2", *raw[3:])
+    shardio(*raw, code=1)
+    plant(source, {"a/2.png": picture(9, 8, "PNG")})
+    os.utime(source / "a" / "2.png")
+    shardio(*raw, "--restart")
 
 
 def test_a_dry_run_says_the_plan(source: Path, tmp_path: Path) -> None:

@@ -1132,6 +1132,30 @@ def test_sizes_parts_and_numbers_may_be_as_users_have_them(source: Path, tmp_pat
     assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
+def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, free = os.statvfs, 0
+
+    def small(path: Any) -> os.statvfs_result:
+        found = list(real(path))
+        found[1], found[4] = 1, free  # f_frsize, f_bavail
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", small)
+    size = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+    free = size - 1
+    for more in ({}, {"dry_run": True}, {"format": "lmdb"}):
+        with pytest.raises(StorageError, match=r"out: .* are to be written, and .* are free there"):
+            pack_one(source, tmp_path / "out", **more)
+        assert not (tmp_path / "out").exists()
+    free = size // 2 + 100
+    pack_one(source, tmp_path / "out", part=(1, 2))
+    assert pack_one(source, tmp_path / "out").kept > 0  # only the rest is to be written
+    free = 0
+    assert pack_one(source, tmp_path / "out").already
+
+
 def test_quality_is_refused_where_no_jpeg_is_written(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="quality is 50, but images are packed as they are: give"):
         pack_one(source, tmp_path / "out", quality=50)
