@@ -414,6 +414,10 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
 def _cat(options: argparse.Namespace) -> int:
     from . import sequence as sequences
 
+    if options.output is not None:
+        from .storage.local import check_target
+
+        check_target(options.output)
     sequence = sequences.open(options.out, decode=None, root=options.root)
     index = _index_of(sequence, options.record, options.key)
     sample = sequence[index]

@@ -536,6 +536,33 @@ def test_wrong_usage_ends_with_2_and_a_message(
     assert content(out) == before
 
 
+def test_a_file_that_cannot_be_written_is_said_before_the_work(out: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("tune", out, "--plot"),
+        ("bench", out, "--plot"),
+        ("cat", out, 0, "--output"),
+    ):
+        for place, why in (
+            (tmp_path / "none" / "x.png", r"/none/x\.png: there is no directory .*/none to write"),
+            (tmp_path / "folder.png", r"/folder\.png: expected the name of a file, and this is a"),
+        ):
+            (tmp_path / "folder.png").mkdir(exist_ok=True)
+            done = shardio(*map(str, arguments), place, code=1)
+            assert done.stdout == "" and re.search(why, done.stderr), done.stderr
+
+
+def test_a_url_that_is_not_supported_says_what_is(out: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("pack", tmp_path, "s3://b/out"),
+        ("info", "s3://b/out"),
+        ("export", out, "s3://b/x", "--format", "mds"),
+    ):
+        said = shardio(*arguments, code=2).stderr
+        assert re.search(
+            r"s3://b/\w+: s3:// is not supported yet; .*; write into one, and copy", said
+        )
+
+
 def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
     for given, said in (
         ("packk a b", r"no command is called 'packk'; there are pack, .*: did you mean 'pack'\?"),

@@ -362,6 +362,17 @@ class RangeLock:
             self._descriptor = -1
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise StorageError where no file can be written at a path, before the work it is to hold."""
+    shown, folder = printable(os.fspath(path), 4096), os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise StorageError(f"{shown}: there is no directory {printable(folder)} to write it into")
+    if os.path.isdir(path):
+        raise StorageError(f"{shown}: expected the name of a file, and this is a directory")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"{shown}: no permission to write into {printable(folder)}")
+
+
 def refuse_if_full(directory: str, needed: int) -> None:
     """Raise StorageError where so many bytes cannot fit, before the first of them is written.
 

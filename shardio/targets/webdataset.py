@@ -186,7 +186,8 @@ def _unfit(key: bytes) -> str:
         own, extension = found
         return (
             "has a dot in its last part, and webdataset splits names at the first one: it would "
-            f"read {printable(own)} as the key, and {printable(extension[:-2])} as a part of the field"
+            f"read {printable(own)} as the key, and {printable(extension[:-2])} as a part of the "
+            "field"
         )
     return "is a name that webdataset skips, or reads as another"
 
