@@ -149,6 +149,9 @@ class Bench:
         best = None if self.best is None else asdict(self.best) | {"name": self.best.name}
         return asdict(self) | {"rows": rows, "best": best}
 
+    def __repr__(self) -> str:
+        return self.text()  # as a notebook shows it
+
     def text(self) -> str:
         """For a terminal of 100 columns or a few more; it ends with the lines of Python."""
         blocks = [self._head()]

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .packing import Packed
     from .sequence import ShardSequence
     from .tuning import Tuning
-    from .verifying import Damage
 
 DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -186,7 +185,6 @@ def _commit(options: argparse.Namespace) -> int:
 
 def _index(options: argparse.Namespace) -> int:
     from .indexing import index
-    from .sizes import show_count, show_size
 
     with _progress("indexing", options) as progress:
         done = index(
@@ -203,35 +201,8 @@ def _index(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        rate = done.bytes / max(done.seconds, 1e-9) / 1e6
-        print(
-            f"{printable(done.root)}: {done.format}: {show_count(done.records, 'record')} in "
-            f"{show_count(done.shards, 'shard')}, {show_size(done.bytes)}, in "
-            f"{done.seconds:.1f} s, {rate:,.0f} MB/s"
-        )
-        named = "" if done.classes is None else f"; {show_count(done.classes, 'class', 'classes')}"
-        print(f"{_fields_text(done.fields, done.sources)}{named}")
-        if done.format == "imagefolder":
-            print("a folder of images: they stay as they are, in the order `shardio pack` gives")
-        if done.ignored:
-            print(f"ignored: {show_count(done.ignored, 'hidden file')}")
-        for note in done.notes[:10]:
-            print(note)
-        for name in done.left_out:
-            print(f"left out: {printable(name)!r} cannot be a field's name; give one by --fields")
-        if os.path.abspath(done.out) != os.path.abspath(done.root):
-            print(f"open it by {printable(done.out)} with root={printable(done.root)!r}")
+        print(done)
     return DONE
-
-
-def _fields_text(fields: dict[str, str], theirs: dict[str, str]) -> str:
-    """Fields by name, their kinds, and their names in the source where those are others."""
-    return "fields: " + ", ".join(
-        f"{printable(name)} ({kind})"
-        + (f" from {printable(theirs[name])}" if name in theirs else "")
-        for name, kind in fields.items()
-        if kind != "key"
-    )
 
 
 def _named(text: str | None) -> dict[str, str]:
@@ -254,7 +225,6 @@ def _once(pairs: Iterable[tuple[str, str]], text: str) -> dict[str, str]:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from .sizes import show_count, show_size
     from .unpacking import unpack
 
     with _progress("unpacking", options) as progress:
@@ -268,24 +238,12 @@ def _unpack(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        files = show_count(done.files, "file")
-        print(f"{files}, {show_size(done.bytes)}, in {printable(options.directory)}")
-        if done.without:
-            print(f"{show_count(done.without, 'record')} without a file")
-        if done.tiles:
-            print(
-                f"of these {show_count(done.tiles, 'JPEG tile')}, as packing made them without "
-                "loss: the same pixels in other bytes"
-            )
-        if done.resized or done.raw:
-            how = " and ".join(["resized"] * done.resized + ["made raw pixels"] * done.raw)
-            print(f"images were {how} when they were packed: these are not the files themselves")
+        print(done)
     return DONE
 
 
 def _export(options: argparse.Namespace) -> int:
     from .exporting import export
-    from .sizes import show_count, show_size
 
     fields = None
     if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
@@ -306,18 +264,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        print(
-            f"{printable(done.out)}: {done.format}: {show_count(done.records, 'record')} in "
-            f"{show_count(done.files, 'file')}, {show_size(done.bytes)}"
-        )
-        called = (f"{printable(name)} as {printable(its)}" for name, its in done.fields.items())
-        print(f"fields: {', '.join(called)}")
-        for note in done.notes:
-            print(printable(note, 4096))
-        if done.without:
-            print(f"{show_count(done.without, 'record')} without anything that could be written")
-        if done.removed:
-            print(f"removed: {show_count(done.removed, 'file')} of an older export")
+        print(done)
     return DONE
 
 
@@ -454,7 +401,6 @@ def _cat(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .sizes import show_count, show_size
     from .verifying import verify
 
     with _progress("verifying", options) as progress:
@@ -473,25 +419,9 @@ def _verify(options: argparse.Namespace) -> int:
         ]
         _print_json(vars(found) | {"damages": damages})
     else:
-        for one in found.damages:
-            place = ""
-            if one.record is not None:
-                key = "unknown" if one.key is None else printable(one.key)
-                place = f"record {one.record} at byte {one.offset}, key {key}: "
-            print(f"{one.shard}: {place}{_what(one)}")
-        if not options.quiet:
-            what = f"{show_count(found.records, 'record')} in {show_count(found.shards, 'shard')}"
-            verdict = f"{len(found.damages):,} damaged" if found.damages else "all as packed"
-            print(f"{what}, {show_size(found.bytes)}: {verdict}")
+        text = found.damages if options.quiet else [found]
+        print(*text, sep="\n", end="\n" if text else "")
     return DAMAGED if found.damages else DONE
-
-
-def _what(damage: Damage) -> str:
-    """What is damaged, without the place, which the line says already."""
-    if damage.record is None:
-        return damage.what.removeprefix(f"{damage.shard}: ")
-    line = damage.what.splitlines()[0]
-    return line.split("): ", 1)[-1] if line.startswith(damage.shard) else line
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -590,19 +520,13 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _gc(options: argparse.Namespace) -> int:
     from .cleaning import gc
-    from .sizes import show_count, show_size
 
     done = gc(options.out, keep_s=options.keep, dry_run=options.dry_run)
     if options.json:
         _print_json(vars(done))
         return DONE
     if not options.quiet:
-        for path in done.removed:
-            print(printable(path, 4096))
-        verb = "would be removed" if options.dry_run else "removed"
-        young = f"; {len(done.kept)} younger than --keep stay" if done.kept else ""
-        files = show_count(len(done.removed), "file")
-        print(f"{files}, {show_size(done.bytes)}, {verb}{young}")
+        print(done)
     return DONE
 
 
@@ -610,9 +534,6 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
-    from .journal import REJECTED
-    from .sizes import show_count, show_size
-
     dry = getattr(options, "dry_run", False)
     skips = getattr(options, "on_error", "skip") == "skip"
     if options.json:
@@ -622,75 +543,11 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             for one in done
         ]
         _print_json({"dry_run": dry, "datasets": datasets})
-    for one in done:
-        if options.json or options.quiet:
-            continue
-        where = printable(one.out)
-        labels = (
-            "no classes" if one.classes is None else show_count(one.classes, "class", "classes")
-        )
-        unit = "file" if one.source == "imagefolder" else "record"
-        what = f"{show_count(one.records, unit)}, {labels}, {show_size(one.source_bytes)}"
-        if dry and not one.already:
-            there = f"; {one.kept:,} of these are there, to be checked" if one.kept else ""
-            print(f"{where}: would pack {what} into {show_count(one.shards, 'shard')}{there}")
-        elif one.already:
-            print(
-                f"{where}: already packed: {what}, with the same keys, sizes and options (contents "
-                "are not compared; --overwrite packs again)"
-            )
-        else:
-            rate = one.source_bytes / max(one.seconds, 1e-9) / 1e6
-            resumed = one.kept and hasattr(options, "source")  # `commit` only checks
-            kept = f", {one.kept:,} kept from before" if resumed else ""
-            shards = show_count(one.built + one.kept, "shard")
-            print(f"{where}: {what} -> {shards}{kept}", end="")
-            size = f", {show_size(one.bytes)}" if one.committed else " (not committed)"
-            print(f"{size}, in {one.seconds:.1f} s, {rate:,.0f} MB/s")
-        if one.source != "imagefolder":
-            print(f"{where}: {one.source}: {_fields_text(one.fields, one.theirs)}")
-        if one.full_size:
-            print(
-                f"{where}: not resized: {show_count(one.full_size, 'image')}, of several pages or "
-                "pictures (animations, too), or of formats that are not written"
-            )
-        if one.tiles is not None and not dry:
-            print(f"{where}: {_tiles_text(one)}")
-        if one.enlarged:
-            print(f"{where}: enlarged, since smaller: {show_count(one.enlarged, 'image')}")
-        if one.ignored:
-            print(f"{where}: ignored: {show_count(one.ignored, 'hidden file')}")
-        if one.rejected:
-            fate = f"left out; see {REJECTED}"
-            if dry:
-                fate = "would be left out" if skips else "cannot be packed, so nothing would be"
-            print(f"{where}: {show_count(len(one.rejected), 'file')} {fate}:")
-            for key, why in one.rejected[:10]:
-                print(f"  {printable(key)}: {why}")
-            if len(one.rejected) > 10:
-                print(f"  ... and {len(one.rejected) - 10:,} more")
-        for note in one.notes[:10]:
-            print(f"{where}: {note}")
-        if one.unlocked:
-            print(f"{where}: this file system has no locks; do not pack here twice at once")
+    elif not options.quiet:
+        for one in done:
+            print(one.text(skips))
     rejected = any(one.rejected for one in done)
     return FAILED if rejected and dry and not skips else SKIPPED if rejected else DONE
-
-
-def _tiles_text(one: Packed) -> str:
-    """How many images are tiles, what this call did for it, and why others are none."""
-    from .sizes import show_size
-
-    text = f"{one.tiles:,} of {one.records:,} images are JPEG tiles"
-    if one.tiled:
-        text += (
-            f": {one.tiled:,} rewritten, {show_size(one.tiled_from)} -> "
-            f"{show_size(one.tiled_to)} ({one.tiled_to / one.tiled_from - 1:+.1%})"
-        )
-    if one.untiled:
-        reasons = sorted(one.untiled.items(), key=lambda found: (-found[1], found[0]))
-        text += "; left as they were: " + ", ".join(f"{count:,} {why}" for why, count in reasons)
-    return text
 
 
 def _facts(made: Manifest) -> dict[str, Any]:

@@ -41,6 +41,25 @@ class Exported:
     fields: dict[str, str] = field(default_factory=dict)  # and what they are called there
     notes: list[str] = field(default_factory=list)  # what is not as it was
 
+    def __repr__(self) -> str:
+        out = f"; {self.without:,} left out" if self.without else ""
+        return f"<{str(self).splitlines()[0]}{out}>"
+
+    def __str__(self) -> str:
+        called = (f"{printable(name)} as {printable(its)}" for name, its in self.fields.items())
+        lines = [
+            f"{printable(self.out)}: {self.format}: {sizes.show_count(self.records, 'record')} in "
+            f"{sizes.show_count(self.files, 'file')}, {sizes.show_size(self.bytes)}",
+            f"fields: {', '.join(called)}",
+            *(printable(note, 4096) for note in self.notes),
+        ]
+        if self.without:
+            without = sizes.show_count(self.without, "record")
+            lines.append(f"{without} without anything that could be written")
+        if self.removed:
+            lines.append(f"removed: {sizes.show_count(self.removed, 'file')} of an older export")
+        return "\n".join(lines)
+
 
 def export(
     path: str | os.PathLike[str],

@@ -33,6 +33,16 @@ def known(names: tuple[str, ...], there: Iterable[str]) -> str | None:
     return exact or next((folded[name] for name in names if name in folded), None)
 
 
+def described(fields: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Say fields by name, their kinds, and their names in the source where those are others."""
+    return "fields: " + ", ".join(
+        f"{printable(name)} ({kind})"
+        + (f" from {printable(theirs[name])}" if name in theirs else "")
+        for name, kind in fields.items()
+        if kind != "key"
+    )
+
+
 def nameable(name: str) -> bool:
     """Whether a field can be called so."""
     return 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()

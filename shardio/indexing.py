@@ -33,13 +33,14 @@ from .errors import (
     printable,
     there_are,
 )
+from .fieldnames import described
 from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
 from .imagetypes import ALL_ENDINGS
 from .lock import JOURNAL, WRITER_MAGIC
 from .scanning import Found, dataset_id_of, manifest_of, scan_all
-from .sizes import show_count
+from .sizes import show_count, show_size
 from .sources.base import Listing, renumber
 from .sources.imagefolder import image_folder
 from .storage import Storage, local, local_path, locate
@@ -69,6 +70,33 @@ class Indexed:
     ignored: int = 0  # hidden files and the like, beside images
     notes: list[str] = field(default_factory=list)  # worth knowing
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        rate = self.bytes / max(self.seconds, 1e-9) / 1e6
+        named = "" if self.classes is None else f"; {show_count(self.classes, 'class', 'classes')}"
+        lines = [
+            f"{printable(self.root)}: {self.format}: {show_count(self.records, 'record')} in "
+            f"{show_count(self.shards, 'shard')}, {show_size(self.bytes)}, in "
+            f"{self.seconds:.1f} s, {rate:,.0f} MB/s",
+            described(self.fields, self.sources) + named,
+        ]
+        if self.format == "imagefolder":
+            lines.append(
+                "a folder of images: they stay as they are, in the order `shardio pack` gives"
+            )
+        if self.ignored:
+            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+        lines += self.notes[:10]
+        for name in self.left_out:
+            lines.append(
+                f"left out: {printable(name)!r} cannot be a field's name; give one by --fields"
+            )
+        if os.path.abspath(self.out) != os.path.abspath(self.root):
+            lines.append(f"open it by {printable(self.out)} with root={printable(self.root)!r}")
+        return "\n".join(lines)
 
 
 def index(

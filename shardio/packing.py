@@ -43,6 +43,7 @@ from .errors import (
     StorageError,
     printable,
 )
+from .fieldnames import described as fields_text
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
 from .plan import Plan
@@ -89,7 +90,83 @@ class Packed:
     untiled: dict[str, int] = field(default_factory=dict)  # why others stayed as they were
     committed: bool = False
     already: bool = False  # it was packed before; nothing was touched
+    checked: bool = False  # `commit` found all shards built, by parts
     unlocked: bool = False  # the file system has no locks
+    dry_run: bool = False  # nothing was touched: what would be done
+
+    def __repr__(self) -> str:
+        out = f"; {len(self.rejected):,} left out" if self.rejected else ""
+        return f"<{printable(self.out)}: {self._summary()}{out}>"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, skips: bool = True) -> str:
+        """Say what was done, and what is to be noted. skips: of a dry run, as on_error says."""
+        where = printable(self.out)
+        lines = [self._summary()]
+        if self.source != "imagefolder":
+            lines.append(f"{self.source}: {fields_text(self.fields, self.theirs)}")
+        if self.full_size:
+            lines.append(
+                f"not resized: {show_count(self.full_size, 'image')}, of several pages or pictures "
+                "(animations, too), or of formats that are not written"
+            )
+        if self.tiles is not None and not self.dry_run:
+            lines.append(self._tiles())
+        if self.enlarged:
+            lines.append(f"enlarged, since smaller: {show_count(self.enlarged, 'image')}")
+        if self.ignored:
+            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+        if self.rejected:
+            fate = f"left out; see {journal.REJECTED}"
+            if self.dry_run:
+                fate = "would be left out" if skips else "cannot be packed, so nothing would be"
+            lines.append(f"{show_count(len(self.rejected), 'file')} {fate}:")
+        said = [f"{where}: {line}" for line in lines]
+        said += [f"  {printable(key)}: {why}" for key, why in self.rejected[:10]]
+        if len(self.rejected) > 10:
+            said.append(f"  ... and {len(self.rejected) - 10:,} more")
+        said += [f"{where}: {note}" for note in self.notes[:10]]
+        if self.unlocked:
+            said.append(f"{where}: this file system has no locks; do not pack here twice at once")
+        return "\n".join(said)
+
+    def _summary(self) -> str:
+        labels = "no classes"
+        if self.classes is not None:
+            labels = show_count(self.classes, "class", "classes")
+        unit = "file" if self.source == "imagefolder" else "record"
+        what = f"{show_count(self.records, unit)}, {labels}, {sizes.show_size(self.source_bytes)}"
+        if self.already:
+            return (
+                f"already packed: {what}, with the same keys, sizes and options (contents are not "
+                "compared; --overwrite packs again)"
+            )
+        if self.dry_run:
+            there = f"; {self.kept:,} of these are there, to be checked" if self.kept else ""
+            return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"
+        resumed = self.kept and not self.checked
+        kept = f", {self.kept:,} kept from before" if resumed else ""
+        size = f", {sizes.show_size(self.bytes)}" if self.committed else " (not committed)"
+        rate = self.source_bytes / max(self.seconds, 1e-9) / 1e6
+        return (
+            f"{what} -> {show_count(self.built + self.kept, 'shard')}{kept}{size}, in "
+            f"{self.seconds:.1f} s, {rate:,.0f} MB/s"
+        )
+
+    def _tiles(self) -> str:
+        """How many images are tiles, what this call did for it, and why others are none."""
+        text = f"{self.tiles:,} of {self.records:,} images are JPEG tiles"
+        if self.tiled:
+            text += (
+                f": {self.tiled:,} rewritten, {sizes.show_size(self.tiled_from)} -> "
+                f"{sizes.show_size(self.tiled_to)} ({self.tiled_to / self.tiled_from - 1:+.1%})"
+            )
+        if self.untiled:
+            reasons = sorted(self.untiled.items(), key=lambda found: (-found[1], found[0]))
+            text += "; left as they were: " + ", ".join(f"{n:,} {why}" for why, n in reasons)
+        return text
 
     def add(self, done: Recoded) -> None:
         """What was done to the images of one more shard."""
@@ -406,6 +483,7 @@ class _Packing:
 
     def dry_run(self, restart: bool) -> Packed:
         """What `build` would find. Raises what it would raise for what lies in the directory."""
+        self.result.dry_run = True
         self.result.rejected = self.plan.problems
         self.result.tiles = None  # nobody has looked
         if self.result.already:
@@ -461,6 +539,7 @@ class _Packing:
         Raises ExistsError, SourceError.
         """
         assert self._held is not None
+        self.result.checked = True
         data = self._held.read()
         self.result.unlocked = self._held.held is None
         if journal.is_committed(self.directory, data):  # and killed before it had cleaned up

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import termios
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ from trees import (
     shards,
 )
 
-from shardio import cli, sizes
+import shardio as library
+from shardio import ShardDataset, cli, sizes
 from shardio import sequence as sequences
+from shardio.cleaning import gc
 from shardio.errors import OptionError
 from shardio.writer import Writer
 
@@ -179,6 +182,41 @@ def test_pack_says_what_it_left_out_and_ignored(tmp_path: Path) -> None:
     assert "ignored: 1 hidden file\n" in done.stdout
     assert "1 file left out" in done.stdout
     assert "class0/no.jpg" in done.stdout
+
+
+def test_python_prints_what_the_command_line_prints_and_shows_one_line(tmp_path: Path) -> None:
+    """Times differ, and so do directories."""
+    source = plant(tmp_path / "src", {**images(), "class0/no.jpg": b"no"})
+
+    def same(said: Any, done: subprocess.CompletedProcess[str]) -> bool:
+        texts = (re.sub(r"\S+ s, \S+ MB/s|/[ab]\b", "", str(t)) for t in (done.stdout, f"{said}\n"))
+        assert len(repr(said).splitlines()) == 1 and len(repr(said)) < 200 + len(str(tmp_path))
+        return len(set(texts)) == 1
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    skip = ("--on-error", "skip")
+    [packed] = library.pack(source, a / "out", on_error="skip", jobs=1)
+    assert same(packed, shardio("pack", source, b / "out", *skip, code=4))
+    assert repr(packed).endswith("; 1 left out>")
+    [packed] = library.pack(source, a / "out", on_error="skip", jobs=1)
+    assert same(packed, shardio("pack", source, b / "out", *skip, code=4))
+    [packed] = library.pack(source, a / "dry", on_error="skip", jobs=1, dry_run=True)
+    assert same(packed, shardio("pack", source, b / "dry", *skip, "--dry-run"))
+    out = a / "out"
+    assert same(library.unpack(out, a / "back"), shardio("unpack", out, b / "back"))
+    done = library.export(out, a / "x", format="imagefolder")
+    assert same(done, shardio("export", out, b / "x", "--format", "imagefolder"))
+    (tmp_path / "src" / "class0" / "no.jpg").unlink()
+    assert same(library.index(source, out=a / "idx"), shardio("index", source, "--out", b / "idx"))
+    assert same(gc(out), shardio("gc", out))
+    assert same(library.verify(out, jobs=1), shardio("verify", out))
+    for report in (ShardDataset(out).explain(), ShardDataset(out, batch_size=4).tune()):
+        assert repr(report).startswith(("dataset      24 records", "24 records"))
+    [shard] = shards(out)
+    data = bytearray(shard.read_bytes())
+    data[2000] ^= 1
+    shard.write_bytes(data)
+    assert same(library.verify(out, jobs=1), shardio("verify", out, code=3))
 
 
 def test_each_way_out_that_a_failed_packing_offers_works(tmp_path: Path) -> None:
