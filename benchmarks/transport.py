@@ -91,7 +91,7 @@ def write(out: Path, records: int) -> Path:
 
     with shardio.Writer(out, fields={"image": "image", "label": "int"}) as writer:
         for i in range(records):
-            writer.write({"image": b"%d" % i, "label": i % 10})
+            writer.write({"image": b"\xff\xd8\xff%d" % i, "label": i % 10})
     return out
 
 

@@ -259,7 +259,8 @@ class ShardDataset(Described, Stream):
         chosen = "" if self._selection is None else f"{self.records:,} of "
         return (
             f"ShardDataset({printable(self._path)!r}{size}: {chosen}"
-            f"{self.manifest.records:,} records in {self.manifest.shards:,} shards, "
+            f"{sizes.show_count(self.manifest.records, 'record')} in "
+            f"{sizes.show_count(self.manifest.shards, 'shard')}, "
             f"fields {', '.join(self.manifest.schema.names)})"
         )
 

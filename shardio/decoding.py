@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from . import image
-from .errors import DecodeError, OptionError, printable
+from .errors import DecodeError, OptionError, printable, there_are
 from .sample import KEY, Sample, Schema
 
 Decode = Literal["pil", "numpy"] | Callable[[bytes], Any] | None
@@ -150,9 +150,7 @@ def _check_fields(schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
         raise OptionError(f"fields is {fields!r}: expected several, such as ({fields!r},)")
     for name in fields:
         if name not in schema.names:
-            raise OptionError(
-                f"no field is called {name!r}; this dataset has {', '.join(schema.names)}"
-            )
+            raise OptionError(f"no field is called {name!r}; {there_are(schema.names, str(name))}")
     if not fields:
         raise OptionError(f"fields is empty; this dataset has {', '.join(schema.names)}")
     return tuple(fields)

@@ -23,6 +23,10 @@ Every class takes ONE message string: a DataLoader worker sends an exception to 
 and text, and an exception that needs a second argument comes back as a bare RuntimeError.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class ShardioError(Exception):
     """Stand for any error that shardio raises on purpose."""
@@ -101,3 +105,21 @@ def printable(name: bytes | str, limit: int = 200) -> str:
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def there_are(names: Iterable[str], given: str = "", most: int = 10) -> str:
+    """List what there is to choose from, and ask for the one that `given` may be a slip of.
+
+    "there are image, label: did you mean 'label'?"
+    """
+    import difflib  # 5 ms, on the way to an error only
+
+    known = list(names)
+    if not known:
+        return "there are none"
+    more = f", ... ({len(known):,} in all)" if len(known) > most else ""
+    shown = ", ".join(map(printable, known[:most]))
+    folded = {name.casefold(): name for name in known}
+    close = [folded[one] for one in difflib.get_close_matches(given.casefold(), folded, 1)]
+    asked = f": did you mean {printable(close[0])!r}?" if close else ""
+    return f"there {'is' if len(known) == 1 else 'are'} {shown}{more}{asked}"

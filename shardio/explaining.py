@@ -135,6 +135,9 @@ class Explanation:
             for name, value in values.items()
         }
 
+    def __repr__(self) -> str:
+        return str(self)  # as a notebook shows it
+
     def __str__(self) -> str:
         blocks = [_row(name, text) for name, text in _told(self)]
         blocks += [_row("note", text) for text in self.notes]

@@ -388,8 +388,8 @@ class LoaderExplanation:
     staging_bytes: int  # of it: buffers for what does not come in slots
     resident_bytes: int
 
-    def __str__(self) -> str:
-        return self.text()
+    def __repr__(self) -> str:
+        return self.text()  # as a notebook shows it
 
     def text(self) -> str:
         threads = show_count(self.threads, "thread")

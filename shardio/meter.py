@@ -222,6 +222,9 @@ class Report:
             found["loader/first_batch_s"] = self.first_s
         return found | {f"loader/{stage}_s": value for stage, value in self.stages.items()}
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         of = "" if self.batches is None else f" of {self.batches:,}"
         ratio = f"{self.ratio:,.0f}" if self.ratio >= 99.5 else f"{self.ratio:.2g}"
@@ -241,6 +244,9 @@ class Verdict:
     share: float  # of the time, spent waiting for batches
     stage: str  # of STAGES, the one that limits a loader; "": not known
     text: str  # in words, with the one thing to change
+
+    def __repr__(self) -> str:
+        return f"<{self.bound}: {self.text}>"
 
     def __str__(self) -> str:
         return self.text

@@ -348,7 +348,7 @@ def test_samples_are_dicts_of_all_fields_or_tuples_of_some(packed: Packed) -> No
         assert type(image) is bytes and label in (0, 1, 2)
     for size, _ in ShardDataset(folder, fields=("image", "label"), decode=len):
         assert type(size) is int
-    with pytest.raises(OptionError, match="this dataset has __key__, image, label"):
+    with pytest.raises(OptionError, match="there are __key__, image, label"):
         ShardDataset(folder, fields=("image", "target"))
 
 

@@ -784,6 +784,29 @@ def test_wrong_fields_are_refused(wide: Path, tmp_path: Path, fields: Any, why: 
     assert not (tmp_path / "x").exists()
 
 
+def test_a_key_that_webdataset_would_split_is_told_with_what_to_do(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"a/1.jpg": datasets.jpeg(1), "a/2.1.jpg": datasets.jpeg(2)})
+    pack(source, tmp_path / "out", jobs=1, shuffle=False)
+
+    def said(folder: str, **options: Any) -> str:
+        with pytest.raises(OptionError) as caught:
+            export(tmp_path / folder, tmp_path / "wds", format="webdataset", **options)
+        return str(caught.value)
+
+    assert said("out").endswith(
+        "the key a/2.1.jpg has a dot in its last part, and webdataset splits names at the first "
+        "one: it would read a/2 as the key, and 1 as a part of the field. --keys number names the "
+        "records by their numbers"
+    )
+    without = said("out", fields={"label": "cls"})  # so the ending of the image's file stays
+    assert "a/1.jpg has a dot" in without and "and jpg as a part" in without
+    assert without.endswith("or write the image, too, whose ending goes: --fields image,...")
+    export(tmp_path / "out", tmp_path / "numbers", format="webdataset", keys="number")
+    with Writer(tmp_path / "odd") as writer:
+        writer.write({"__key__": "a//b", "n": 1})
+    assert "the key a//b is no path of a file in a tar" in said("odd")
+
+
 def test_wrong_options_are_refused(plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
     for options, why in (

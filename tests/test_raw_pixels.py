@@ -199,12 +199,12 @@ def test_the_options_say_it_and_another_encoding_is_another_dataset(tmp_path: Pa
     assert made.options["encode"] == "raw" and made.options["pixels"] == [6, 8]
     assert made.options["quality"] is None
     assert pack_raw(source, tmp_path / "out").already
-    with pytest.raises(ExistsError, match="option encode: was 'raw', now None"):
+    with pytest.raises(ExistsError, match="option encode: was 'raw', now not given"):
         pack(source, tmp_path / "out", jobs=1, max_records=5)
-    with pytest.raises(ExistsError, match="option resize: was None, now 4"):
+    with pytest.raises(ExistsError, match="option resize: was not given, now 4"):
         pack_raw(source, tmp_path / "out", resize=4)
     [plain] = pack(source, tmp_path / "plain", jobs=1, max_records=5)
-    with pytest.raises(ExistsError, match="option encode: was None, now 'raw'"):
+    with pytest.raises(ExistsError, match="option encode: was not given, now 'raw'"):
         pack_raw(source, tmp_path / "plain")
     options = manifest.load(locate(tmp_path / "plain")).options
     assert plain.pixels is None and not options.keys() & {"encode", "pixels"}  # ids as ever

@@ -159,6 +159,8 @@ def test_columns_of_every_width(packed: Packed) -> None:
     assert column.mask.tolist() == [value is None for value in values]
     assert raw.columns("x").tolist() == [i / 3 for i in range(8)]
     assert raw[:2].columns("n").tolist() == values[:2]
+    with pytest.raises(OptionError, match=r"'N'; there are n, x: did you mean 'n'\?"):
+        raw.columns("N")
     with pytest.raises(OptionError, match="no column is called 'text'; there are n, x"):
         raw.columns("text")
 
@@ -212,7 +214,7 @@ def test_fields_choose_and_order(packed: Packed) -> None:
     assert shardio.open(folder, fields=("label", "__key__"), decode=None)[4] == (1, b"k/000004.jpg")
     label, image = shardio.open(folder, fields=["label", "image"])[4]
     assert label == 1 and isinstance(image, Image.Image)
-    with pytest.raises(OptionError, match="'mask'; this dataset has __key__, image, label"):
+    with pytest.raises(OptionError, match=r"'mask'; there are __key__, image, label$"):
         shardio.open(folder, fields=("image", "mask"))
     with pytest.raises(OptionError, match=r"\('label',\)"):
         shardio.open(folder, fields="label")
@@ -289,8 +291,11 @@ def test_nothing_packed_and_splits_are_told(packed: Packed, tmp_path: Path) -> N
     packed([2], "out/train")
     splits = manifest.dump_splits(["train", "val"], None, "1.2.3")
     (tmp_path / "out" / "shardio.json").write_bytes(splits)
-    with pytest.raises(NotPackedError, match=r"out/train, .*out/val"):
+    with pytest.raises(NotPackedError, match=r"splits: train, val\. Open one, such as .*out/train"):
         shardio.open(tmp_path / "out")
+    assert len(shardio.open(tmp_path / "out", split="train")) == 2
+    with pytest.raises(OptionError, match="no split is called 'test'; there are train, val"):
+        shardio.open(tmp_path / "out", split="test")
 
 
 def test_a_pickle_reads_on(raw: Any) -> None:
