@@ -1,6 +1,6 @@
 """Batches made in the trainer's process: by threads in the background, or, with none, in `take`.
 
-The same face as `workers.Processes`, for workers=0.
+The same face as `workers.Processes`, for num_workers=0.
 """
 
 from __future__ import annotations

@@ -148,14 +148,14 @@ class _Process:
         self.process.join(_WAIT_S)
         code = self.process.exitcode
         how = f"left with exit code {code}"
-        advice = "workers=0 does it all in this process, where a debugger sees it"
+        advice = "num_workers=0 does it all in this process, where a debugger sees it"
         if code is None:
             how = "closed its socket"
         elif code < 0:
             how = f"was killed by {_signal_name(-code)}"
             if -code == signal.SIGKILL:
                 how += ", as the system does where memory runs out (`dmesg` says so)"
-                advice = f"Fewer workers, or a smaller prefetch, take less memory; {advice}"
+                advice = f"Fewer workers, or a smaller prefetch_factor, take less memory; {advice}"
         elif self.told >= 0 and not self.mapped:
             how += " before it made a batch; what it said stands above"
             if getattr(self.process, "_start_method", "fork") != "fork":
@@ -194,8 +194,8 @@ class Processes:
         if multiprocessing.current_process().daemon:
             raise OptionError(
                 "this process is a daemon of multiprocessing, as the workers of a DataLoader or of "
-                "a Pool are, and such may not start processes: give ShardLoader workers=0, or "
-                "start this process with daemon=False"
+                "a Pool are, and such may not start processes: give ShardLoader "
+                "num_workers=0, or start this process with daemon=False"
             )
         self._prefetch = prefetch
         self._own = Own(lock, prefetch + 2)
