@@ -72,7 +72,10 @@ class Here:
             queue.put((batch, packed))
 
         reads = what.reads(self._stream, 0, 1)
-        maker = Maker(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout)
+        maker = Maker(
+            *(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout),
+            interrupts=not self._threads,
+        )
         self._makers.append(maker)
         if self._threads:
             maker.more(self._prefetch)

@@ -23,7 +23,7 @@ import torch
 
 from .collating import TENSORS, collate, into
 from .decoding import Work
-from .errors import printable
+from .errors import as_error, printable
 from .meter import Made
 from .parcel import SMALL
 from .slots import Slot, Slots
@@ -181,6 +181,7 @@ class Maker:
     pack(batch, collated)  makes of a batch what is handed over; in any thread
     emit(batch, packed)    is called for each batch, in order, by one thread at a time; with the
                            Failure that ends the pass, if there is one
+    interrupts             `turn` is called by the training loop: Ctrl-C passes
 
     `more` and `drop` are for any thread; `turn` makes a row, `run` all of them.
     """
@@ -193,8 +194,11 @@ class Maker:
         pack: Callable[[Batch, Any], Any],
         emit: Callable[[Batch | None, Any], None],
         layout: Layout | None = None,
+        *,
+        interrupts: bool = False,
     ) -> None:
         self.layout = layout or {}  # of the batch before
+        self._interrupts = interrupts
         self._stream = stream
         self._slots = slots
         self._pack = pack
@@ -250,10 +254,9 @@ class Maker:
         self._open.clear()
 
     def _run(self) -> None:
-        work, going = Work(), True
-        while going:
-            with suppress(KeyboardInterrupt):  # of a transform: threads are not sent any
-                going = self.turn(work)
+        work = Work()
+        while self.turn(work):
+            pass
 
     def turn(self, work: Work) -> bool:
         """Make one row, once it is wanted. False: there is nothing left to be made."""
@@ -289,7 +292,7 @@ class Maker:
         except BaseException as error:
             work.out = None
             self._fail(batch, error, work)
-            if isinstance(error, KeyboardInterrupt):
+            if self._interrupts and isinstance(error, KeyboardInterrupt):
                 raise
         return True
 
@@ -348,6 +351,7 @@ class Maker:
             batch = self._at
         elif work.number >= 0:
             where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        error = as_error(error, where, interrupts=self._interrupts)
         self.drop()
         number = self._begun if batch is None else batch.number
         self._hand_over(number, batch, Failure(error, where))

@@ -1045,8 +1045,6 @@ RAISED: dict[str, tuple[BaseException, bool]] = {  # and whether it can be passe
     "text with an address": (ValueError(Thing(())), True),
     "not to be pickled": (GuardedError("a lock in it"), False),
     "not to be made again": (TrainerOnlyError("only there"), False),
-    "exit": (SystemExit(3), True),
-    "interrupt": (KeyboardInterrupt("of a transform"), True),
     "system": (FileNotFoundError(2, "No such file", "/nowhere"), True),
 }
 
@@ -1073,8 +1071,7 @@ def test_what_a_transform_raises_comes_with_the_record_named(
                 assert type(caught.value) is type(error) and caught.value.args == error.args
                 assert getattr(caught.value, "code", None) == getattr(error, "code", None)
                 cause = caught.value.__cause__
-                if crew != (0, 0) or isinstance(error, Exception):  # else it is Ctrl-C, most likely
-                    assert type(cause) is RowError and named in str(cause)
+                assert type(cause) is RowError and named in str(cause)
                 if crew[0]:
                     assert "loader process" in str(cause) and "in __call__" in str(cause)
             else:
@@ -1087,6 +1084,74 @@ def test_what_a_transform_raises_comes_with_the_record_named(
         loader.set_epoch(0)
         ok = [next(it) for it in [iter(loader)] for _ in range(step)]
         assert labels(ok) == order[:step]
+
+
+# What is no Exception: it would end the training as if it were done.
+SILENT: dict[str, BaseException] = {
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt("of a transform"),
+    "generator": GeneratorExit(),
+    "own": type("Own", (BaseException,), {})("a base of its own"),
+}
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}")
+@pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
+def test_what_is_no_exception_is_an_error_that_names_the_record(
+    packed: Packed, error: BaseException, crew: tuple[int, int]
+) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    target = order[3][5]
+    dataset = pictures(folder, decode=Raises(target, error))
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+        for _ in range(2):  # the processes stay
+            got, iterator = [], iter(loader)
+            with pytest.raises(WorkerError) as caught:
+                for batch in iterator:
+                    got += labels([batch])
+            assert got == order[:3]
+            text = str(caught.value)
+            assert f"k/{target:06}.jpg" in text and type(error).__name__ in text
+            cause = caught.value.__cause__
+            assert "loader process" in str(cause) if crew[0] else type(cause) is type(error)
+            with pytest.raises((WorkerError, EpochError)):
+                next(iterator)
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
+@pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
+def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
+    packed: Packed, error: BaseException, crew: tuple[int, int]
+) -> None:
+    folder, other = packed(COUNTS), packed([16], "other")
+
+    def collate(samples: list[Any]) -> Any:
+        raise error
+
+    mixed = ShardDataset.mix([pictures(other), pictures(folder, decode=Raises(7, error))])
+    for dataset, where in (
+        (pictures(folder, collate_fn=collate), "collate_fn raised"),
+        (mixed, "k/000007.jpg: decode or a transform raised"),
+    ):
+        with (
+            ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader,
+            pytest.raises(WorkerError, match=f"{where} {type(error).__name__}"),
+        ):
+            list(loader)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_what_ends_the_trainers_own_loop_ends_it(packed: Packed, error: BaseException) -> None:
+    """There it is Ctrl-C, or a handler of SIGTERM that calls sys.exit."""
+    dataset = pictures(packed(COUNTS), decode=Raises(0, error))
+    loader = ShardLoader(dataset, num_workers=0, threads=0)
+    for batches in loader, DataLoader(dataset, batch_size=None):
+        with pytest.raises(type(error)):
+            list(batches)
+    generator = pictures(packed(COUNTS), decode=Raises(0, GeneratorExit()))  # which is neither
+    with pytest.raises(WorkerError, match=r"k/000000\.jpg.*GeneratorExit"):
+        list(generator)
 
 
 @EACH_CREW
