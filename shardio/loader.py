@@ -48,7 +48,6 @@ _OTHERS = {
     "pin_memory_device": "give device=",
     "persistent_workers": "leave it out; processes stay from epoch to epoch, until close()",
     "in_order": "leave it out; batches always come in order",
-    "timeout": "leave it out; a process that dies is an error at once",
     "worker_init_fn": "leave it out; what a transform needs it can make when it is first called",
     "generator": "give seed= to the dataset, and torch.manual_seed to transforms that draw",
     "batch_size": "give it to the dataset",
@@ -87,6 +86,8 @@ class ShardLoader:
                   False: views of shared memory, which costs nothing
     device        batches go there ahead of use, and images are cast and normalised there:
     ahead, mean, std, dtype, channels_last, pin    as for `shardio.device.prefetch`
+    timeout       seconds that a batch may be waited for, before a WorkerError says what its process
+                  is at; 0, the default: for ever, and a warning says it after a minute
     resident      "ram": decode all of it once, into tensors, and gather each batch from them:
                   the workers then leave. "device": the tensors lie on `device`
     multiprocessing_context  "fork", "spawn" or "forkserver", as for DataLoader
@@ -97,8 +98,8 @@ class ShardLoader:
     one thread.
 
     Raises OptionError; while iterating what the dataset raises, EpochError, WorkerError when a
-    process dies; what a transform raises comes as it is, with a RowError as its cause that names
-    the record and holds its traceback.
+    process dies, or is late; what a transform raises comes as it is, with a RowError as its cause
+    that names the record and holds its traceback.
     """
 
     @_explained
@@ -117,6 +118,7 @@ class ShardLoader:
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
         pin: Pin = "auto",
+        timeout: float = 0,
         resident: Literal["ram", "device"] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
     ) -> None:
@@ -140,6 +142,12 @@ class ShardLoader:
         self.prefetch_factor = (
             2 if prefetch_factor is None else whole("prefetch_factor", prefetch_factor, 1)
         )
+        self.timeout = _timeout(timeout)
+        if self.timeout and not self.num_workers and not self.threads:
+            raise OptionError(
+                "timeout with num_workers=0, threads=0: your own loop makes the batches then, and "
+                "nobody could end it; give threads=1, or leave timeout out"
+            )
         self.copy = copy
         options = {"mean": mean, "std": std, "dtype": dtype, "channels_last": channels_last}
         given = [name for name, value in options.items() if value is not None]
@@ -264,7 +272,12 @@ class ShardLoader:
 
     def _start(self) -> Processes | Here:
         if not self.num_workers:
-            return Here(self.dataset, threads=self.threads, prefetch=self.prefetch_factor)
+            return Here(
+                self.dataset,
+                threads=self.threads,
+                prefetch=self.prefetch_factor,
+                timeout_s=self.timeout,
+            )
         lock = None
         if self.target is not None and self.target.locks_pages:
             lock = partial(_lock, self.target.device)
@@ -276,6 +289,7 @@ class ShardLoader:
             context=self._context,
             own=self.copy,
             lock=lock,
+            timeout_s=self.timeout,
         )
 
 
@@ -408,6 +422,14 @@ class LoaderExplanation:
                 f"{show_size(self.staging_bytes)} staging"
             )
         return "\n".join(lines)
+
+
+def _timeout(given: Any) -> float:
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < math.inf:
+        return float(given)
+    raise OptionError(
+        f"timeout is {printable(repr(given))}: expected seconds, such as 120; 0: never"
+    )
 
 
 def cores(ranks: int) -> int:

@@ -28,6 +28,7 @@ from .meter import Made
 from .parcel import SMALL
 from .slots import Slot, Slots
 from .stream import Items, Stream, mark, mark_all
+from .whereabouts import BETWEEN, COLLATES, Place
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
@@ -181,6 +182,7 @@ class Maker:
     pack(batch, collated)  makes of a batch what is handed over; in any thread
     emit(batch, packed)    is called for each batch, in order, by one thread at a time; with the
                            Failure that ends the pass, if there is one
+    places                 where each thread of `run` says what it is at
     interrupts             `turn` is called by the training loop: Ctrl-C passes
 
     `more` and `drop` are for any thread; `turn` makes a row, `run` all of them.
@@ -195,9 +197,11 @@ class Maker:
         emit: Callable[[Batch | None, Any], None],
         layout: Layout | None = None,
         *,
+        places: Sequence[Place] = (),
         interrupts: bool = False,
     ) -> None:
         self.layout = layout or {}  # of the batch before
+        self._places = places
         self._interrupts = interrupts
         self._stream = stream
         self._slots = slots
@@ -232,12 +236,12 @@ class Maker:
     def run(self, threads: int) -> None:
         """Make all batches, as they are wanted, by this thread and others."""
         others = [
-            threading.Thread(target=self._run, name=f"shardio-{i}", daemon=True)
+            threading.Thread(target=self._run, args=(i,), name=f"shardio-{i}", daemon=True)
             for i in range(1, threads)
         ]
         for thread in others:
             thread.start()
-        self._run()
+        self._run(0)
         for thread in others:
             thread.join()
         self.finish()
@@ -253,12 +257,13 @@ class Maker:
             self._slots.free(batch.slot.number)
         self._open.clear()
 
-    def _run(self) -> None:
-        work = Work()
-        while self.turn(work):
+    def _run(self, number: int) -> None:
+        work, place = Work(), self._places[number]
+        work.note = place.note
+        while self.turn(work, place):
             pass
 
-    def turn(self, work: Work) -> bool:
+    def turn(self, work: Work, place: Place | None = None) -> bool:
         """Make one row, once it is wanted. False: there is nothing left to be made."""
         batch = None
         try:
@@ -273,6 +278,8 @@ class Maker:
                 work.out = batch.row(self._image, i)
                 item = make(row, work)
                 work.out = None  # or it would keep the batch in use
+                if place is not None:
+                    place.at[0] = BETWEEN
                 if self._exact:
                     item = mark(item, i < batch.valid)
                 batch.items[i] = batch.settle(i, item) if self._in_place else item
@@ -288,9 +295,15 @@ class Maker:
                     if batch.left:
                         return True
             work.number = -1
+            if place is not None:
+                place.note(COLLATES, perf_counter(), b"")
             self._finish(batch)
+            if place is not None:
+                place.at[0] = BETWEEN
         except BaseException as error:
             work.out = None
+            if place is not None:
+                place.at[0] = BETWEEN
             self._fail(batch, error, work)
             if self._interrupts and isinstance(error, KeyboardInterrupt):
                 raise

@@ -37,7 +37,7 @@ sources
 destination recoding
 building collating tuning pixels
 packing
-stream slots
+stream slots whereabouts
 mixing parcel
 resident making
 serving
@@ -69,7 +69,7 @@ READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
     *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
     *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
-    *("resident", "loader"),
+    *("resident", "loader", "whereabouts"),
 }
 
 DOORS = {  # what only these modules import
@@ -79,7 +79,7 @@ DOORS = {  # what only these modules import
     "PIL": {"image"},
     "torch": {
         *("stream", "collating", "device", "measuring"),
-        *("parcel", "making", "serving", "workers", "resident", "loader"),
+        *("parcel", "making", "serving", "workers", "resident", "loader", "whereabouts"),
     },
     "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
     "matplotlib": {"plotting"},

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from shardio import (
     ShardLoader,
     StorageError,
     WorkerError,
+    here,
     serving,
     workers,
 )
@@ -1325,6 +1327,10 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
                     got += labels([next(iterator)])
             assert got == order[:step]
             assert f"(pid {pids[step % 2]})" in str(caught.value)
+            at = (
+                f"while it was at record {order[step][4]} of the dataset, k/{order[step][4]:06}.jpg"
+            )
+            assert at in str(caught.value)
             assert not children() & set(pids)  # no zombie either
             with pytest.raises(WorkerError):
                 next(iterator)
@@ -1381,6 +1387,205 @@ def test_a_process_that_is_killed_while_it_waits(packed: Packed, when: str) -> N
 
     with nothing_left():
         kill()
+
+
+# --- silence ----------------------------------------------------------------------------------
+
+
+class Hangs:
+    """At one record it says so, and waits for a byte that lets it go on."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.hanging, self.gate = os.pipe(), os.pipe()
+
+    def __call__(self, data: bytes) -> Any:
+        if number(data) == self.target:
+            os.write(self.hanging[1], b".")
+            os.read(self.gate[0], 1)
+        return picture(data)
+
+    def wait(self) -> None:
+        assert os.read(self.hanging[0], 1)
+
+    def let_go(self) -> None:
+        os.write(self.gate[1], b".")
+
+    def close(self) -> None:
+        for end in (*self.hanging, *self.gate):
+            os.close(end)
+
+
+def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> Any:
+    """A crew that has begun epoch 0, and loses patience sooner than a loader's."""
+    made: Any
+    if crew[0]:
+        made = workers.Processes(
+            *(dataset,), workers=crew[0], threads=crew[1], prefetch=2, own=False, lock=None,
+            context=multiprocessing.get_context("fork"), patience_s=patience_s,
+        )  # fmt: skip
+    else:
+        made = here.Here(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
+    share = dataset._share(0)
+    seen = consumers(1, max(1, crew[0]))
+    made.begin(serving.Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
+    return made
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}")
+def test_a_transform_that_hangs_is_told_once_by_its_record(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, crew: tuple[int, int]
+) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    step = 1
+    with closing(Hangs(order[step][-1])) as hangs:  # the last: the other thread has nothing to do
+        made = passing(pictures(folder, decode=hangs), crew, 0.02)
+        hangs.wait()
+        told: list[Any] = []
+
+        def show(message: Any, category: Any, filename: str, *_: Any) -> None:
+            told.append((str(message), filename))
+            if "k/" in str(message):
+                hangs.let_go()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(warnings, "showwarning", show)
+            got = labels([made.take() for _ in range(step + 1)])
+        where = "a thread of this process"
+        if crew[0]:
+            where = f"loader process {step} (pid {made.pids[step]})"
+        made.close()
+    assert got == order[: step + 1]
+    ((text, filename),) = told
+    assert filename == __file__
+    record = f"record {order[step][-1]} of the dataset, k/{order[step][-1]:06}.jpg, for 0 s"
+    assert text.startswith("ShardLoader: no batch for 0.0")
+    assert f"{where} is at {record}. ShardLoader(timeout=" in text
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
+def test_a_timeout_ends_the_pass_and_its_processes(packed: Packed, crew: tuple[int, int]) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+
+    def iterate() -> None:
+        with closing(Hangs(order[0][3])) as hangs:
+            dataset = pictures(folder, decode=hangs)
+            loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1], timeout=0.05)
+            iterator = iter(loader)
+            threads = [one for one in threading.enumerate() if one.name == "shardio-0"]
+            pids = loader.explain().pids
+            hangs.wait()
+            with pytest.raises(WorkerError) as caught:
+                next(iterator)
+            text = str(caught.value)
+            assert text.startswith("timeout=0.05: no batch for 0.0")
+            assert f"record {order[0][3]} of the dataset, k/{order[0][3]:06}.jpg" in text
+            assert not children() & set(pids) and (not pids or f"(pid {pids[0]})" in text)
+            with pytest.raises(WorkerError):
+                next(iterator)
+            hangs.let_go()  # a thread cannot be ended
+            for thread in threads:
+                thread.join(LIMIT_S)
+                assert not thread.is_alive()
+            loader.close()
+
+    with nothing_left():
+        iterate()
+
+
+def test_a_stopped_process_is_told_and_ended(packed: Packed) -> None:
+    folder = packed(COUNTS)
+
+    def stop() -> None:
+        with ShardLoader(pictures(folder), num_workers=1, timeout=0.05) as loader:
+            iterator = iter(loader)
+            (pid,) = loader.explain().pids
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            said = rf"timeout=0.05.*pid {pid}\) is .*stopped by a signal.*SIGCONT"
+            with pytest.raises(WorkerError, match=said):
+                list(iterator)
+            assert not children() & {pid}
+
+    with nothing_left():
+        stop()
+
+
+@pytest.mark.parametrize("timeout", [-1, "5", float("nan"), float("inf"), True, None])
+def test_a_timeout_that_is_none(packed: Packed, timeout: Any) -> None:
+    dataset = pictures(packed(COUNTS))
+    with pytest.raises(OptionError, match=r"timeout is .*expected seconds"):
+        ShardLoader(dataset, num_workers=1, timeout=timeout)
+    with pytest.raises(OptionError, match="give threads=1"):
+        ShardLoader(dataset, num_workers=0, threads=0, timeout=5)
+
+
+class Forks:
+    """Forks at one record. In mid-transform: `child` is what the child does there."""
+
+    def __init__(
+        self,
+        target: int,
+        child: Callable[[], None],
+        then: Callable[[], None],
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.target, self.child, self.then, self.first = target, child, then, first
+
+    def __call__(self, data: bytes) -> Any:
+        if number(data) == self.target:
+            self.first()
+            if os.fork() == 0:
+                self.child()
+            else:
+                self.then()
+        return picture(data)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["forked", "forked with its socket"])
+def test_a_process_that_dies_is_noticed_whatever_it_forked(packed: Packed, kept: bool) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    gate = os.pipe()
+
+    def stay() -> None:
+        os.read(gate[0], 1)
+        os._exit(0)
+
+    def fork() -> None:
+        if kept:  # as a program does that was started with close_fds=False
+            for name in os.listdir("/proc/self/fd"):
+                with suppress(OSError):
+                    os.dup(int(name))
+
+    forks = Forks(order[1][2], stay, lambda: os.kill(os.getpid(), signal.SIGKILL), fork)
+    with ShardLoader(pictures(folder, decode=forks), num_workers=1) as loader:
+        got = []
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL.*at record"):
+            for batch in loader:
+                got += labels([batch])
+        assert got == order[:1]
+    os.write(gate[1], b".")
+    for end in gate:
+        os.close(end)
+
+
+def test_a_child_that_comes_back_from_a_transform_sends_nothing(
+    packed: Packed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+
+    def wait() -> None:
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+
+    forks = Forks(order[1][2], lambda: None, wait)
+    with ShardLoader(pictures(folder, decode=forks), num_workers=1) as loader:
+        assert labels(loader) == order
+    assert "handle is closed" in capfd.readouterr().err
 
 
 def test_a_closed_loader_says_so_and_can_be_iterated_again(packed: Packed) -> None:
