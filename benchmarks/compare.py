@@ -452,7 +452,7 @@ def sharded(
     how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
     dataset = ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
     if way == "ShardLoader":
-        loader: Any = ShardLoader(dataset, workers=workers, prefetch=AHEAD)
+        loader: Any = ShardLoader(dataset, num_workers=workers, prefetch_factor=AHEAD)
         return rounds(epochs(loader, loader.set_epoch), records, {})
     from torch.utils.data import DataLoader
 

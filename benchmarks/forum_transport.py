@@ -185,7 +185,7 @@ def shard_loader(
 
     fields = ("image", "label")
     dataset = ShardDataset(path, batch_size=BATCH, fields=fields, transform=fetch)
-    loader = ShardLoader(dataset, workers=workers, threads=threads, prefetch=2)
+    loader = ShardLoader(dataset, num_workers=workers, threads=threads, prefetch_factor=2)
     epoch = 0
 
     def endless() -> Any:

@@ -191,5 +191,5 @@ def shard_loader(
     from shardio import ShardLoader
 
     dataset = _dataset(path, rows)
-    loader = ShardLoader(dataset, workers=workers, threads=1, prefetch=AHEAD, copy=copy)
+    loader = ShardLoader(dataset, num_workers=workers, threads=1, prefetch_factor=AHEAD, copy=copy)
     return _rounds(dataset, loader, workers, batches)

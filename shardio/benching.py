@@ -708,7 +708,7 @@ def _call(made: Bench, best: Row) -> str:
     lines = []
     if best.loader == "ShardLoader":
         names.append("ShardLoader")
-        loader = f"ShardLoader(train, workers={best.workers}, threads={best.threads})"
+        loader = f"ShardLoader(train, num_workers={best.workers}, threads={best.threads})"
     else:
         lines.append("from torch.utils.data import DataLoader")
         stay = ", persistent_workers=True" if best.workers else ""

@@ -328,6 +328,8 @@ class ShardDataset(Described, Stream):
         number = work.number = row[0]
         work.key = sample[KEY]
         work.read = work.decoded = perf_counter()
+        if work.note is not None:
+            work.note(number, work.read, work.key)
         if decoder.plain:
             return sample
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0

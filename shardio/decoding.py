@@ -29,15 +29,17 @@ class Work:
 
     read, decoded  when each was done, by time.perf_counter
     out            a built-in transform writes its result there, where it fits: (H, W, 3) uint8
+    note           told (number, read, key) of each record that it begins; None: nobody asks
     """
 
-    __slots__ = ("decoded", "key", "number", "out", "read")
+    __slots__ = ("decoded", "key", "note", "number", "out", "read")
 
     def __init__(self) -> None:
         self.number = -1  # of the record in the dataset
         self.key = b""
         self.read = self.decoded = 0.0
         self.out: Any = None
+        self.note: Callable[[int, float, bytes], None] | None = None
 
 
 class Decoder:

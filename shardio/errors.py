@@ -17,7 +17,7 @@
     |- StateError (ValueError)     a saved state does not fit this dataset, or these options
     |- EpochError                  the epoch changed, or was read, in a way that breaks its order
     |- RowError                    where an error was raised; the cause of that error
-    `- WorkerError (RuntimeError)  a process of ShardLoader died, or failed
+    `- WorkerError (RuntimeError)  who makes batches died, hung, or raised what is no Exception
 
 Every class takes ONE message string: a DataLoader worker sends an exception to its parent as type
 and text, and an exception that needs a second argument comes back as a bare RuntimeError.
@@ -25,6 +25,7 @@ and text, and an exception that needs a second argument comes back as a bare Run
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 
@@ -97,7 +98,30 @@ class RowError(ShardioError):
 
 
 class WorkerError(ShardioError, RuntimeError):
-    """Report a process of ShardLoader that died, or failed in a way that cannot be passed on."""
+    """Report a maker of batches that died, hung, or failed in a way that cannot be passed on."""
+
+
+def as_error(error: BaseException, where: str, *, interrupts: bool) -> BaseException:
+    """Say in a WorkerError what was raised that is no Exception; an Exception comes back as it is.
+
+    SystemExit, GeneratorExit and KeyboardInterrupt of a transform would end the training in
+    silence, as if it were done. where: the record; "": there is none. interrupts: this is the
+    trainer's own loop, where the first and the last of these may as well come from a signal that
+    its main thread handles: Ctrl-C, SIGTERM. Those pass.
+    """
+    if isinstance(error, Exception):
+        return error
+    ends = isinstance(error, (SystemExit, KeyboardInterrupt))
+    if interrupts and ends and threading.current_thread() is threading.main_thread():
+        return error
+    who = f"{where}: decode or a transform" if where else "collate_fn"
+    made = WorkerError(
+        f"{who} raised {printable(repr(error))}, which is no Exception: it would end this process "
+        "and say nothing. Raise an Exception to say what is wrong, such as ValueError; sys.exit() "
+        "belongs into the training loop"
+    )
+    made.__cause__ = error
+    return made
 
 
 def printable(name: bytes | str, limit: int = 200) -> str:

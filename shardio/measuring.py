@@ -307,7 +307,7 @@ def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
         return
     from .loader import ShardLoader
 
-    with ShardLoader(dataset, workers=workers, threads=request["threads"]) as loader:
+    with ShardLoader(dataset, num_workers=workers, threads=request["threads"]) as loader:
         yield loader
 
 

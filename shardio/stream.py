@@ -46,7 +46,7 @@ from .epoch_state import (
     number_of,
     ticket,
 )
-from .errors import EpochError, OptionError, StateError, printable
+from .errors import EpochError, OptionError, StateError, as_error, printable
 from .options import Options
 from .order import ORDER_VERSION, Int64s, Share, Tail, key
 
@@ -471,7 +471,9 @@ class Iteration:
         self._source = source
         self._epochs = stream.epochs
         info = get_worker_info()
+        self._here = info is None
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
+        self._work = Work()
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
@@ -552,9 +554,8 @@ class Iteration:
         if self._source is not None:
             self._items = self._source(share)
         else:
-            self._items = _make(
-                stream, stream._read(share, consumers(share.world_size, self._workers))
-            )
+            reads = stream._read(share, consumers(share.world_size, self._workers))
+            self._items = _make(stream, reads, self._work)
         left = len(share.worker_steps)
         self._last = done + left - left % self._drops  # batches when the last one is handed out
         if self.done == self._last:
@@ -573,7 +574,12 @@ class Iteration:
         except Exception as error:
             self._error = error
             raise
-        except BaseException as error:  # Ctrl-C: what was being made is lost
+        except BaseException as error:
+            told = error if self._source is not None else self._as_error(error)
+            if isinstance(told, Exception):
+                self._error = told
+                raise told from error
+            # Ctrl-C: what was being made is lost.
             self._error = EpochError(
                 f"this pass was ended by {type(error).__name__}; make a new iterator"
             )
@@ -669,6 +675,15 @@ class Iteration:
         epochs.resumed(state["epoch"], elsewhere=get_worker_info() is not None)
         self._begin(state["epoch"], state["units"], state["done"])
 
+    def _as_error(self, error: BaseException) -> BaseException:
+        """Return what is no Exception as one that names the record."""
+        work, where = self._work, ""
+        if work.number >= 0:
+            where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        if not self._here:
+            where = f"{where}, in worker {self._worker}" if where else ""
+        return as_error(error, where, interrupts=self._here)
+
     def _warn(self, verdict: Verdict, message: str) -> None:
         """Give the warning of this pass, once for all passes and workers of the dataset."""
         self._warning = None
@@ -718,9 +733,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_give_tickets, after_in_parent=_take_tickets)
 
 
-def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
+def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
-    collate_fn, work = stream.collate_fn, Work()
+    collate_fn = stream.collate_fn
     for batch in batches:
         if batch.whole is not None and collate_fn is collate:
             whole = batch.whole(empty)
@@ -733,7 +748,9 @@ def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
         if stream.tail == "exact":
             items = map(mark, items, (i < batch.valid for i in range(batch.size)))
         if stream.batch_size is not None:
-            yield collate_fn(list(items))
+            samples = list(items)
+            work.number = -1
+            yield collate_fn(samples)
         else:
             yield from items
 

@@ -34,7 +34,7 @@ def mixture(folder: str) -> Any:
 
 
 def threaded(ds: Any) -> Any:
-    return ShardLoader(ds, workers=0, threads=1)
+    return ShardLoader(ds, num_workers=0, threads=1)
 
 
 # --- loaders: what makes one, for each pass or once for all ---------------------------------------
@@ -79,9 +79,9 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "spawned": once(spawned),
     "stateful 0": once(lambda ds: StatefulDataLoader(ds, batch_size=None)),
     "stateful 2": once(lambda ds: StatefulDataLoader(ds, batch_size=None, num_workers=2)),
-    "ShardLoader 0": once(lambda ds: ShardLoader(ds, workers=0, threads=0)),
+    "ShardLoader 0": once(lambda ds: ShardLoader(ds, num_workers=0, threads=0)),
     "ShardLoader thread": once(threaded),
-    "ShardLoader 2": once(lambda ds: ShardLoader(ds, workers=2)),
+    "ShardLoader 2": once(lambda ds: ShardLoader(ds, num_workers=2)),
 }
 
 # --- loops ----------------------------------------------------------------------------------------

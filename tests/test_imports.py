@@ -37,7 +37,7 @@ sources
 destination recoding
 building collating tuning pixels
 packing
-epoch_state slots
+epoch_state slots whereabouts
 stream
 mixing parcel
 resident making
@@ -70,7 +70,7 @@ READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
     *("explaining", "tuning", "plotting", "epoch_state", "stream", "mixing", "dataset"),
     *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
-    *("resident", "loader"),
+    *("resident", "loader", "whereabouts"),
 }
 
 DOORS = {  # what only these modules import
@@ -80,7 +80,7 @@ DOORS = {  # what only these modules import
     "PIL": {"image"},
     "torch": {
         *("stream", "epoch_state", "collating", "device", "measuring"),
-        *("parcel", "making", "serving", "workers", "resident", "loader"),
+        *("parcel", "making", "serving", "workers", "resident", "loader", "whereabouts"),
     },
     "lmdb": {"targets.caffe"},
     "matplotlib": {"plotting"},

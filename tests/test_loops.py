@@ -94,7 +94,7 @@ def test_crops_are_others_in_the_next_epoch(packed: Packed, make: Any) -> None:
     stream = ShardDataset(
         folder, batch_size=8, fields=("image", "label"), transform=RandomResizedCrop(8)
     )
-    loader = make(stream, workers=0, threads=0)
+    loader = make(stream, num_workers=0, threads=0)
     first, second = (
         torch.cat([images for images, _ in loader]).sort(0).values.clone() for _ in range(2)
     )
@@ -139,7 +139,7 @@ def test_a_state_names_the_epoch_that_is_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("make", [ShardLoader, lambda ds, **_: DataLoader(ds, batch_size=None)])
 def test_what_lightning_looks_for(folder: Path, make: Any) -> None:
-    loader = ShardLoader(dataset(folder), workers=0, threads=0)
+    loader = ShardLoader(dataset(folder), num_workers=0, threads=0)
     loader.sampler.set_epoch(4)
     assert loader.epoch == loader.dataset.epoch == 4
 
