@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .benching import bench
     from .collating import collate
     from .dataset import ShardDataset
+    from .device import normalize
     from .errors import (
         BusyError,
         CollateError,
@@ -80,6 +81,7 @@ _HOMES = {
     "commit": "packing",
     "export": "exporting",
     "index": "indexing",
+    "normalize": "device",
     "open": "sequence",
     "pack": "packing",
     "unpack": "unpacking",
@@ -116,6 +118,7 @@ __all__ = [
     "commit",
     "export",
     "index",
+    "normalize",
     "pack",
     "unpack",
     "verify",
