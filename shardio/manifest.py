@@ -300,7 +300,11 @@ def _missing(storage: Storage) -> str:
     if splits := _splits_in(storage):
         return _several(shown, splits)
     if not storage.exists(""):
-        return f"{shown}: not packed: there is no such directory"
+        above = os.path.dirname(storage.root) if isinstance(storage, LocalStorage) else ""
+        beside = (load_splits(locate(above)) if above else None) or []
+        name = os.path.basename(storage.url.rstrip("/"))
+        more = f"; of the splits beside it {there_are(beside, name)}" if beside else ""
+        return f"{shown}: not packed: there is no such directory{more}"
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
         f"`shardio index {shown}` makes one here, if images or shards of others lie here"

@@ -686,6 +686,8 @@ def test_splits_are_named_by_commands_that_want_one(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG})
     shardio("pack", source, tmp_path / "out")
     assert "out/train" in shardio("ls", tmp_path / "out", code=1).stderr
+    missing = shardio("info", tmp_path / "out" / "trian", code=1).stderr
+    assert "there are train, val: did you mean 'train'?" in missing
     assert set(shardio_json("info", tmp_path / "out")["splits"]) == {"train", "val"}
     assert "2 records in 2 shards" in shardio("verify", tmp_path / "out").stdout
     assert "train\n" in shardio("info", tmp_path / "out").stdout
