@@ -305,12 +305,15 @@ def litdata_in_order(
 def shardio_shuffled(path: str, records: int, payload: int) -> Round:
     from shardio import ShardDataset
 
+    from . import spelling
+
     epoch = 0
 
     def one_round(buffer: int, batch: int | None, memory: bool = False) -> dict[str, Any]:
         nonlocal epoch
+        order = spelling.unshuffled() if buffer == 1 else {"shuffle_buffer": buffer}
         dataset = ShardDataset(
-            path, decode=None, shuffle_buffer=buffer, batch_size=batch,
+            *(path,), decode=None, batch_size=batch, **order,
             collate_fn=None if batch is None else list,
         )  # fmt: skip
         dataset.set_epoch(epoch)

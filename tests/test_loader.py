@@ -55,6 +55,7 @@ from shardio.errors import RowError
 from shardio.serving import Pass, Sent
 from shardio.slots import Mapped
 from shardio.stream import consumers
+from shardio.whereabouts import Late, Whereabouts
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -798,7 +799,8 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
 def process() -> Iterator[tuple[workers._Process, Any]]:
     """The trainer's end of a loader process that has slots 0 to 2, and the other end."""
     here, there = multiprocessing.Pipe()
-    one = workers._Process(0, None, here, 4, None)
+    late = Late(Whereabouts(1, 1), 0, 60)
+    one = workers._Process(0, None, here, 4, None, late)
     one.mapped = {slot: Mapped(-1, 4096) for slot in range(3)}
     one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
     there.recv_bytes()
