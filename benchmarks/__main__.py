@@ -34,12 +34,15 @@ NAMES = (
     "meter",
     "gpu",
 )  # the most important first
+AGAINST = "against"  # takes a commit, and is not among `all`
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=(*NAMES, "all", "report"))
-    parser.add_argument("of", nargs="?", choices=NAMES, help="for report: this one's tables alone")
+    parser.add_argument("name", nargs="?", choices=(*NAMES, AGAINST, "all", "report"))
+    parser.add_argument(
+        "of", nargs="?", help="for report: this one's tables alone; for against: the other commit"
+    )
     parser.add_argument("--quick", action="store_true", help="small data: does it run?")
     parser.add_argument(
         "--data", type=Path, default=DEFAULT, help="folder of the two archives (see data.py)"
@@ -50,18 +53,29 @@ def main() -> int:
     parser.add_argument(
         "--without-rivals", action="store_true", help="leave out what setup_rivals installs"
     )
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="NAME", help="for against: rows with this in them"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="for against; default: 11")
     options = parser.parse_args()
     if options.name is None:
         for name in NAMES:
             print(f"{name:16}{_describe(name)}")
+        print(f"{AGAINST:16}{_describe(AGAINST)}")
         print(f"{'all':16}All of these, one after another.")
         print(f"{'report':16}The stored results as tables in Markdown.")
         return 0
     if options.name == "report":
+        if options.of not in (None, *NAMES, AGAINST):
+            parser.error(f"report: no benchmark is called {options.of!r}")
         print(report.markdown([options.of] if options.of else NAMES))
         return 0
     if options.only and options.name != "compare":
         parser.error("--only is for compare")
+    if (options.name == AGAINST) != bool(options.of):
+        parser.error("against takes a commit, `against main~5`, and it alone does")
+    if (options.rows or options.rounds) and options.name != AGAINST:
+        parser.error("--rows and --rounds are for against")
     names = NAMES if options.name == "all" else (options.name,)
     if options.out and len(names) > 1:
         parser.error("--out is one file; `all` stores each result in benchmarks/results")
@@ -96,7 +110,9 @@ def _run(name: str, options: argparse.Namespace) -> None:
                 "Rivals in an environment of their own (benchmarks/setup_rivals) were left out"
             )
         source = Data(options.data.resolve(), scratch, options.quick, rivals)
-        if options.only:
+        if name == AGAINST:
+            module.run(source, result, options.of, options.rows, options.rounds)
+        elif options.only:
             module.run(source, result, (options.only,))
         else:
             module.run(source, result)

@@ -443,8 +443,9 @@ def sharded(
     path: str, way: str, core: bool, size: int, batch: int, workers: int, records: int
 ) -> Round:
     """shardio's own, with the compiled core or without it, by the PIL of this environment."""
-    from shardio import ShardDataset, ShardLoader, engine
+    from shardio import ShardDataset, engine
 
+    from . import spelling
     from .rivals.base import crop, epochs
 
     if not core:
@@ -452,7 +453,7 @@ def sharded(
     how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
     dataset = ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
     if way == "ShardLoader":
-        loader: Any = ShardLoader(dataset, num_workers=workers, prefetch_factor=AHEAD)
+        loader: Any = spelling.shard_loader(dataset, num_workers=workers, prefetch_factor=AHEAD)
         return rounds(epochs(loader, loader.set_epoch), records, {})
     from torch.utils.data import DataLoader
 
@@ -474,13 +475,15 @@ def shardio_in_order(path: str, way: str, core: bool, records: int, payload: int
     import shardio
     from shardio import ShardDataset, engine
 
+    from . import spelling
+
     if not core:
         engine.core = None
     if way == OPENED:
         return passes(lambda: shardio.open(path, decode=None), records, payload, "image")
 
     return passes(
-        lambda: ShardDataset(path, decode=None, shuffle=False, batch_size=None),
+        lambda: ShardDataset(path, decode=None, batch_size=None, **spelling.unshuffled()),
         records, payload, "image",
     )  # fmt: skip
 

@@ -48,10 +48,17 @@ class Contestant:
     """
 
     def __init__(
-        self, function: str, *, python: str | Path = sys.executable, home: str = "", **options: Any
+        self,
+        function: str,
+        *,
+        python: str | Path = sys.executable,
+        home: str = "",
+        python_path: str | Path = ROOT,
+        **options: Any,
     ) -> None:
+        """python_path: the folder that holds the packages benchmarks and shardio."""
         self.function = function
-        environment = dict(os.environ, PYTHONPATH=str(ROOT))
+        environment = dict(os.environ, PYTHONPATH=str(python_path))
         if home:  # LitData's optimize() deletes $TMPDIR/data, and it caches below HOME
             environment |= {"TMPDIR": home, "HOME": home}
         self._process = subprocess.Popen(
@@ -59,7 +66,7 @@ class Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            cwd=ROOT,
+            cwd=python_path,
             text=True,
         )
 

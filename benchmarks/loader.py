@@ -281,10 +281,10 @@ def shard_loader(
     path: str, size: int, batch: int, workers: int, threads: int, epochs: int = 1,
     resident: Any = None,
 ) -> Round:  # fmt: skip
-    from shardio import ShardLoader
+    from . import spelling
 
     dataset = _dataset(path, size, batch)
-    loader = ShardLoader(
+    loader = spelling.shard_loader(
         dataset, num_workers=workers, threads=threads, prefetch_factor=AHEAD, resident=resident
     )
     return _rounds(loader, loader.set_epoch, workers, epochs)

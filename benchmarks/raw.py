@@ -305,13 +305,16 @@ def litdata_in_order(
 def shardio_shuffled(path: str, records: int, payload: int) -> Round:
     from shardio import ShardDataset
 
+    from . import spelling
+
     epoch = 0
 
     def one_round(buffer: int | None, batch: int | None, memory: bool = False) -> dict[str, Any]:
         nonlocal epoch
+        order = spelling.unshuffled() if buffer is None else {"shuffle_buffer": buffer}
         dataset = ShardDataset(
-            path, decode=None, batch_size=batch, collate_fn=None if batch is None else list,
-            **({"shuffle": False} if buffer is None else {"shuffle_buffer": buffer}),
+            path, decode=None, batch_size=batch, **order,
+            collate_fn=None if batch is None else list,
         )  # fmt: skip
         dataset.set_epoch(epoch)
         epoch += 1

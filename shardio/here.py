@@ -24,7 +24,6 @@ from .whereabouts import PATIENCE_S, Late, Whereabouts
 from .workers import OVER
 
 _WAIT_S = 5.0  # for a thread that was told to end
-_LONG_S = 3600.0  # of waiting at a time; a queue takes no infinite one
 
 
 class Here:
@@ -130,7 +129,7 @@ class Here:
         """What is made next, waited for since then. Raises WorkerError when it is late."""
         while True:
             try:
-                return self._queue.get(timeout=min(_LONG_S, self._late.pause_s(since)))
+                return self._queue.get(timeout=self._late.pause_s(since))
             except Empty:
                 self._late.look(since, self)
 

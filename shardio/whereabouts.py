@@ -15,6 +15,7 @@ import math
 import struct
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -29,6 +30,7 @@ _KEY = 112
 # Seconds without a batch after which a warning says what is waited for. A batch takes seconds on a
 # slow machine, and the first one some more: of spawned processes, or from cold storage.
 PATIENCE_S = 60.0
+_PAUSE_S = 1.0  # between two looks
 
 # In place of a number.
 STARTS, BETWEEN, COLLATES = -3, -2, -1
@@ -107,25 +109,43 @@ class Waited(Protocol):
 
 
 class Late:
-    """What happens when a batch does not come: a warning, once for each; then, with a timeout, an
-    error."""
+    """What happens when a batch does not come: a warning, once; then, with a timeout, an error.
 
-    def __init__(self, whereabouts: Whereabouts, timeout_s: float, patience_s: float) -> None:
+    Waited for are pauses of a second at most. One that takes much longer says that this process
+    was stopped itself (Ctrl-Z), or starved: the time beyond is not counted.
+    """
+
+    def __init__(
+        self,
+        whereabouts: Whereabouts,
+        timeout_s: float,
+        patience_s: float,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self.whereabouts = whereabouts
         self._timeout_s = timeout_s or math.inf
         self._patience_s = patience_s
-        self._warned = -1.0  # when the wait began that was warned of last
+        self._clock = clock
+        self._since = -1.0  # when the wait began that the following is of
+        self._uncounted_s = 0.0
+        self._warned = False
+        self._until = math.inf  # when the pause ends
 
     def pause_s(self, since: float) -> float:
-        """Seconds until something is to be said."""
-        until = self._timeout_s
-        if self._warned != since:
-            until = min(until, self._patience_s)
-        return max(0.0, since + until - perf_counter())
+        """Seconds to wait, for a batch that was asked for then, before `look` is called."""
+        if since != self._since:
+            self._since, self._uncounted_s, self._warned = since, 0.0, False
+        ends = self._timeout_s if self._warned else min(self._timeout_s, self._patience_s)
+        now = self._clock()
+        pause = min(_PAUSE_S, max(0.0, since + self._uncounted_s + ends - now))
+        self._until = now + pause
+        return pause
 
     def look(self, since: float, who: Waited) -> None:
         """Say what is waited for, if it is time. Raises WorkerError."""
-        waited = perf_counter() - since
+        now = self._clock()
+        self._uncounted_s += max(0.0, now - self._until - _PAUSE_S)
+        waited = now - since - self._uncounted_s
         if waited >= self._timeout_s:
             said = self._said(waited, who)
             who.end()
@@ -133,8 +153,8 @@ class Late:
                 f"timeout={self._timeout_s:g}: {said}. This pass is over; iterating anew starts "
                 "others"
             )
-        if waited >= self._patience_s and self._warned != since:
-            self._warned = since
+        if waited >= self._patience_s and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"ShardLoader: {self._said(waited, who)}. ShardLoader(timeout=...) makes an error "
                 "of it",

@@ -44,7 +44,6 @@ _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # that are kept beyond what can be spared of these are copied to memory without any.
 _KEPT = 100
 _ENDED_S = 0.02  # between two looks whether one that is to end has
-_ALIVE_S = 1.0  # between two looks whether a process that sends nothing is still there
 _LOOK = 32  # batches of a process after which a slot that was free all the time is given back
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
@@ -145,7 +144,7 @@ class _Process:
 
     def _wait(self, since: float) -> None:
         """Until something comes from it, or it is gone."""
-        while not self._arrives.poll(1e3 * min(_ALIVE_S, self._late.pause_s(since)) + 1):
+        while not self._arrives.poll(1e3 * self._late.pause_s(since) + 1):
             # What it forked may hold its socket open.
             if self.process.exitcode is not None and not self._arrives.poll(0):
                 self._gone()

@@ -25,6 +25,7 @@ import pytest
 import torch
 from PIL import Image
 
+import shardio
 from benchmarks import (
     compare,
     formats,
@@ -34,6 +35,7 @@ from benchmarks import (
     pixels,
     report,
     rivals,
+    spelling,
     transport,
 )
 from benchmarks.data import CIFAR, PHOTOS, Data, listing
@@ -85,7 +87,7 @@ def test_without_a_name_all_are_listed_with_a_line_each() -> None:
     done = benchmarks()
     assert done.returncode == 0, done.stderr
     listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
-    assert set(listed) == {*NAMES, "all", "report"}
+    assert set(listed) == {*NAMES, "against", "all", "report"}
     assert all(listed.values())
 
 
@@ -95,6 +97,65 @@ def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path) -> Non
     assert done.returncode == 1 and list(tmp_path.iterdir()) == []
     assert "needs an NVIDIA GPU" in done.stderr and torch.__version__ in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("against",), "takes a commit"),
+        (("against", "no-such-branch", "--quick"), "'no-such-branch' is no commit"),
+        (("raw", "HEAD"), "and it alone does"),
+        (("raw", "--rounds", "3"), "are for against"),
+        (("report", "nothing"), "no benchmark is called 'nothing'"),
+    ],
+)
+def test_what_against_is_asked_wrongly_is_told(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = benchmarks(*arguments, "--out", str(tmp_path / "x.json"))
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_two_commits_take_turns_each_with_a_shardio_of_its_own(
+    archives: Path, tmp_path: Path
+) -> None:
+    out, scratch = tmp_path / "against.json", tmp_path / "scratch"
+    done = benchmarks(
+        *("against", "HEAD", "--quick", "--data", str(archives), "--out", str(out)),
+        *(
+            "--scratch",
+            str(scratch),
+            "--rows",
+            "raw: ShardDataset, shuffled, CIFAR",
+            "--rounds",
+            "3",
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["commits"]["new"] == found["commits"]["old"] and list(scratch.iterdir()) == []
+    ((name, sides),) = found["raw"]["rounds"].items()
+    assert name == "raw: ShardDataset, shuffled, CIFAR"
+    ratios = [old["us"] / new["us"] for new, old in zip(sides["new"], sides["old"], strict=True)]
+    (table,) = found["tables"]
+    (row,) = table["rows"]
+    assert row["rounds"] == 3 and row["ratio"]["median"] == sorted(ratios)[1]
+    assert row["ratio"]["min"] == min(ratios) and row["ratio"]["max"] == max(ratios)
+    (target,) = found["targets"]
+    assert target["found"] == int(sorted(ratios)[1] < 0.97 and max(ratios) < 1)
+    none = benchmarks("against", "HEAD", "--quick", "--data", str(archives), "--rows", "nothing")
+    assert none.returncode == 1 and "raw: ShardDataset, shuffled, CIFAR" in none.stderr
+
+
+def test_options_are_spelled_as_the_shardio_that_runs_spells_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def former(dataset: Any, *, workers: int, prefetch: int, threads: int) -> Any:
+        return dataset, workers, prefetch, threads
+
+    monkeypatch.setattr(shardio, "ShardLoader", former)
+    assert spelling.shard_loader(1, num_workers=2, prefetch_factor=3, threads=4) == (1, 2, 3, 4)
 
 
 def test_missing_archives_are_named(tmp_path: Path) -> None:
