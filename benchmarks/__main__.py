@@ -30,6 +30,7 @@ NAMES = (
     "startup",
     "manifest",
     "order",
+    "shuffle",
     "workers",
     "meter",
     "gpu",

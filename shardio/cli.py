@@ -443,7 +443,7 @@ def _explain(options: argparse.Namespace) -> int:
     )
     found = explain(
         reader.manifest,
-        chosen.resolve(reader.mean_bytes),
+        chosen.resolve(reader.mean_bytes, records=reader.records),
         num_workers=options.workers,
         world_size=options.world_size,
         local_world_size=options.local_world_size,
@@ -959,7 +959,8 @@ def _parser() -> argparse.ArgumentParser:
         "--shuffle-buffer",
         type=_buffer,
         metavar="BUFFER",
-        help="records, or bytes such as 512MiB, or all (default 10000)",
+        help="records, or bytes such as 512MiB, or all (default: all of up to 256 MiB or 20,000 "
+        "records, else 10000)",
     )
     explain.add_argument("--unit", type=_whole, metavar="N", help="(default: about 32)")
     explain.add_argument("--tail", metavar="TAIL", help="pad (default), drop or exact")

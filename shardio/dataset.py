@@ -59,7 +59,8 @@ class ShardDataset(Described, Stream):
     shuffle            False: the order of the index, the same in each epoch, for validation and
                        prediction; default True
     shuffle_buffer     records in the shuffle window of the whole job, or bytes ("512MiB"), or "all"
-                       for a true permutation. Default 10,000
+                       for a true permutation. Default: "all" of up to 256 MiB, or up to 20,000
+                       records; else 10,000
     seed               in [0, 2**64); default 0
     tail               "pad" (default): ranks repeat a few records to have equally many steps.
                        "drop": leave some out instead. "exact": as pad, and each sample gets a bool
@@ -67,7 +68,7 @@ class ShardDataset(Described, Stream):
     rank, world_size   default: torch.distributed's, or the launcher's RANK and WORLD_SIZE
     canonical_workers  spans that are read side by side; part of the order; default 64
     unit               records taken from one span at a time; part of the order. Default: the
-                       divisor of batch_size nearest 32
+                       largest divisor of batch_size up to 32; below 256, up to 16 and half of it
     buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
     where              only records that meet conditions on the index, by field: a value, several,
                        or a function of the column: {"label": ["cat", "dog"]}
@@ -136,9 +137,10 @@ class ShardDataset(Described, Stream):
             batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
         )
         self._selection = None if where is None else self._where(where)
+        counts = self.manifest.shard_records if self._selection is None else self._selection.counts
         super().__init__(
-            self._given.resolve(self._reader.mean_bytes),
-            self.manifest.shard_records if self._selection is None else self._selection.counts,
+            self._resolved(int(counts.sum())),
+            counts,
             collate_fn=collate_fn,
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
@@ -175,8 +177,14 @@ class ShardDataset(Described, Stream):
         twin = copy.copy(self)
         twin._selection = among(indices, self._reader.starts, self._selection)
         twin.counts = twin._selection.counts
+        if self.options == self._resolved(self.records):  # and not those of a loaded state
+            twin.options = self._resolved(twin.records)
         twin._start_anew()
         return twin
+
+    def _resolved(self, records: int) -> Options:
+        """The options of a new run over so many records."""
+        return self._given.resolve(self._reader.mean_bytes, records=records)
 
     def _where(self, conditions: Mapping[str, Any]) -> Selection:
         columns, starts = self._everything().columns, self._reader.starts
@@ -415,4 +423,4 @@ class ShardDataset(Described, Stream):
                     f"one is {value!r} ({printable(self._path)})"
                 )
         saved = {name: state.get(name) for name in self.options.state()}
-        return self._given.resolve(self._reader.mean_bytes, saved)
+        return self._given.resolve(self._reader.mean_bytes, saved, records=self.records)

@@ -25,7 +25,7 @@ from .fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from .formats.base import Column
 from .formats.parquet import cache_bytes
 from .manifest import Manifest
-from .options import SHUFFLE_BUFFER, Options
+from .options import SHUFFLE_BUFFER, Options, shuffled_whole
 from .order import Epoch, Int64s, Share
 from .sizes import show_count, show_size, whole
 from .storage.local import memory_available
@@ -111,6 +111,7 @@ class Explanation:
     # Where the bytes wait, and memory in the worst case
     policy: str  # fetch.Keeping's: "hinted", "held", "network"
     next_batches_only: bool  # only the records of the next batches are announced
+    all_first: bool  # all are announced, or read, before the first batch
     files_open: int  # at most, in each process
     files_limit: int  # that a process lets itself open
     files_needed: int  # for its windows at once; with fewer, shards are opened again and again
@@ -258,6 +259,7 @@ def explain(
         free_consumers=tuple(free_consumers(epoch.canonical_workers, share.batch_units)),
         policy=keeping.policy,
         next_batches_only=keeping.exact,
+        all_first=keeping.first,
         files_open=files,
         files_limit=limit,
         files_needed=_files_needed(share, shards),
@@ -532,8 +534,8 @@ def _odd_window(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
 
 
 def _may_be_random(e: Explanation) -> bool:
-    """Whether records may be read at random: locally, or where the page cache soon has them all."""
-    return not e.is_network or e.dataset_bytes <= BUFFER_BYTES
+    """Whether records may be read at random: locally, or where the default reads them so."""
+    return not e.is_network or shuffled_whole(e.records, e.record_bytes)
 
 
 def _quoted(buffer: int | str) -> str:
@@ -814,7 +816,7 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     yield "buffer", _buffer_text(e)
     if size is not None and not e.shuffles_all:
         usual = e.unit == order.default_unit(size)
-        why = "the divisor of batch_size nearest 32" if usual else "as given"
+        why = "a divisor of batch_size" if usual else "as given"
         spans = show_count(min(e.canonical_workers, size // e.unit), "span")
         yield "unit", f"{e.unit:,}, {why}; a batch mixes {spans}"
     yield "spans", _sharing_text(e, one)
@@ -856,7 +858,9 @@ def _order_text(e: Explanation) -> str:
 def _buffer_text(e: Explanation) -> str:
     if e.shuffles_all:
         reads = "random reads, for local flash or memory"
-        if not e.next_batches_only:
+        if e.all_first:
+            reads = "all are read ahead, in storage order"
+        elif not e.next_batches_only:
             reads = "read ahead in storage order, since memory holds them"
         return f"all records, a true permutation: {reads}"
     spans = show_count(min(e.canonical_workers, -(-e.records // e.unit)), "span")
@@ -888,6 +892,9 @@ def _waiting_text(e: Explanation) -> str:
         return "in each process, up to its part of buffer_bytes; others are read one by one"
     if e.next_batches_only:
         return "in storage; only those of the next batches are announced to the page cache"
+    if e.all_first:
+        how = "read" if e.is_network else "announced"
+        return f"in the page cache, all {how} before the first batch"
     if e.shuffles_all:
         return "in the page cache, all announced in the first quarter of the epoch"
     return "in the page cache, announced as the windows move on"

@@ -17,7 +17,9 @@ not a pile of bytes; where the bytes wait depends on what is cheapest:
 A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
 the first batch would wait behind it. So the first batches announce their own records, exactly, one
 batch ahead, and the window grows RAMP records for each one handed out. A dataset of small records
-that is shuffled as a whole is one window, announced so from its first byte to its last. Where
+that is shuffled as a whole is one window, announced so from its first byte to its last. One of at
+most ALL_BYTES is announced before the first batch, or read, where hints are not to be trusted:
+sequential reads, on any storage, for one epoch's worth of which nobody waits long. Where
 storage order does not help (larger records are shuffled as a whole, a span is shared with other
 machines, or memory is too short to keep the windows until they are used) all announcements are of
 that kind: the order is arithmetic, so what the next batches need is known.
@@ -47,6 +49,7 @@ from .formats import check_format, open_shard
 from .formats.base import Shard, ShardInfo
 from .formats.parquet import cache_bytes
 from .manifest import SUFFIXES, Manifest
+from .options import ALL_BYTES
 from .order import Epoch, Int64s, Share, Slices
 from .sample import Sample
 from .selection import Selection
@@ -80,6 +83,9 @@ AHEAD = 256  # records announced ahead of use where storage order does not help,
 # each call where records do not lie side by side (`apart`): 12 consumers, 4 KB files of a folder:
 # 173 us of processors a record, 35 when each announces its own; one record in ten: 35 and 9.
 WHOLE = 64 << 10
+# Calls of a consumer that announce a small dataset before the first batch: 0.1 s where all is
+# cached.
+CALLS = 1 << 14
 # Rows that are looked up at once without a batch_size, at first and at most: 3 us each of 1 alone.
 _STEPS = (64, 256)
 _CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, alone 10 us
@@ -268,6 +274,7 @@ class Keeping(NamedTuple):
     run: int  # bytes that are read or announced at a time
     held_bytes: int  # that the windows would hold in the process, were there no budget; 0: hinted
     cached_bytes: int  # announced, and not yet read, in the page cache of this machine
+    first: bool = False  # all of the dataset is announced, or read, before the first batch
 
 
 def keep(
@@ -307,16 +314,21 @@ def keep(
     spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
     pages = math.ceil(spans * (window + RUN))
     exact = sharing > 1 and (network or machines > 1)
+    first = False
     if epoch.shuffles_all:
         pages = math.ceil(epoch.records * mean_bytes)
-        exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + apart()) > 1
+        each = apart()
+        first = pages <= ALL_BYTES and epoch.records * each <= CALLS
+        exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
+        exact = exact and not first
     if not exact:
         available = memory_available() if available_bytes is None else available_bytes
         exact = pages > KEPT * available
+        first = first and not exact
     if exact:  # storage order does not help: announce the records of the next batches one by one
         batch = share.batch_size or _STEPS[1]
         pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
-    return Keeping("hinted", exact, 0, RUN, 0, pages)
+    return Keeping("hinted", exact, 0, RUN, 0, pages, first)
 
 
 def read_by_core(made: Manifest) -> bool:
@@ -332,7 +344,17 @@ def apart(made: Manifest, selection: Selection | None) -> float:
     """Calls that announce all these records in storage order, for each of them: 0 to 1."""
     if made.format == "imagefolder":  # each is a file
         return 1.0
-    return 0.0 if selection is None else selection.stretches / max(1, len(selection.numbers))
+    if selection is None:
+        return 0.0
+    numbers = selection.numbers
+    between = np.diff(numbers) - 1
+    return float((between > _gap(numbers, made.mean_bytes)).sum() + 1) / max(1, len(numbers))
+
+
+def _gap(numbers: Int64s, mean_bytes: float) -> int:
+    """Unwanted records between two that are announced with them; no more in all than are wanted."""
+    between, gap = np.diff(numbers) - 1, int(GAP / mean_bytes)
+    return gap if between[between <= gap].sum() <= len(numbers) else 0
 
 
 class Fetch:
@@ -380,7 +402,7 @@ class Fetch:
             many=many,
             apart=partial(apart, reader.manifest, selection),
         )
-        self.policy, self._exact = keeping.policy, keeping.exact
+        self.policy, self._exact, self._first = keeping.policy, keeping.exact, keeping.first
         self._budget, self._run = keeping.budget, keeping.run
         self._scattered = not self._budget
         # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
@@ -391,6 +413,10 @@ class Fetch:
         chunk = _CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
         self._new_span = partial(_Span, epoch, self._starts, chunk)
         self._all = None if self._exact or not epoch.shuffles_all else _All(self._starts)
+        self._read_first = self._first and reader.storage.is_network()
+        self._gap = 0
+        if self._all is not None and selection is not None:
+            self._gap = _gap(selection.numbers, mean)
 
     def __iter__(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
@@ -458,6 +484,8 @@ class Fetch:
         if self._all is not None and pieces:
             place = self.share.epoch.place
             self._all.start(min(place(index, first) for index, first, _ in pieces))
+            if self._first:
+                self._advance(self._all, self._all.records)
             end = 1 + max(place(index, first + count - 1) for index, first, count in pieces)
             end -= self._all.first
         for index, first, count in pieces:
@@ -544,7 +572,7 @@ class Fetch:
     def _advance(self, span: _Span | _All, done: int) -> None:
         """Hold or announce the storage that draws of a span will need after `done` of them."""
         target = done + span.window + self._lead
-        if not self._at_once:
+        if not self._at_once and not (self._first and isinstance(span, _All)):
             target = min(target, span.began + RAMP * (done - span.began) + self._lead)
         target = min(target, span.records)
         while span.ahead < target:
@@ -559,8 +587,11 @@ class Fetch:
             ends = shard.sizes[chosen].cumsum()
             count = max(1, int(ends.searchsorted(self._run, side="right")))
             if isinstance(span, _All) or not self._budget:
-                for begin, end in _stretches(chosen, count, 0):
-                    shard.will_need(begin, end)
+                for begin, end in _stretches(chosen, count, self._gap):
+                    if self._read_first:
+                        shard.hold(begin, end)  # and let go: it is in the page cache then
+                    else:
+                        shard.will_need(begin, end)
                 span.ahead += count
             elif number in self._early:
                 self._early.remove(number)

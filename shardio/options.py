@@ -1,7 +1,7 @@
 """The options that decide an epoch's order: as given, else from a saved state, else the default.
 
-    Given(batch_size=256).resolve(mean_bytes)          the options of a new run
-    Given(batch_size=128).resolve(mean_bytes, saved)   those of a run that goes on
+    Given(batch_size=256).resolve(mean_bytes, records=n)    the options of a new run
+    Given(batch_size=128).resolve(mean_bytes, saved)        those of a run that goes on
 
 A saved state holds all of them but the batch size. What the user did not give is taken from it, so
 that a run goes on in its own order without being told; what the user gave otherwise is an error.
@@ -20,9 +20,17 @@ from . import order, sizes
 from .errors import OptionError, StateError, printable
 from .order import Epoch, Int64s, Share, Tail
 
-SHUFFLE_BUFFER = (
-    10_000  # records: 2 MB of pages hinted per worker and 1.1 GB of page cache at 110 KB
-)
+# What `shuffle_buffer` is where nobody gives it: all records of a dataset of at most ALL_BYTES or
+# ALL_RECORDS, else SHUFFLE_BUFFER of them. A function of what is read, never of the machine.
+#
+# ALL_BYTES are read whole before the first batch (fetch), in storage order: requests and bytes as
+# in a window, and no more than a network file system's windows hold (fetch.BUFFER_BYTES).
+ALL_BYTES = 256 << 20
+# At most so many requests, one a record: 7 s at 3,000 a second. A window of 10,000 saves little of
+# them, and of so few records it mixes too little: in 16 shards, batches of 256, up to 6 % of a
+# batch's pairs meet again in the next epoch (`tune`'s limit is 5 %).
+ALL_RECORDS = 20_000
+SHUFFLE_BUFFER = 10_000  # 2 MB of pages hinted per worker and 1.1 GB of page cache at 110 KB
 CANONICAL_WORKERS = 64  # divisible by most counts of consumers that share nothing
 
 
@@ -78,15 +86,24 @@ class Given:
     unit: int | None = None
     shuffle: bool | None = None
 
-    def resolve(self, mean_bytes: float, saved: Mapping[str, Any] | None = None) -> Options:
-        """All options. mean_bytes: of a record, for a shuffle_buffer in bytes.
+    def resolve(
+        self,
+        mean_bytes: float,
+        saved: Mapping[str, Any] | None = None,
+        *,
+        records: int | None = None,
+    ) -> Options:
+        """All options.
+
+        mean_bytes  of a record, for a shuffle_buffer in bytes
+        records     that are read, for the default of shuffle_buffer; None: a great many
 
         Raises OptionError, StateError when the user gave something else than was saved.
         """
         self._check_shuffle()
         default_unit = 1 if self.batch_size is None else order.default_unit(self.batch_size)
         values: dict[str, Any] = {
-            "shuffle_buffer": SHUFFLE_BUFFER,
+            "shuffle_buffer": "all" if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER,
             "seed": 0,
             "tail": "pad",
             "canonical_workers": CANONICAL_WORKERS,
@@ -122,7 +139,6 @@ class Given:
                     )
         return options
 
-
     def _check_shuffle(self) -> None:
         """Raises OptionError when what is given of shuffling is no choice, or two."""
         if self.shuffle not in (None, True, False):
@@ -141,6 +157,13 @@ class Given:
                 f"shuffle_buffer is {buffer}, which shuffles nothing: give shuffle=False for the "
                 "order of the index, or a shuffle_buffer of 2 or more"
             )
+
+
+def shuffled_whole(records: int | None, mean_bytes: float) -> bool:
+    """Say whether the default is to shuffle all of so many records of this mean size."""
+    if records is None:
+        return False
+    return records <= ALL_RECORDS or records * mean_bytes <= ALL_BYTES
 
 
 def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:

@@ -42,11 +42,6 @@ class Selection:
         return np.diff(self.starts)
 
     @cached_property
-    def stretches(self) -> int:
-        """How many runs of adjacent records it is, not counting where shards begin."""
-        return int((np.diff(self.numbers) > 1).sum()) + min(1, len(self.numbers))
-
-    @cached_property
     def digest(self) -> str:
         """16 hex digits that tell this selection from others, for saved states."""
         return hashlib.sha256(self.numbers.astype("<i8", copy=False).data).hexdigest()[:16]

@@ -45,6 +45,7 @@ from benchmarks.rivals import array_record, base, folder, lmdb
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
+    "shuffle",
     *(
         "compare",
         "loader",

@@ -630,7 +630,7 @@ tail         pad: each record once an epoch, and 200 repeats
 order        the same for any num_workers, and for 1, 2, 4, 8 or 16 ranks where
              batch_size x ranks is 512 and unit 32
 buffer       10,000 records, 9.3 MiB: 157 in each of 64 spans of 768 to 800
-unit         32, the divisor of batch_size nearest 32; a batch mixes 8 spans
+unit         32, a divisor of batch_size; a batch mixes 8 spans
 spans        8 a worker, each also read by 1 other (costs a network file system
              extra reads); with 1, 2, 4 or 8 workers in all none is shared
 each worker  3,072 to 3,328 records, 2.8 to 3.1 MiB, from 3 to 4 shards
@@ -655,7 +655,7 @@ def test_warnings_are_numbered_each_with_its_change():
         "2 warnings\n"
         "1. each rank has 4 steps for 8 workers: some get no batch\n"
         "   -> num_workers=4\n"
-        "2. each span has a window of 1 record, less than the unit of 16 that a batch\n"
+        "2. each span has a window of 1 record, less than the unit of 8 that a batch\n"
         "   takes from it: the same neighbours meet in every epoch\n"
         '   -> shuffle_buffer="all"; `shardio tune` finds the smallest that will do'
     )
@@ -691,8 +691,8 @@ def test_the_names_of_the_json_are_flat_and_do_not_change():
         "worker_steps_max worker_records_min worker_records_max worker_shards_min "
         "worker_shards_max worker_bytes_min worker_bytes_max shuffles_all window_records "
         "window_bytes span_records_min span_records_max law_holds law_world_sizes "
-        "worker_spans shared_spans sharers free_consumers policy next_batches_only files_open "
-        "files_limit files_needed held_bytes order_bytes permutation_bytes index_bytes "
+        "worker_spans shared_spans sharers free_consumers policy next_batches_only all_first "
+        "files_open files_limit files_needed held_bytes order_bytes permutation_bytes index_bytes "
         "process_bytes page_cache_bytes machine_bytes available_bytes is_network warnings "
         "notes"
     )

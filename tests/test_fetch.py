@@ -88,7 +88,7 @@ def share(
     spans: int = 8,
     **options: Any,
 ) -> Share:
-    unit = unit or (1 if batch_size is None else order.default_unit(batch_size))
+    unit = unit or batch_size or 1
     epoch = Epoch(
         counts,
         seed=3,
@@ -362,6 +362,13 @@ def test_everything_is_announced_before_it_is_read(
     assert announced < 1.5 * sum(stop - start for _, start, stop in storage.reads)
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Datasets of tests count as larger than what is read whole before the first batch."""
+    monkeypatch.setattr(fetch, "ALL_BYTES", 0)
+
+
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 @pytest.mark.parametrize(
     ("shuffle_buffer", "memory", "network", "job"),
@@ -398,6 +405,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
     assert len(set(places)) == len(places)  # nothing twice
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 @pytest.mark.parametrize("consumer", [{}, {"worker": 1, "num_workers": 2}, {"start": 100}])
 def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
@@ -431,6 +439,7 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
     assert len(list(batches)) > 100 and len(storage.announced) == len(announced)  # no more
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 @pytest.mark.parametrize("start", [0, 100, 450])
 @pytest.mark.parametrize("batch_size", [8, None])
@@ -451,6 +460,7 @@ def test_a_resume_is_ramped_too_where_all_is_announced(
         handed += rows.size
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 @pytest.mark.parametrize(
     ("step", "consumers", "exact"), [(1, 8, False), (4, 8, True), (4, 1, True), (10, 2, True)]
@@ -471,6 +481,60 @@ def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
     check(read(got), numbers)
 
 
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("consumers", [1, 600])
+def test_a_small_dataset_that_is_shuffled_as_a_whole_is_read_before_its_first_batch(
+    packed: Packed, policy: str, network: bool, consumers: int
+) -> None:
+    """In storage order, run by run: announced, or read where hints are not to be trusted."""
+    counts = [500, 0, 300]
+    of = share(counts, 8, shuffle_buffer=None)
+    got = Fetch(
+        reader(packed(counts), network), of, local_consumers=consumers, machines=1 + network
+    )
+    storage = got.reader.storage
+    assert isinstance(storage, Watched)
+    opened(got.reader)
+    batches = iter(got)
+    next(batches)
+    early = list(storage.reads if network else storage.announced)
+    assert storage.announced == ([] if network else early)
+    at = 0
+    for number in (0, 2):
+        shard = got.reader.shard(number)
+        place = shard.offset(0)
+        while place < shard.offset(counts[number] - 1):
+            name, start, stop = early[at]
+            assert (name, start) == (shard.name, place)
+            at, place = at + 1, stop
+        assert place == shard.offset(counts[number] - 1) + int(shard.sizes[-1])
+    assert at == len(early) < 1.5 * of.epoch.records * got.reader.mean_bytes / fetch.RUN
+    check(read(Fetch(got.reader, of)), expected(of))
+
+
+@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+def test_of_a_subset_the_gaps_are_read_too_where_that_saves_calls(
+    packed: Packed, policy: str
+) -> None:
+    """Four records of five: in runs, with what lies between; of one in ten, just these."""
+    of = reader(packed([500] * 4))
+    storage = of.storage
+    assert isinstance(storage, Watched)
+    every = np.arange(2000)
+    for numbers, calls, part in ((every[every % 5 > 0], 300, 1.0), (every[::10], 200, 0.1)):
+        storage.announced.clear()
+        chosen = selection.Selection(numbers, of.starts)
+        some = share(chosen.counts.tolist(), 8, shuffle_buffer=None)
+        next(iter(Fetch(of, some, selection=chosen, local_consumers=8)))
+        assert len(storage.announced) <= calls
+        announced = sum(stop - start for _, start, stop in storage.announced)
+        assert announced == pytest.approx(part * 2000 * of.mean_bytes, rel=0.2)
+        wanted = [int(chosen.numbers[place]) for place in expected(some)]
+        check(read(Fetch(of, some, selection=chosen)), wanted)
+
+
+@pytest.mark.usefixtures("large")
 def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed: Packed) -> None:
     counts = [500] * 4
     got = Fetch(reader(packed(counts)), share(counts, None, shuffle_buffer=None, spans=64))
@@ -481,6 +545,7 @@ def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed
     assert announced < (fetch.AHEAD + 64) * 1.1 * got.reader.mean_bytes
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("policy", ["hinted"], indirect=True)
 @pytest.mark.parametrize("shuffle_buffer", [2000, None])
 def test_the_window_is_not_announced_before_the_first_batch(

@@ -607,13 +607,13 @@ def test_an_empty_data_set_has_no_batches():
         assert epoch.span_order(0).take(0).tolist() == []
 
 
-def test_default_unit_is_the_divisor_nearest_32():
-    sizes = [1, 7, 31, 32, 40, 48, 64, 67, 96, 100, 128, 256, 1024, 2018]
-    units = [1, 7, 31, 32, 40, 24, 32, 1, 32, 25, 32, 32, 32, 2]
+def test_default_unit_divides_and_mixes_spans():
+    sizes = [1, 2, 7, 8, 32, 40, 48, 64, 67, 96, 100, 128, 200, 255, 256, 1000, 1024, 2018]
+    units = [1, 1, 1, 4, 16, 10, 16, 16, 1, 16, 10, 16, 10, 15, 32, 25, 32, 2]
     assert [order.default_unit(b) for b in sizes] == units
-    for b in range(1, 700):
-        divisors = [d for d in range(1, b + 1) if b % d == 0]
-        assert order.default_unit(b) == min(divisors, key=lambda d: (abs(d - 32), d))
+    for b in range(2, 700):
+        unit = order.default_unit(b)
+        assert b % unit == 0 and unit <= 32 and b // unit >= (8 if b >= 256 else 2)
 
 
 def test_the_epoch_keeps_its_own_copy_of_the_counts():
