@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from . import manifest, sequence, sizes
 from .errors import OptionError, printable
 from .manifest import Manifest
+from .names import file_name
 from .parallel import Progress
 from .sample import KEY
 from .sequence import ShardSequence
@@ -84,8 +85,8 @@ def export(
     for name, folder in folders.items():
         data = folder if root is None else local_path(root)
         names = datasets[name].manifest.names or ("",)
-        own |= {os.path.join(data, one) for one in {os.path.dirname(one) for one in names}}
-    into = {os.path.realpath(os.path.join(target, name)) for name in ("", *folders)}
+        own |= {os.path.join(data, file_name(os.path.dirname(one))) for one in names}
+    into = {os.path.realpath(manifest.split_folder(target, name)) for name in ("", *folders)}
     if into & set(map(os.path.realpath, own)):
         raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
@@ -96,7 +97,7 @@ def export(
         try:
             total = sum(map(len, datasets.values()))
             for name, dataset in datasets.items():
-                folder = os.path.join(staging.path, name)
+                folder = manifest.split_folder(staging.path, name)
                 local.make_directory(folder)
                 shown, key = chosen[name]
                 plan = Plan(

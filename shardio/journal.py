@@ -21,6 +21,7 @@ from . import manifest, plan
 from .errors import DamageError, NotPackedError, StorageError, VersionError, printable
 from .formats import lmdb, record
 from .lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
+from .names import key_bytes, key_text
 from .plan import Before
 from .shard import open_own
 from .storage import local, locate
@@ -214,7 +215,7 @@ def is_rejected_part(directory: str, name: str) -> bool:
 
 
 def _dump_rejected(problems: Sequence[Problem]) -> bytes:
-    lines = [json.dumps({"key": os.fsdecode(key), "reason": why}) for key, why in problems]
+    lines = [json.dumps({"key": key_text(key), "reason": why}) for key, why in problems]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -222,7 +223,7 @@ def _load_rejected(directory: str, name: str) -> list[Problem] | None:
     """What a file of rejected keys lists; None when there is none. Raises DamageError."""
     try:
         lines = locate(directory).read(name, 1 << 30).splitlines()
-        return [(os.fsencode(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
+        return [(key_bytes(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError):

@@ -31,6 +31,7 @@ from .errors import (
     printable,
 )
 from .formats.base import MAX_RECORDS, Opening, ShardInfo
+from .names import file_name, from_file_name
 from .sample import Schema, check_schema
 from .storage import Storage, locate
 from .storage.local import LocalStorage
@@ -63,7 +64,7 @@ class Manifest:
     dataset_id: bytes  # 16 bytes
     format: str  # of the shards: "record"
     schema: Schema
-    classes: tuple[str, ...] | None  # names by label, as os.fsdecode gives them; None: no labels
+    classes: tuple[str, ...] | None  # names by label (names.py); None: no labels
     options: dict[str, Any]  # how it was packed
     library: str  # version of shardio that packed it
     blob_bytes: int  # payload: bytes of all blobs
@@ -219,7 +220,12 @@ def datasets(root: str) -> dict[str, str]:
     Raises DamageError, VersionError.
     """
     splits = load_splits(locate(root))
-    return {name: os.path.join(root, name) for name in splits} if splits else {"": root}
+    return {name: split_folder(root, name) for name in splits} if splits else {"": root}
+
+
+def split_folder(root: str, name: str) -> str:
+    """Return the folder of a split; the folder above for the one dataset without splits, ""."""
+    return os.path.join(root, file_name(name)) if name else root
 
 
 def planned_splits(root: str) -> list[str]:
@@ -228,7 +234,7 @@ def planned_splits(root: str) -> list[str]:
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
                 options = _options(os.path.join(root, name))
-                if options["split"] == name:
+                if options["split"] == from_file_name(name):
                     return [str(split) for split in options["splits"]]
     return []
 

@@ -45,6 +45,7 @@ from .errors import (
 )
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
+from .names import key_bytes
 from .plan import Plan
 from .recoding import Recoded, Recoding
 from .sample import Schema
@@ -215,7 +216,7 @@ def pack(
     recoding.check_tools(wanted)
     names = sources.names(asked)
     destination.check(out, source, names)
-    folders = {name: os.path.join(out, name) if name else out for name in names}
+    folders = {name: manifest.split_folder(out, name) for name in names}
     for name, folder in folders.items():
         lock.refuse_if_busy(folder, part=chosen is not None)
         if not overwrite:
@@ -295,7 +296,7 @@ def commit(
         splits = manifest.planned_splits(out)
     packings = []
     with contextlib.ExitStack() as locks:
-        for folder in [os.path.join(out, name) for name in splits] or [out]:
+        for folder in [manifest.split_folder(out, name) for name in splits] or [out]:
             try:
                 held = locks.enter_context(lock.whole(folder))
             except FileNotFoundError:
@@ -666,7 +667,7 @@ def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:
 
 
 def _under(split: str, key: bytes) -> bytes:
-    return os.fsencode(split) + b"/" + key if split else key
+    return key_bytes(split) + b"/" + key if split else key
 
 
 def _explain(problems: Sequence[Problem], source: str) -> str:

@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..formats import FOREIGN, claims
 from ..manifest import MANIFEST, SPLITS, load
+from ..names import key_text
 from ..storage import locate
 from . import coco, grouped, imagefolder
 from .base import Listing, Rejected, Source, Wanted, listed, renumber
@@ -78,7 +79,7 @@ def _folder(wanted: Wanted) -> Wanted:
     splits = imagefolder.are_splits(folders, wanted.splits)
     if grouped.lies_there(wanted.path, files, others, folders if splits else ()):
         return replace(wanted, kind="files")
-    names = tuple(os.fsdecode(name) for name in sorted(folders)) if splits else ("",)
+    names = tuple(key_text(name) for name in sorted(folders)) if splits else ("",)
     return replace(wanted, kind="imagefolder", looked=names)
 
 
@@ -181,7 +182,7 @@ def _kind(wanted: Wanted) -> str:
 
     if listing.is_listing(path):
         return "listing"
-    claimed = next(iter(claims([os.fsdecode(os.path.basename(path))])), None)
+    claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
     if claimed is None:
         raise SourceError(
             f"{wanted.shown}: expected a folder of images, a listing, or a file of another format, "
@@ -202,7 +203,7 @@ def _foreign_folder(wanted: Wanted, folders: Sequence[bytes], files: Sequence[by
             names += imagefolder.top(os.path.join(os.path.abspath(wanted.path), folder))[1]
     names = [name for name in names if not name.startswith(b".")]
     others = imagefolder.others(names)
-    claimed = claims(map(os.fsdecode, others))
+    claimed = claims(map(key_text, others))
     images = len(names) - len(others)
     if len(claimed) + bool(claimed and images) > 1:
         found = [f"{len(some):,} of {name}" for name, some in claimed.items()]

@@ -25,7 +25,7 @@ def locate(url: str | os.PathLike[str]) -> Storage:
         host, _, path = rest.partition("/")
         if host not in ("", "localhost"):  # "file://data/train" would read /train
             raise OptionError(f"{printable(text)}: expected file:///PATH, with three slashes")
-        return LocalStorage("/" + os.fsdecode(unquote_to_bytes(path)))
+        return LocalStorage("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))))
     raise OptionError(
         f"{printable(text)}: {printable(scheme)}:// cannot be read yet; expected a directory or a "
         "file:// URL. Copy the dataset to a local or mounted directory first"

@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 
 from ..errors import DamageError, ExistsError, StorageError, printable
+from ..names import file_name
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
@@ -46,7 +47,7 @@ _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
 
 
 class LocalStorage:
-    """A directory."""
+    """A directory. Names of files in it are stored names (names.py), whatever the locale."""
 
     __slots__ = ("_network", "root", "url")
 
@@ -56,10 +57,10 @@ class LocalStorage:
         self._network: bool | None = None
 
     def path(self, name: str) -> str:
-        return os.path.join(self.root, name)
+        return os.path.join(self.root, file_name(name))
 
     def open(self, name: str) -> LocalFile:
-        return LocalFile(self.path(name), os.path.join(self.url, name))
+        return LocalFile(self.path(name), os.path.join(self.url, file_name(name)))
 
     def read(self, name: str, limit: int) -> bytes:
         file = self.open(name)
