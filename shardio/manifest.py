@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -31,8 +33,8 @@ from .errors import (
     printable,
 )
 from .formats.base import MAX_RECORDS, Opening, ShardInfo
-from .names import file_name, from_file_name
-from .sample import Schema, check_schema
+from .names import file_name, from_file_name, key_bytes
+from .sample import MAX_DEPTH, Schema, check_schema
 from .storage import Storage, locate
 from .storage.local import LocalStorage
 
@@ -386,15 +388,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     classes = head["classes"]
     if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
         raise ValueError("its classes are not a list of names")
-    if type(head["options"]) is not dict:
-        raise ValueError("its options are not an object")
-    for name, kind in (("fields", dict), ("absent", list), ("row_group", dict)):
-        given = head["options"].get(name)
-        if given is None:
-            continue
-        parts = {type(one) for one in (given.values() if type(given) is dict else given)}
-        if type(given) is not kind or parts - {str if name == "fields" else int}:
-            raise ValueError(f"its option {name} is not what packing or indexing makes it")
+    _check_options(head["options"])
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
     return Manifest(
@@ -413,6 +407,39 @@ def _parse(data: bytes, where: str) -> Manifest:
         version=head["version"],
         where=where,
     )
+
+
+def _check_options(options: Any) -> None:
+    """Raise ValueError for options that no packing gives, and that readers would trip over."""
+    if type(options) is not dict:
+        raise ValueError("its options are not an object")
+    for name, kind, part in (
+        ("fields", dict, str),
+        ("absent", list, int),
+        ("row_group", dict, int),
+    ):
+        if name not in options:
+            continue
+        given = options[name]
+        parts = given.values() if type(given) is dict else given
+        if type(given) is not kind or any(type(one) is not part for one in parts):
+            raise ValueError(f"its option {name} is not what packing or indexing makes it")
+    for text in itertools.chain.from_iterable(options.get("fields", {}).items()):
+        key_bytes(text)  # half of a surrogate pair is a UnicodeEncodeError, a ValueError
+    if not {"rows", "bytes"} <= options.get("row_group", {"rows": 0, "bytes": 0}).keys():
+        raise ValueError("its option row_group lacks rows or bytes")
+    _check_plain(options, MAX_DEPTH)
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Raise ValueError for what JSON has no name for, and for what is nested deeper than this."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"its options hold {value}, which is no number in JSON")
+    if isinstance(value, (list, dict)):
+        if not depth:
+            raise ValueError(f"its options are nested more than {MAX_DEPTH} deep")
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_plain(part, depth - 1)
 
 
 def _safe(name: Any) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import tracemalloc
@@ -19,6 +18,7 @@ from shardio import manifest
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, VersionError
 from shardio.formats.base import ShardInfo
 from shardio.manifest import Manifest
+from shardio.names import key_bytes, key_text
 from shardio.sample import KEY, Schema
 from shardio.storage import locate
 
@@ -104,10 +104,10 @@ def test_what_is_dumped_is_parsed_and_dumped_to_the_same_bytes(
 
 
 def test_class_names_that_are_no_utf8_survive() -> None:
-    names = tuple(os.fsdecode(name) for name in (b"caf\xc3\xa9", b"\xff\xfe", b"a\x80\n", b"\x1b["))
+    names = tuple(key_text(name) for name in (b"caf\xc3\xa9", b"\xff\xfe", b"a\x80\n", b"\x1b["))
     parsed = manifest.parse(make(classes=names).dump(), "here")
     assert parsed.classes == names
-    assert [os.fsencode(name) for name in parsed.classes][1] == b"\xff\xfe"
+    assert [key_bytes(name) for name in parsed.classes][1] == b"\xff\xfe"
 
 
 def test_the_page_s_command_prints_the_manifest_s_own_hash(tmp_path: Path) -> None:
@@ -178,6 +178,10 @@ def setting(at: int, value: Any) -> Callable[[bytes], bytes]:
     return line(lambda row: row.__setitem__(at, value))
 
 
+def option(text: bytes) -> Callable[[bytes], bytes]:
+    return replaced(b'"options": {', b'"options": {%b,' % text)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -207,6 +211,19 @@ def setting(at: int, value: Any) -> Callable[[bytes], bytes]:
         replaced(b'"classes": ["cat","dog"]', b'"classes": {"c":0}'),
         replaced(b'"classes": ["cat","dog"]', b'"classes": [1]'),
         replaced(b'"options": {', b'"options": [], "x": {'),
+        option(b'"fields":null'),
+        option(b'"fields":[]'),
+        option(b'"fields":{"a":1}'),
+        option(b'"fields":{"a":"\\ud800"}'),
+        option(b'"absent":null'),
+        option(b'"absent":["a"]'),
+        option(b'"row_group":{}'),
+        option(b'"a":NaN'),
+        option(b'"a":[{"b":-Infinity}]'),
+        option(b'"a":1e999'),
+        option(b'"a":' + b"[" * 900 + b"]" * 900),
+        option(b'"a":' + b"[" * 33 + b"]" * 33),
+        option(b'"a":' + b'{"a":' * 900 + b"1" + b"}" * 900),
         replaced(b'"shard_format": "record"', b'"shard_format": null'),
         replaced(b'"library": "0.1.0"', b'"library": 1'),
         replaced(b'["image","image"]', b'["image","pickle"]'),
