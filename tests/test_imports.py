@@ -16,7 +16,7 @@ errors imagetypes machine engine names
 sizes sample storage.base
 device meter
 storage.local formats.base fieldnames
-storage storage.staging storage.memory
+storage storage.staging storage.memory receipt
 formats.columns formats.protobuf lock
 formats.record formats.foreign
 formats.lmdb formats.tar formats.mds formats.tfrecord formats.recordio formats.imagefolder
