@@ -248,6 +248,8 @@ def pack(
         packings.append(_Packing(made, folders[name], listing.source, chosen))
     for packing in packings:
         packing.check(overwrite)  # all of them, before any is touched
+        if on_error == "skip" and not packing.result.already:
+            packing.refuse_rejected()
     if announce is not None:
         for packing in packings:
             if packing.result.pixels is not None and not packing.result.already:
@@ -365,6 +367,19 @@ class _Packing:
         self._built: list[Built] = []
         self._problems: list[Problem] = []
         self._started = time.monotonic()
+        # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
+        self._empty = not any(
+            os.path.lexists(os.path.join(directory, name)) for name in (JOURNAL, manifest.MANIFEST)
+        )
+
+    def refuse_rejected(self) -> None:
+        """Raise ExistsError where the list of what is left out would replace a user's own file."""
+        if self._empty and journal.has_rejected(self.directory):
+            raise ExistsError(
+                f"{printable(self.directory)}: {journal.REJECTED} lies here, and nothing is packed "
+                "here that it could be of; move it away, or choose another directory"
+            )
+        journal.refuse_rejected(self.directory)
 
     def check(self, overwrite: bool) -> None:
         """Raises ExistsError when another dataset is here."""
@@ -414,7 +429,12 @@ class _Packing:
         whole = self._part is None
         held, planned = self._acquire((0, None) if whole else (self._start, self._stop), restart)
         locks.callback(held.release)
-        if planned is None and self._is_packed(overwrite):  # another packer was faster
+        try:
+            faster = planned is None and self._is_packed(overwrite)  # another packer was
+        except ExistsError:
+            self._take_back(held)
+            raise
+        if faster:
             held.release()
             return self._leave(skip)
         self._held = held
@@ -495,6 +515,18 @@ class _Packing:
                 journal.clean(self.directory, data)
         return []
 
+    def _take_back(self, held: lock.Lock) -> None:
+        """Remove the journal that we made, a moment after another dataset was committed here."""
+        held.release()
+        with (
+            contextlib.suppress(FileNotFoundError, BusyError, StorageError),
+            lock.whole(self.directory) as whole,
+        ):
+            data = whole.read()
+            # Parts of this packing may have joined it; what they have built is theirs.
+            if data[-32:] == self._seal and not journal.has_work(self.directory, data):
+                journal.clean(self.directory, data)
+
     def _show_committed(self) -> None:
         made = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = made.records, made.size
@@ -545,7 +577,9 @@ class _Packing:
             raise
         if old.same(self.plan):
             return old
-        if restart:
+        # Of one that was killed before its first shard nothing is lost. Parts run at once, and must
+        # agree: they are told.
+        if restart or (self._part is None and not journal.has_work(self.directory, data)):
             return None
         raise SourceChangedError(
             f"{printable(self.directory)}: an unfinished packing is here, of another plan:\n"
@@ -629,8 +663,9 @@ class _Packing:
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
         if self._problems:
+            self.refuse_rejected()
             journal.write_rejected(self.directory, self._problems)
-        else:
+        elif not self._empty:
             journal.remove_rejected(self.directory)  # of the dataset that is replaced
         local.write_file(self.directory, manifest.MANIFEST, made.dump())
         self.result.records, self.result.bytes = made.records, made.size

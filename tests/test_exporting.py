@@ -925,14 +925,14 @@ def test_files_of_others_are_neither_replaced_nor_removed(
         if mistyped != out:
             plant(mistyped, {path.name: b"mine" for path in files})
         else:
-            data = files[-1].read_bytes()
-            files[-1].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            data = files[0].read_bytes()
+            files[0].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         before = content(mistyped)
-        with pytest.raises(ExistsError, match=re.escape(files[-1].name)):
+        with pytest.raises(ExistsError, match=re.escape(files[0].name)):
             export(packed([1], "one", image=datasets.jpeg), mistyped, format=name, overwrite=True)
         assert content(mistyped) == before
         shutil.rmtree(tmp_path / "one")
-    files[-1].write_bytes(data)
+    files[0].write_bytes(data)
     (out / ".shardio-export").unlink()
     with pytest.raises(ExistsError, match="no export wrote here"):
         export(plain, out, format=name, overwrite=True)
