@@ -119,6 +119,8 @@ def _keep(task: Task, name: str) -> Built | None:
         if manifest.shard_name(task.number, digest, task.format) != name:
             return None
         shard = open_own(file, name, task.dataset_id)
+        if shard.schema.fields != task.fields:
+            return None
         # Left out are only files that a part was told to skip; building anew finds out again why.
         left_out: list[Problem] = []
         if not task.build:

@@ -119,11 +119,12 @@ def _unnamed(
     """Files of ours that nobody needs, and whether they are old enough to go."""
     named = journal.named_shards(folder) | _named_sidecars(folder)
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
-    # committed, and killed before it had cleaned up, need not.
+    # committed, and killed before it had cleaned up, need not; nor one without a shard.
     resumable = (
         data is not None
         and not data.startswith(WRITER_MAGIC)
         and not journal.is_committed(folder, data)
+        and journal.has_work(folder, data)
     )
     unfinished, before = journal.owner(data) if data and resumable else (None, {})
     replaced = os.stat(os.path.join(folder, manifest.MANIFEST)).st_mtime

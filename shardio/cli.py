@@ -23,6 +23,7 @@ from .errors import (
     printable,
     there_are,
 )
+from .names import from_file_name, key_text
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .packing import Packed
     from .sequence import ShardSequence
     from .tuning import Tuning
+
+# Options that are stored names, not paths: what they are does not follow the locale.
+_STORED = ("fields", "where", "class_name", "key", "field", "files")
 
 DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -61,6 +65,11 @@ def _main(arguments: Sequence[str] | None) -> int:
     options = _parsed(sys.argv[1:] if arguments is None else arguments)
     if options is None:
         return USAGE
+    for name in _STORED:  # Python read them by the locale, as it does the paths
+        if (given := getattr(options, name, None)) is not None:
+            several = isinstance(given, list)
+            stored = [*map(from_file_name, given)] if several else from_file_name(given)
+            setattr(options, name, stored)
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -327,7 +336,7 @@ def _ls(options: argparse.Namespace) -> int:
         return DONE
     for row in rows:
         named = f"  {printable(row['class'])}" if "class" in row else ""
-        key = printable(os.fsencode(row["key"]), 4096)
+        key = printable(row["key"], 4096)
         place = f"{row['shard']:>5}:{row['record']:<7}"
         print(f"{row['index']:>9}  {place}  {row['bytes']:>10}  {key}{named}")
     return DONE
@@ -349,7 +358,7 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
                 "record": record,
                 "offset": shard.offset(record),
                 "bytes": int(shard.sizes[record]),
-                "key": os.fsdecode(shard.key(record)),
+                "key": key_text(shard.key(record)),
             }
             if labels is not None:
                 number_of = row["label"] = labels[record]
@@ -379,9 +388,7 @@ def _cat(options: argparse.Namespace) -> int:
         raise OptionError(f"record {index} has no {printable(name)}: it is null")
     if options.json:
         content = {"base64": _base64(value)} if isinstance(value, bytes) else {"value": value}
-        _print_json(
-            {"index": index, "key": os.fsdecode(sample["__key__"]), "field": name} | content
-        )
+        _print_json({"index": index, "key": key_text(sample["__key__"]), "field": name} | content)
         return DONE
     if options.output is not None:
         from .storage.local import write_file
@@ -414,7 +421,7 @@ def _verify(options: argparse.Namespace) -> int:
         )
     if options.json:
         damages = [
-            vars(one) | {"key": None if one.key is None else os.fsdecode(one.key)}
+            vars(one) | {"key": None if one.key is None else key_text(one.key)}
             for one in found.damages
         ]
         _print_json(vars(found) | {"damages": damages})
@@ -539,7 +546,7 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
     if options.json:
         datasets = [
             vars(one)
-            | {"rejected": [{"key": os.fsdecode(key), "reason": why} for key, why in one.rejected]}
+            | {"rejected": [{"key": key_text(key), "reason": why} for key, why in one.rejected]}
             for one in done
         ]
         _print_json({"dry_run": dry, "datasets": datasets})
@@ -693,7 +700,7 @@ def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> i
         raise OptionError("cat: give either the index of a record, or --key KEY")
     if key is not None:
         try:
-            return sequence.find(os.fsencode(key))
+            return sequence.find(key)
         except KeyError:
             raise OptionError(
                 f"no record has the key {printable(key)}; `shardio ls` lists all keys"

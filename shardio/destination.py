@@ -131,6 +131,6 @@ def commit_splits(out: str, names: Sequence[str]) -> None:
 
 
 def _splits_file(out: str, names: Sequence[str]) -> bytes:
-    found = [manifest.load(locate(os.path.join(out, name))).classes for name in names]
+    found = [manifest.load(locate(manifest.split_folder(out, name))).classes for name in names]
     classes = next((classes for classes in found if classes is not None), None)
     return manifest.dump_splits(names, classes)

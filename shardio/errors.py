@@ -25,6 +25,7 @@ and text, and an exception that needs a second argument comes back as a bare Run
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 
@@ -143,7 +144,13 @@ def name_record(error: BaseException, record: str) -> None:
 
 
 def printable(name: bytes | str, limit: int = 200) -> str:
-    """A name from disk, safe to show on a terminal: control and undecodable bytes are escaped."""
+    """Make a name from disk safe to show: control and undecodable bytes are escaped.
+
+    A str with surrogates for such bytes (names.py) is shown as these bytes are.
+    """
+    if isinstance(name, str) and not name.isascii():
+        with contextlib.suppress(UnicodeEncodeError):  # half of a pair, of somebody's JSON
+            name = name.encode("utf-8", "surrogateescape")
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."

@@ -4,21 +4,28 @@
 
 Records are read and checked in storage order, and written one by one; targets/ has the formats.
 All files are written into a hidden folder within the directory, and take their names when the last
-of them is complete: an export that fails leaves nothing.
+of them is complete: an export that fails leaves nothing. One that is killed while they take their
+names is gone on with by the same call; a receipt tells (receipt.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import manifest, sequence, sizes
-from .errors import OptionError, printable, there_are
+from . import __version__, manifest, receipt, sequence, sizes
+from .errors import ExistsError, OptionError, printable, there_are
 from .manifest import Manifest
+from .names import file_name, from_file_name, key_bytes
 from .parallel import Progress
+from .receipt import Receipt
 from .sample import KEY
 from .sequence import ShardSequence
+from .sizes import show_count
 from .storage import local, local_path
 from .storage.staging import Staging
 from .targets import target as named_target
@@ -83,7 +90,8 @@ def export(
     progress    called with records written, and of how many
 
     The directory must be empty, unless `overwrite` replaces files of an earlier export; of those,
-    shards that the new one does not have are removed. Raises ExistsError, NotPackedError,
+    the ones that the new one does not have are removed. Files that are called like those of this
+    format, but that no export wrote here, are refused. Raises ExistsError, NotPackedError,
     DamageError, OptionError (a field or key that the format cannot hold), SampleError (a value that
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
@@ -103,19 +111,23 @@ def export(
     for name, folder in folders.items():
         data = folder if root is None else local_path(root)
         names = datasets[name].manifest.names or ("",)
-        own |= {os.path.join(data, one) for one in {os.path.dirname(one) for one in names}}
-    into = {os.path.realpath(os.path.join(target, name)) for name in ("", *folders)}
+        own |= {os.path.join(data, file_name(os.path.dirname(one))) for one in names}
+    into = {os.path.realpath(manifest.split_folder(target, name)) for name in ("", *folders)}
     if into & set(map(os.path.realpath, own)):
         raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
+    what, before = _what(format, shard_size, keys, datasets, chosen), receipt.load(target)
+    resumed = before is not None and not before.complete and before.what == what
+    if overwrite:
+        _refuse_others(target, folders, kind, before)
     learned: dict[str, str] = {}
     while True:
         done = Exported(target, format)
-        staging = Staging(target, replace=overwrite)
+        staging = Staging(target, replace=overwrite or resumed, beside=(receipt.NAME,))
         try:
             total = sum(map(len, datasets.values()))
             for name, dataset in datasets.items():
-                folder = os.path.join(staging.path, name)
+                folder = manifest.split_folder(staging.path, name)
                 local.make_directory(folder)
                 shown, key = chosen[name]
                 plan = Plan(
@@ -130,13 +142,27 @@ def export(
                 _write(kind(plan), dataset, keys == "number", done, total, progress)
             written = _files(staging.path)
             done.files, done.bytes = len(written), sum(written.values())
+            if resumed and not overwrite and (others := _files(target).keys() - written.keys()):
+                raise ExistsError(
+                    f"{printable(target)}: an export was interrupted here, and "
+                    f"{printable(min(others))} is none of its files; move it away, or choose "
+                    "another directory"
+                )
+            note = receipt.of_files(what, staging.path, written if kind.ours is not None else ())
+            note.begun(os.path.basename(staging.path), before).save(target)
             staging.commit()
         except Again:
             continue
         finally:
             staging.discard()
-        if overwrite and kind.ours is not None:
-            done.removed = _remove_older(target, datasets, kind, written)
+        if overwrite and before is not None:
+            done.removed = _remove_older(target, before, written)
+        if kind.ours is None:
+            receipt.remove(target)
+        else:
+            note.save(target)
+        if before is not None and local.is_temporary(before.staging):  # what a kill left there
+            shutil.rmtree(os.path.join(target, before.staging), ignore_errors=True)
         classes = any(one.manifest.classes for one in datasets.values())
         if classes and format != "imagefolder":
             done.notes.append("names of classes are not kept: the format has no place for them")
@@ -205,28 +231,58 @@ def _write(
     done.notes += [note for note in target.notes if note not in done.notes]
 
 
+def _what(
+    format: str,
+    shard_size: int | str | None,
+    keys: str,
+    datasets: Mapping[str, ShardSequence],
+    chosen: Mapping[str, tuple[list[Field], Field | None]],
+) -> str:
+    """Return what tells this export from others, so that one that was killed is gone on with."""
+    seal = hashlib.sha256(repr((__version__, format, shard_size, keys, chosen)).encode())
+    for name, dataset in datasets.items():
+        seal.update(key_bytes(name) + b"\0" + hashlib.sha256(dataset.manifest.dump()).digest())
+    return seal.hexdigest()[:32]
+
+
 def _files(folder: str) -> dict[str, int]:
-    """The files below a folder, and their sizes."""
+    """Return the files below a folder, but shardio's own, by their paths, and their sizes."""
     found = {}
-    for top, _, names in os.walk(folder):
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not local.is_temporary(name)]
         for name in names:
             path = os.path.join(top, name)
-            found[os.path.relpath(path, folder)] = os.path.getsize(path)
+            if name != receipt.NAME:
+                found[from_file_name(os.path.relpath(path, folder))] = os.lstat(path).st_size
     return found
 
 
-def _remove_older(
-    target: str, names: Mapping[str, ShardSequence], kind: type[Target], written: Mapping[str, int]
-) -> int:
-    """Remove shards of an older export that was longer; readers would take them for the new one's.
+def _refuse_others(
+    target: str, splits: Iterable[str], kind: type[Target], before: Receipt | None
+) -> None:
+    """Raise ExistsError for files called like those of this format that no export wrote here."""
+    others = []
+    for split in splits if kind.ours is not None else ():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in sorted(os.listdir(manifest.split_folder(target, split))):
+                path = f"{split}/{name}" if split else name
+                ours = kind.ours is not None and kind.ours.fullmatch(name)
+                if ours and not (before is not None and before.vouches(target, path)):
+                    others.append(path)
+    if others:
+        raise ExistsError(
+            f"{printable(target)}: {show_count(len(others), 'file')} would be replaced or removed "
+            f"that no export wrote here, or that changed since ({receipt.NAME} lists what it "
+            f"wrote): {', '.join(map(printable, others[:10]))}{', ...' if others[10:] else ''}. "
+            "Move them away, or choose another directory. Nothing was touched"
+        )
 
-    Only files called exactly as its own. Returns how many.
-    """
+
+def _remove_older(target: str, before: Receipt, written: Mapping[str, int]) -> int:
+    """Remove the files of an older export that the new one does not have; return how many."""
     removed = 0
-    for split in names:
-        for name in sorted(os.listdir(os.path.join(target, split))):
-            ours = kind.ours is not None and kind.ours.fullmatch(name)
-            if ours and os.path.join(split, name) not in written:
-                local.remove(os.path.join(target, split, name))
-                removed += 1
+    for path in sorted(before.files.keys() - written.keys()):
+        if before.vouches(target, path):
+            local.remove(os.path.join(target, file_name(path)))
+            removed += 1
     return removed

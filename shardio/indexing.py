@@ -39,6 +39,7 @@ from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
 from .imagetypes import ALL_ENDINGS
 from .lock import JOURNAL, WRITER_MAGIC
+from .names import file_name, from_file_name, key_bytes
 from .scanning import Found, dataset_id_of, manifest_of, scan_all
 from .sizes import show_count, show_size
 from .sources.base import Listing, renumber
@@ -228,7 +229,7 @@ def _find(
     if not os.path.isdir(root):
         what = "this is neither" if os.path.lexists(root) else "there is nothing"
         raise SourceError(f"{shown}: expected a directory, or a file, and {what}")
-    names = sorted(_files(root), key=os.fsencode)
+    names = sorted(_files(root), key=key_bytes)
     if files is not None:
         names = _matching(shown, names, files)
     claimed = claims(names)
@@ -256,7 +257,7 @@ def _find(
         raise SourceError(f"{shown}: no file in it has a name of {format}")
     if files is None:
         _refuse_splits(root, names, out)
-    sizes = [os.path.getsize(os.path.join(root, name)) for name in names]
+    sizes = [os.path.getsize(os.path.join(root, file_name(name))) for name in names]
     return Found(root, format, names, sizes)
 
 
@@ -298,6 +299,7 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Any) ->
     """One file, as the only one of its folder."""
     shown = printable(root)
     folder, name = os.path.split(root)
+    name = from_file_name(name)
     if files is not None or classes is not None:
         which = "--files" if files is not None else "--classes"
         raise OptionError(f"{which}: only of a folder; {shown} is a file")
@@ -325,7 +327,8 @@ def _files(root: str) -> Iterable[str]:
         folders[:] = inner
         for name in files:
             if not name.startswith("."):
-                yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
+                path = os.path.relpath(os.path.join(folder, name), root)
+                yield from_file_name(path.replace(os.sep, "/"))
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -371,7 +374,7 @@ def _refuse_splits(root: str, names: Sequence[str], out: str | os.PathLike[str] 
     for split, some in splits.items():
         target = None if out is None else os.path.join(os.fspath(out), split)
         if alone and all("/" in name for name in names):  # each in a folder of its own
-            line = f"  shardio index {_quoted(os.path.join(root, *tops[split]))}"
+            line = f"  shardio index {_quoted(os.path.join(root, *map(file_name, tops[split])))}"
         else:
             pattern = _quoted(_pattern(split, some, names))
             line = f"  shardio index {_quoted(root)} --files {pattern}"
@@ -429,7 +432,7 @@ def _images(
         extra={"resize": None, "quality": None, "format": "imagefolder"},
     )
     made = plan.make(listing, options)
-    number = {os.fsencode(name): label for label, name in enumerate(listing.classes or ())}
+    number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
     names, sizes, extras = [], [], []
     for shard in range(made.shards):
         part = slice(int(made.bounds[shard]), int(made.bounds[shard + 1]))
@@ -460,7 +463,7 @@ def _each_split(
     first = min(listings, key=lambda name: len(listings[name].absent))
     lines = []
     for name in [first, *(name for name in listings if name != first)]:
-        line = f"  shardio index {_quoted(os.path.join(root, name))}"
+        line = f"  shardio index {_quoted(manifest.split_folder(root, name))}"
         base = root if out is None else local_path(out)
         if out is not None:
             line += f" --out {_quoted(os.path.join(base, name))}"

@@ -17,10 +17,21 @@ import json
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
 from . import manifest, plan
-from .errors import DamageError, NotPackedError, StorageError, VersionError, printable
+from .errors import (
+    DamageError,
+    ExistsError,
+    NotPackedError,
+    StorageError,
+    VersionError,
+    printable,
+)
 from .formats import lmdb, record
+from .formats.columns import key_hash
 from .lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
+from .names import key_bytes, key_text
 from .plan import Before
 from .shard import open_own
 from .storage import local, locate
@@ -64,6 +75,15 @@ def is_committed(directory: str, journal: bytes) -> bool:
     born = shards_in(directory)
     names = (made.shard(number).name for number in range(made.shards))
     return all(name in born and born[name] != before.get(name) for name in names)
+
+
+def has_work(directory: str, journal: bytes) -> bool:
+    """Return whether an unfinished packing has a shard that going on with it would keep."""
+    dataset_id, before = owner(journal)
+    return any(  # not by time alone: another packer may have committed since the journal was made
+        before.get(name) != born and shard_id(directory, name) == dataset_id
+        for name, born in shards_in(directory).items()
+    )
 
 
 def clean(directory: str, journal: bytes) -> None:
@@ -181,15 +201,65 @@ def write_rejected(directory: str, problems: Sequence[Problem]) -> None:
 
 
 def load_rejected(directory: str) -> list[Problem]:
-    """What a dataset's list says; empty when there is none. Raises DamageError."""
-    return _load_rejected(directory, REJECTED) or []
+    """What a dataset's list says; empty when there is none, and where the file is another's."""
+    return _own_rejected(directory) or []
 
 
 def remove_rejected(directory: str) -> None:
-    """Remove the list of rejected keys, if it is one."""
-    with contextlib.suppress(DamageError):
-        if _load_rejected(directory, REJECTED) is not None:
-            local.remove(os.path.join(directory, REJECTED))
+    """Remove the list of rejected keys, if packing wrote it."""
+    if _own_rejected(directory) is not None:
+        local.remove(os.path.join(directory, REJECTED))
+
+
+def refuse_rejected(directory: str) -> None:
+    """Raise ExistsError where a list of rejected keys would replace a file that is none."""
+    if has_rejected(directory) and _own_rejected(directory) is None:
+        raise ExistsError(
+            f"{printable(os.path.join(directory, REJECTED))}: no packing wrote it, and the list of "
+            "what is left out would replace it; move it away, or choose another directory"
+        )
+
+
+def has_rejected(directory: str) -> bool:
+    """Return whether a file has the name of the list of rejected keys."""
+    return os.path.lexists(os.path.join(directory, REJECTED))
+
+
+def _own_rejected(directory: str) -> list[Problem] | None:
+    """Return what a list that packing wrote says; None where none is there, or another's file.
+
+    Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
+    list of records to leave out, in the same words, is of keys that it has.
+    """
+    path = os.path.join(directory, REJECTED)
+    if not os.path.isfile(path) or os.path.islink(path):
+        return None
+    try:
+        data = locate(directory).read(REJECTED, 1 << 30)
+        found = _load_rejected(directory, REJECTED)
+    except (DamageError, StorageError):
+        return None
+    if not found or _dump_rejected(found) != data:
+        return None
+    return None if _holds_one(directory, [key for key, _ in found]) else found
+
+
+def _holds_one(directory: str, keys: Sequence[bytes]) -> bool:
+    """Return whether the dataset in a directory, if one is there, has one of these keys."""
+    wanted, hashes = set(keys), np.array([*map(key_hash, keys)], np.uint32)
+    with contextlib.suppress(NotPackedError, DamageError, StorageError, VersionError, OSError):
+        made = manifest.load(locate(directory))
+        for number in range(made.shards):
+            name = made.shard(number).name
+            file = locate(directory).open(name)
+            try:
+                shard = open_own(file, name)
+                places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
+                if any(shard.key(place) in wanted for place in places.tolist()):
+                    return True
+            finally:
+                file.close()
+    return False
 
 
 def write_rejected_part(directory: str, part: str, problems: Sequence[Problem]) -> None:
@@ -214,7 +284,7 @@ def is_rejected_part(directory: str, name: str) -> bool:
 
 
 def _dump_rejected(problems: Sequence[Problem]) -> bytes:
-    lines = [json.dumps({"key": os.fsdecode(key), "reason": why}) for key, why in problems]
+    lines = [json.dumps({"key": key_text(key), "reason": why}) for key, why in problems]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -222,8 +292,8 @@ def _load_rejected(directory: str, name: str) -> list[Problem] | None:
     """What a file of rejected keys lists; None when there is none. Raises DamageError."""
     try:
         lines = locate(directory).read(name, 1 << 30).splitlines()
-        return [(os.fsencode(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
+        return [(key_bytes(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise DamageError(f"{printable(directory)}/{name}: not a list of rejected keys") from None

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -32,7 +34,8 @@ from .errors import (
     there_are,
 )
 from .formats.base import MAX_RECORDS, Opening, ShardInfo
-from .sample import Schema, check_schema
+from .names import file_name, from_file_name, key_bytes
+from .sample import MAX_DEPTH, Schema, check_schema
 from .storage import Storage, local_path, locate
 from .storage.local import LocalStorage
 
@@ -65,7 +68,7 @@ class Manifest:
     dataset_id: bytes  # 16 bytes
     format: str  # of the shards: "record"
     schema: Schema
-    classes: tuple[str, ...] | None  # names by label, as os.fsdecode gives them; None: no labels
+    classes: tuple[str, ...] | None  # names by label (names.py); None: no labels
     options: dict[str, Any]  # how it was packed
     library: str  # version of shardio that packed it
     blob_bytes: int  # payload: bytes of all blobs
@@ -221,10 +224,15 @@ def datasets(root: str) -> dict[str, str]:
     Raises DamageError, VersionError.
     """
     splits = load_splits(locate(root))
-    return {name: os.path.join(root, name) for name in splits} if splits else {"": root}
+    return {name: split_folder(root, name) for name in splits} if splits else {"": root}
 
 
-def split_folder(path: str | os.PathLike[str], split: str | None) -> str | os.PathLike[str]:
+def split_folder(root: str, name: str) -> str:
+    """Return the folder of a split; the folder above for the one dataset without splits, ""."""
+    return os.path.join(root, file_name(name)) if name else root
+
+
+def choose_split(path: str | os.PathLike[str], split: str | None) -> str | os.PathLike[str]:
     """Find the folder of one dataset: `path` itself, or the split of this name in it.
 
     Splits are what was packed together (shardio.json names them), or any datasets in folders of
@@ -238,7 +246,7 @@ def split_folder(path: str | os.PathLike[str], split: str | None) -> str | os.Pa
     storage = locate(path)
     splits = _splits_in(storage)
     if split in splits:
-        return os.path.join(local_path(path), split)
+        return split_folder(local_path(path), split)
     shown, named = printable(storage.url), printable(repr(split))
     if splits:
         raise OptionError(f"{shown}: no split is called {named}; {there_are(splits, split)}")
@@ -252,7 +260,7 @@ def planned_splits(root: str) -> list[str]:
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
                 options = _options(os.path.join(root, name))
-                if options["split"] == name:
+                if options["split"] == from_file_name(name):
                     return [str(split) for split in options["splits"]]
     return []
 
@@ -316,7 +324,8 @@ def _splits_in(storage: Storage) -> list[str]:
     splits = load_splits(storage)
     if splits is None and isinstance(storage, LocalStorage):
         with contextlib.suppress(OSError):
-            splits = [name for name in sorted(os.listdir(storage.root)) if _is_in(storage, name)]
+            found = [name for name in sorted(os.listdir(storage.root)) if _is_in(storage, name)]
+            splits = [from_file_name(name) for name in found]
     return splits or []
 
 
@@ -442,15 +451,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     classes = head["classes"]
     if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
         raise ValueError("its classes are not a list of names")
-    if type(head["options"]) is not dict:
-        raise ValueError("its options are not an object")
-    for name, kind in (("fields", dict), ("absent", list), ("row_group", dict)):
-        given = head["options"].get(name)
-        if given is None:
-            continue
-        parts = {type(one) for one in (given.values() if type(given) is dict else given)}
-        if type(given) is not kind or parts - {str if name == "fields" else int}:
-            raise ValueError(f"its option {name} is not what packing or indexing makes it")
+    _check_options(head["options"])
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
     return Manifest(
@@ -469,6 +470,39 @@ def _parse(data: bytes, where: str) -> Manifest:
         version=head["version"],
         where=where,
     )
+
+
+def _check_options(options: Any) -> None:
+    """Raise ValueError for options that no packing gives, and that readers would trip over."""
+    if type(options) is not dict:
+        raise ValueError("its options are not an object")
+    for name, kind, part in (
+        ("fields", dict, str),
+        ("absent", list, int),
+        ("row_group", dict, int),
+    ):
+        if name not in options:
+            continue
+        given = options[name]
+        parts = given.values() if type(given) is dict else given
+        if type(given) is not kind or any(type(one) is not part for one in parts):
+            raise ValueError(f"its option {name} is not what packing or indexing makes it")
+    for text in itertools.chain.from_iterable(options.get("fields", {}).items()):
+        key_bytes(text)  # half of a surrogate pair is a UnicodeEncodeError, a ValueError
+    if not {"rows", "bytes"} <= options.get("row_group", {"rows": 0, "bytes": 0}).keys():
+        raise ValueError("its option row_group lacks rows or bytes")
+    _check_plain(options, MAX_DEPTH)
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Raise ValueError for what JSON has no name for, and for what is nested deeper than this."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"its options hold {value}, which is no number in JSON")
+    if isinstance(value, (list, dict)):
+        if not depth:
+            raise ValueError(f"its options are nested more than {MAX_DEPTH} deep")
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_plain(part, depth - 1)
 
 
 def _safe(name: Any) -> str:

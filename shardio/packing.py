@@ -46,6 +46,7 @@ from .errors import (
 from .fieldnames import described as fields_text
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
+from .names import key_bytes
 from .plan import Plan
 from .recoding import Recoded, Recoding
 from .sample import Schema
@@ -294,7 +295,7 @@ def pack(
     recoding.check_tools(wanted)
     names = sources.names(asked)
     destination.check(out, source, names)
-    folders = {name: os.path.join(out, name) if name else out for name in names}
+    folders = {name: manifest.split_folder(out, name) for name in names}
     for name, folder in folders.items():
         lock.refuse_if_busy(folder, part=chosen is not None)
         if not overwrite:
@@ -325,9 +326,10 @@ def pack(
         made = plan.make(listing, options, each)
         packings.append(_Packing(made, folders[name], listing.source, chosen))
     for packing in packings:
-        packing.check(
-            overwrite, () if shard_size else ("shard_size",)
-        )  # all of them, before any is touched
+        # All of them, before any is touched.
+        packing.check(overwrite, () if shard_size else ("shard_size",))
+        if on_error == "skip" and not packing.result.already:
+            packing.refuse_rejected()
     local.refuse_if_full(out, sum(packing.least_bytes() for packing in packings))
     if announce is not None:
         for packing in packings:
@@ -377,7 +379,7 @@ def commit(
         splits = manifest.planned_splits(out)
     packings = []
     with _resumable(), contextlib.ExitStack() as locks:
-        for folder in [os.path.join(out, name) for name in splits] or [out]:
+        for folder in [manifest.split_folder(out, name) for name in splits] or [out]:
             try:
                 held = locks.enter_context(lock.whole(folder))
             except FileNotFoundError:
@@ -446,6 +448,19 @@ class _Packing:
         self._built: list[Built] = []
         self._problems: list[Problem] = []
         self._started = time.monotonic()
+        # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
+        self._empty = not any(
+            os.path.lexists(os.path.join(directory, name)) for name in (JOURNAL, manifest.MANIFEST)
+        )
+
+    def refuse_rejected(self) -> None:
+        """Raise ExistsError where the list of what is left out would replace a user's own file."""
+        if self._empty and journal.has_rejected(self.directory):
+            raise ExistsError(
+                f"{printable(self.directory)}: {journal.REJECTED} lies here, and nothing is packed "
+                "here that it could be of; move it away, or choose another directory"
+            )
+        journal.refuse_rejected(self.directory)
 
     def check(self, overwrite: bool, by_default: Sequence[str]) -> None:
         """Raises ExistsError when another dataset is here; by_default: options not given."""
@@ -515,7 +530,12 @@ class _Packing:
         whole = self._part is None
         held, planned = self._acquire((0, None) if whole else (self._start, self._stop), restart)
         locks.callback(held.release)
-        if planned is None and self._is_packed(overwrite):  # another packer was faster
+        try:
+            faster = planned is None and self._is_packed(overwrite)  # another packer was
+        except ExistsError:
+            self._take_back(held)
+            raise
+        if faster:
             held.release()
             return self._leave(skip)
         self._held = held
@@ -599,6 +619,18 @@ class _Packing:
                 journal.clean(self.directory, data)
         return []
 
+    def _take_back(self, held: lock.Lock) -> None:
+        """Remove the journal that we made, a moment after another dataset was committed here."""
+        held.release()
+        with (
+            contextlib.suppress(FileNotFoundError, BusyError, StorageError),
+            lock.whole(self.directory) as whole,
+        ):
+            data = whole.read()
+            # Parts of this packing may have joined it; what they have built is theirs.
+            if data[-32:] == self._seal and not journal.has_work(self.directory, data):
+                journal.clean(self.directory, data)
+
     def _show_committed(self) -> None:
         made = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = made.records, made.size
@@ -649,7 +681,9 @@ class _Packing:
             raise
         if old.same(self.plan):
             return old
-        if restart:
+        # Of one that was killed before its first shard nothing is lost. Parts run at once, and must
+        # agree: they are told.
+        if restart or (self._part is None and not journal.has_work(self.directory, data)):
             return None
         raise SourceChangedError(
             f"{printable(self.directory)}: an unfinished packing is here, of another plan:\n"
@@ -733,8 +767,9 @@ class _Packing:
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
         if self._problems:
+            self.refuse_rejected()
             journal.write_rejected(self.directory, self._problems)
-        else:
+        elif not self._empty:
             journal.remove_rejected(self.directory)  # of the dataset that is replaced
         local.write_file(self.directory, manifest.MANIFEST, made.dump())
         self.result.records, self.result.bytes = made.records, made.size
@@ -771,7 +806,7 @@ def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:
 
 
 def _under(split: str, key: bytes) -> bytes:
-    return os.fsencode(split) + b"/" + key if split else key
+    return key_bytes(split) + b"/" + key if split else key
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from .errors import DamageError, OptionError, printable
 from .formats.base import MAX_RECORDS
 from .formats.record import VERSION
 from .lock import PLAN_MAGIC
+from .names import key_bytes, key_text
 from .sample import KEY
 from .sources.base import Ints, Listing
 
@@ -70,7 +70,7 @@ class Plan:
     @property
     def problems(self) -> list[tuple[bytes, str]]:
         """Files that cannot be packed by what the listing says of them: key, reason."""
-        return [(os.fsencode(key), why) for key, why in self.header["problems"]]
+        return [(key_bytes(key), why) for key, why in self.header["problems"]]
 
     def dump(self) -> bytes:
         body = b"".join(
@@ -182,7 +182,7 @@ def make(listing: Listing, wanted: dict[str, Any], each: int | None = None) -> P
             "fields": [list(pair) for pair in ((KEY, "key"), *listing.fields)],
             "classes": None if listing.classes is None else list(listing.classes),
             "options": wanted,
-            "problems": [[os.fsdecode(key), reason] for key, reason in listing.problems],
+            "problems": [[key_text(key), reason] for key, reason in listing.problems],
             "ignored": listing.ignored,
             "notes": notes,
         },

@@ -167,10 +167,15 @@ def described(conditions: Mapping[str, Any]) -> dict[str, Any]:
         else:
             plain = (one.item() if isinstance(one, np.generic) else one for one in _several(wanted))
             found[str(name)] = [
-                one if one is None or isinstance(one, (str, int, float)) else repr(one)
+                one if one is None or isinstance(one, (str, int)) or _is_finite(one) else repr(one)
                 for one in plain
             ]
     return found
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether JSON has a number for it."""
+    return isinstance(value, float) and math.isfinite(value)
 
 
 class All(list[Any]):

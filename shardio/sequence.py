@@ -51,7 +51,7 @@ def open(
     root       where the data lies, when `shardio index --out` put its index elsewhere
     verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     """
-    storage = locate(manifest.split_folder(path, split))
+    storage = locate(manifest.choose_split(path, split))
     found = manifest.load(storage)
     decoder = Decoder(
         found.schema, fields=fields, decode=decode, transform=transform, max_pixels=max_pixels

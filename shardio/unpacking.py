@@ -27,6 +27,7 @@ from . import jpeg, manifest, sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
 from .imagetypes import ENDINGS, image_type
 from .manifest import Manifest
+from .names import key_bytes
 from .parallel import Progress
 from .recoding import ORIGINAL
 from .sample import BLOBS, KEY, Sample
@@ -95,7 +96,7 @@ def unpack(
     datasets = [
         (
             sequence.open(folder, decode=None, root=root),
-            os.path.join(target, name) if name else target,
+            manifest.split_folder(target, name),
         )
         for name, folder in manifest.datasets(source).items()
     ]
@@ -116,7 +117,7 @@ def unpack(
         tree = Tree(into, overwrite)
         try:
             for name in class_folders(dataset.manifest):
-                tree.folder(key_parts(os.fsencode(name), dataset.manifest.where))
+                tree.folder(key_parts(class_bytes(name), dataset.manifest.where))
                 done.folders += 1
             for sample in dataset:
                 files = list(files_of(dataset.manifest, _restored(dataset.manifest, sample)))
@@ -220,6 +221,14 @@ def key_parts(key: bytes, where: str) -> list[bytes]:
     if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
         raise DamageError(f"{where}: the key {printable(key)} is no path within a directory")
     return parts
+
+
+def class_bytes(name: str) -> bytes:
+    """Return the stored bytes of a class's name; none where it cannot have been a folder's."""
+    try:
+        return key_bytes(name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return b""
 
 
 def _keeps_originals(made: Manifest) -> bool:

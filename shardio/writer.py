@@ -180,7 +180,8 @@ class Writer:
             library=__version__,
             blob_bytes=self._blob_bytes,
         )
-        journal.remove_rejected(self.out)  # of the dataset that is replaced
+        if os.path.lexists(os.path.join(self.out, manifest.MANIFEST)):
+            journal.remove_rejected(self.out)  # of the dataset that is replaced
         local.write_file(self.out, manifest.MANIFEST, made.dump())
         journal.clean(self.out, self._lock.read())
 

@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from lines above its own, wherever in the file the import stands.
 # A new module is a name on a line below all that it imports.
 LAYERS = """
-errors imagetypes machine engine
+errors imagetypes machine engine names
 sizes sample storage.base
 device meter
 storage.local formats.base fieldnames
-storage storage.staging storage.memory
+storage storage.staging storage.memory receipt
 formats.columns formats.protobuf lock
 formats.record formats.foreign
 formats.lmdb formats.tar formats.mds formats.tfrecord formats.recordio formats.imagefolder

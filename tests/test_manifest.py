@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import tracemalloc
@@ -19,6 +18,7 @@ from shardio import manifest
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, VersionError
 from shardio.formats.base import ShardInfo
 from shardio.manifest import Manifest
+from shardio.names import key_bytes, key_text
 from shardio.sample import KEY, Schema
 from shardio.storage import locate
 
@@ -104,10 +104,10 @@ def test_what_is_dumped_is_parsed_and_dumped_to_the_same_bytes(
 
 
 def test_class_names_that_are_no_utf8_survive() -> None:
-    names = tuple(os.fsdecode(name) for name in (b"caf\xc3\xa9", b"\xff\xfe", b"a\x80\n", b"\x1b["))
+    names = tuple(key_text(name) for name in (b"caf\xc3\xa9", b"\xff\xfe", b"a\x80\n", b"\x1b["))
     parsed = manifest.parse(make(classes=names).dump(), "here")
     assert parsed.classes == names
-    assert [os.fsencode(name) for name in parsed.classes][1] == b"\xff\xfe"
+    assert [key_bytes(name) for name in parsed.classes][1] == b"\xff\xfe"
 
 
 def test_the_page_s_command_prints_the_manifest_s_own_hash(tmp_path: Path) -> None:
@@ -178,6 +178,10 @@ def setting(at: int, value: Any) -> Callable[[bytes], bytes]:
     return line(lambda row: row.__setitem__(at, value))
 
 
+def option(text: bytes) -> Callable[[bytes], bytes]:
+    return replaced(b'"options": {', b'"options": {%b,' % text)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -207,6 +211,19 @@ def setting(at: int, value: Any) -> Callable[[bytes], bytes]:
         replaced(b'"classes": ["cat","dog"]', b'"classes": {"c":0}'),
         replaced(b'"classes": ["cat","dog"]', b'"classes": [1]'),
         replaced(b'"options": {', b'"options": [], "x": {'),
+        option(b'"fields":null'),
+        option(b'"fields":[]'),
+        option(b'"fields":{"a":1}'),
+        option(b'"fields":{"a":"\\ud800"}'),
+        option(b'"absent":null'),
+        option(b'"absent":["a"]'),
+        option(b'"row_group":{}'),
+        option(b'"a":NaN'),
+        option(b'"a":[{"b":-Infinity}]'),
+        option(b'"a":1e999'),
+        option(b'"a":' + b"[" * 900 + b"]" * 900),
+        option(b'"a":' + b"[" * 33 + b"]" * 33),
+        option(b'"a":' + b'{"a":' * 900 + b"1" + b"}" * 900),
         replaced(b'"shard_format": "record"', b'"shard_format": null'),
         replaced(b'"library": "0.1.0"', b'"library": 1'),
         replaced(b'["image","image"]', b'["image","pickle"]'),
@@ -330,34 +347,34 @@ def test_a_directory_of_splits_names_them(tmp_path: Path) -> None:
 
 
 def test_a_split_is_chosen_by_its_name(tmp_path: Path) -> None:
-    assert manifest.split_folder(tmp_path, None) == tmp_path
+    assert manifest.choose_split(tmp_path, None) == tmp_path
     (tmp_path / manifest.SPLITS).write_bytes(manifest.dump_splits(["train", "val"], ["a"], "1.2.3"))
     for path in (str(tmp_path), tmp_path, f"file://{tmp_path}"):
-        assert manifest.split_folder(path, "val") == f"{tmp_path}/val"
+        assert manifest.choose_split(path, "val") == f"{tmp_path}/val"
     for wrong in ("Train", "validation", "", "..", "train/", "../train"):
         with pytest.raises(
             OptionError,
             match=r"no split is called '.*'; there are train, val(: did you mean 'train'\?)?$",
         ):
-            manifest.split_folder(tmp_path, wrong)
+            manifest.choose_split(tmp_path, wrong)
     with pytest.raises(OptionError, match="split is 0: expected the name"):
-        manifest.split_folder(tmp_path, 0)  # type: ignore[arg-type]
+        manifest.choose_split(tmp_path, 0)  # type: ignore[arg-type]
 
 
 def test_datasets_in_folders_of_a_folder_are_its_splits(tmp_path: Path) -> None:
     with pytest.raises(NotPackedError, match="there is no such directory"):
-        manifest.split_folder(tmp_path / "none", "train")
+        manifest.choose_split(tmp_path / "none", "train")
     for name in ("train", "test", "web"):
         (tmp_path / name).mkdir()
         (tmp_path / name / manifest.MANIFEST).write_bytes(make().dump())
     (tmp_path / "web" / manifest.MANIFEST).write_text('{"name": "another manifest.json"}')
     with pytest.raises(NotPackedError, match=r"several datasets, its splits: test, train\. Open"):
         manifest.load(locate(tmp_path))
-    assert same(manifest.load(locate(manifest.split_folder(tmp_path, "train"))), make())
+    assert same(manifest.load(locate(manifest.choose_split(tmp_path, "train"))), make())
     with pytest.raises(OptionError, match=r"no split is called 'web'; there are test, train$"):
-        manifest.split_folder(tmp_path, "web")
+        manifest.choose_split(tmp_path, "web")
     with pytest.raises(OptionError, match=r"holds one dataset and no splits; leave split='a' out"):
-        manifest.split_folder(tmp_path / "train", "a")
+        manifest.choose_split(tmp_path / "train", "a")
     (tmp_path / "test" / manifest.MANIFEST).unlink()
     with pytest.raises(NotPackedError, match=r"its folder train is\. Open .*/train, or in Python"):
         manifest.load(locate(tmp_path))

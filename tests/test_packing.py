@@ -29,6 +29,7 @@ from trees import (
 
 from shardio import building, journal, lock, manifest, packing, parallel, plan, sources
 from shardio import sequence as sequences
+from shardio.cleaning import gc
 from shardio.errors import (
     BusyError,
     DamageError,
@@ -1198,6 +1199,78 @@ def test_other_files_in_out_stay(source: Path, tmp_path: Path) -> None:
     pack_one(source, tmp_path / "out", overwrite=True)
     left = content(tmp_path / "out")
     assert all(left[name.encode()] == data for name, data in mine.items())
+
+
+def test_a_list_of_rejected_files_of_the_user_s_own_stays(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    own = {
+        "other": b"mine",
+        "same words": b'{"key": "class0/001.jpg", "reason": "blurred"}\n',
+        "of no record": b'{"key":"x","reason":"y"}\n',
+    }
+    for text in own.values():
+        plant(out, {"rejected.jsonl": text})  # nothing is packed here
+        pack_one(source, out)
+        assert (out / "rejected.jsonl").read_bytes() == text
+        assert pack_one(source, out).rejected == []
+        pack_one(source, out, overwrite=True, seed=1)  # there is a dataset, and it is none of it
+        assert (out / "rejected.jsonl").read_bytes() == text
+        with Writer(out, overwrite=True) as writer:
+            writer.write({"label": 1})
+        assert (out / "rejected.jsonl").read_bytes() == text
+        (out / "manifest.json").unlink()
+    plant(source, BAD)
+    for text in own.values():
+        shutil.rmtree(out)
+        plant(out, {"rejected.jsonl": text})
+        with pytest.raises(ExistsError, match=r"rejected\.jsonl.*move it away"):
+            pack_one(source, out, on_error="skip")
+        assert content(out) == {b"rejected.jsonl": text}
+    (out / "rejected.jsonl").unlink()
+    assert pack_one(source, out, on_error="skip").rejected
+    plant(out, {"rejected.jsonl": own["same words"]})
+    assert pack_one(source, out, on_error="skip").already
+    with pytest.raises(ExistsError, match=r"rejected\.jsonl.*move it away"):
+        pack_one(source, out, on_error="skip", overwrite=True, seed=1)
+    assert (out / "rejected.jsonl").read_bytes() == own["same words"]
+
+
+# --- several at once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [None, (1, 1)])
+def test_the_loser_of_a_race_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: tuple[int, int] | None
+) -> None:
+    out, begin = tmp_path / "out", lock.begin
+
+    def late(directory: str, made: bytes) -> bool:
+        """Another process packs just before our journal takes its name."""
+        monkeypatch.setattr(lock, "begin", begin)
+        shardio("pack", source, out, "--max-records", "4", "--seed", "7")
+        return begin(directory, made)
+
+    pack_one(source, tmp_path / "winner", seed=7)
+    monkeypatch.setattr(lock, "begin", late)
+    with pytest.raises(ExistsError, match="another dataset is packed here"):
+        pack_one(source, out, part=part)
+    assert content(out) == content(tmp_path / "winner")
+    assert pack_one(source, out, overwrite=True).committed  # a journal would be of another plan
+
+
+def test_a_packing_that_was_killed_before_its_first_shard_is_in_nobody_s_way(
+    source: Path, tmp_path: Path, dead_on_shard: Callable[[int], None]
+) -> None:
+    for out in (tmp_path / "a", tmp_path / "b"):
+        pack_one(source, out, seed=5)
+        dead_on_shard(0)
+        with pytest.raises(KeyboardInterrupt):
+            pack_one(source, out, seed=1, overwrite=True)
+        assert (out / lock.JOURNAL).exists()
+    gc(tmp_path / "a", keep_s=0)
+    assert not (tmp_path / "a" / lock.JOURNAL).exists()
+    assert pack_one(source, tmp_path / "b", seed=2, overwrite=True).committed
+    assert not (tmp_path / "b" / lock.JOURNAL).exists()
 
 
 # --- --resize -------------------------------------------------------------------------------------

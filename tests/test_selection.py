@@ -1,5 +1,7 @@
 """Subsets: exactly the chosen records, in the order law's order, whatever way their bytes take."""
 
+import json
+import math
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -29,7 +31,7 @@ from shardio import (
 )
 from shardio.fetch import Fetch
 from shardio.order import Epoch, Share
-from shardio.selection import Selection
+from shardio.selection import Selection, described
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -601,3 +603,9 @@ def test_one_record(folder: Path, tail: str) -> None:
     assert chosen(keyed(folder, batch_size=1).select([64])) == [64]
     assert len(one) == 1
     assert [batch[0] for batch in DataLoader(one, batch_size=None)] == [[b"k/000064.jpg"]]
+
+
+def test_conditions_are_recorded_as_json_has_them() -> None:
+    found = described({"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf})
+    assert found == {"a": ["nan", "inf", 0.5, None, "x", 2.0], "b": ["-inf"]}
+    json.dumps(found, allow_nan=False)

@@ -150,7 +150,7 @@ def test_names_in_messages_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "a\x1b[31m\udcff").mkdir()
     with pytest.raises(StorageError) as caught:
         locate(tmp_path).open("a\x1b[31m\udcff")
-    assert r"a\x1b[31m\udcff: expected a file" in str(caught.value)
+    assert r"a\x1b[31m\xff: expected a file" in str(caught.value)
 
 
 def test_descriptors_are_not_inherited_and_not_leaked(tmp_path: Path) -> None:

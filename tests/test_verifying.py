@@ -1,5 +1,6 @@
 """Every damage is listed, with its shard, record, offset and key; what is whole is not."""
 
+import hashlib
 import io
 import os
 import re
@@ -116,6 +117,41 @@ def test_a_shard_that_became_a_folder_or_a_fifo_is_listed(out: Path) -> None:
     second.unlink()
     os.mkfifo(second)
     assert [Path(one.shard).name for one in damages(out).damages] == [first.name, second.name]
+
+
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["label","int"]', '["label","int"],["more","str"]'),
+        ('["label","int"]', '["lable","int"]'),
+        ('["label","int"]', '["label","float"]'),
+        (',["label","int"]', ""),
+    ],
+)
+def test_fields_that_are_not_those_of_the_shards_are_damage(
+    tmp_path: Path, format: str, old: str, new: str
+) -> None:
+    pack(plant(tmp_path / "src", images()), tmp_path / "out", jobs=1, format=format)
+    forge(tmp_path / "out", old, new)
+    [damage] = verify(tmp_path / "out", jobs=1).damages
+    assert "its fields are" in damage.what
+    assert damage.record is None
+    with pytest.raises(DamageError, match=r"label \(int\), but the manifest says"):
+        sequences.open(tmp_path / "out", decode=None)[0]
+    if new.endswith('"str"]'):  # once: these met a KeyError
+        assert "its fields are" in shardio("pack", tmp_path / "out", tmp_path / "a", code=1).stderr
+        arguments = ("export", tmp_path / "out", tmp_path / "b", "--format", "webdataset")
+        assert "its fields are" in shardio(*arguments, code=3).stderr
+
+
+def forge(out: Path, old: str, new: str) -> None:
+    """Change the text of a manifest, and give it the hash that belongs to it."""
+    body = (out / "manifest.json").read_text().partition('"sha256"')[0]
+    assert old in body
+    body = body.replace(old, new)
+    seal = hashlib.sha256(body.encode()).hexdigest()
+    (out / "manifest.json").write_text(f'{body}"sha256": "{seal}"\n}}\n')
 
 
 def test_sha256_finds_what_no_checksum_covers_and_says_so(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +26,7 @@ import numpy as np
 
 from ..errors import DamageError, SourceError, StorageError, printable
 from ..imagetypes import image_type
+from ..names import file_name, key_text
 from ..sample import KEY, pack, unpack
 from ..sizes import show_count
 from ..storage.base import File, Storage
@@ -75,13 +75,15 @@ class Run:
 
     def path(self, record: int) -> str:
         """A file, as messages name it."""
-        return printable(f"{self._storage.url.rstrip('/')}/{os.fsdecode(self.key(record))}", 4096)
+        return printable(
+            f"{self._storage.url.rstrip('/')}/{file_name(key_text(self.key(record)))}", 4096
+        )
 
     def open(self, record: int) -> File:
         """A file, of the size that it had. Raises DamageError, StorageError."""
         size = int(self.starts[record + 1] - self.starts[record])
         try:
-            file = self._storage.open(os.fsdecode(self.key(record)))
+            file = self._storage.open(key_text(self.key(record)))
         except FileNotFoundError:
             raise DamageError(
                 f"{self.path(record)}: the file is not there, and had {size:,} bytes when it was "

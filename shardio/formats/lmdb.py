@@ -458,7 +458,9 @@ def open_shard(opening: Opening, info: ShardInfo) -> LmdbShard:
     """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
     file = opening.storage.open(info.name)
     try:
-        return LmdbShard(file, info, opening.dataset_id, verify=opening.verify)
+        shard = LmdbShard(file, info, opening.dataset_id, verify=opening.verify)
+        shard.check_fields(opening.schema)
+        return shard
     except BaseException:
         file.close()
         raise

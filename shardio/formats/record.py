@@ -270,6 +270,15 @@ class RecordShard:
     def check(self) -> None:
         """Nothing: opening checks all but the records."""
 
+    def check_fields(self, expected: Schema) -> None:
+        """Raise DamageError when the header has other fields than the manifest."""
+        if self.schema.fields != expected.fields:
+            raise DamageError(
+                f"{self.name}: header at byte 0: its fields are {_shown(self.schema)}, but the "
+                f"manifest says {_shown(expected)}. One of them is not what was packed: restore "
+                "manifest and shards from one copy, or pack again"
+            )
+
     def close(self) -> None:
         self._file.close()
 
@@ -541,10 +550,16 @@ def open_shard(opening: Opening, info: ShardInfo) -> RecordShard:
     """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
     file = opening.storage.open(info.name)
     try:
-        return RecordShard(file, info, opening.dataset_id)
+        shard = RecordShard(file, info, opening.dataset_id)
+        shard.check_fields(opening.schema)
+        return shard
     except BaseException:
         file.close()
         raise
+
+
+def _shown(schema: Schema) -> str:
+    return printable(", ".join(f"{name} ({kind})" for name, kind in schema.fields))
 
 
 def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:

@@ -20,6 +20,7 @@ from ..formats import FOREIGN, claims
 from ..imagetypes import image_type
 from ..lock import JOURNAL
 from ..manifest import MANIFEST, SPLITS, load
+from ..names import key_text
 from ..sizes import show_count
 from ..storage import locate
 from . import coco, grouped, imagefolder
@@ -84,7 +85,7 @@ def _folder(wanted: Wanted) -> Wanted:
     splits = imagefolder.are_splits(folders, wanted.splits)
     if grouped.lies_there(wanted.path, files, others, folders if splits else ()):
         return replace(wanted, kind="files")
-    names = tuple(os.fsdecode(name) for name in sorted(folders)) if splits else ("",)
+    names = tuple(key_text(name) for name in sorted(folders)) if splits else ("",)
     return replace(wanted, kind="imagefolder", looked=names)
 
 
@@ -199,7 +200,7 @@ def _kind(wanted: Wanted) -> str:
 
     if listing.is_listing(path):
         return "listing"
-    claimed = next(iter(claims([os.fsdecode(os.path.basename(path))])), None)
+    claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
     if claimed is None:
         _refuse_part(path, wanted.shown)
         raise SourceError(
@@ -221,7 +222,7 @@ def _foreign_folder(wanted: Wanted, folders: Sequence[bytes], files: Sequence[by
             names += imagefolder.top(os.path.join(os.path.abspath(wanted.path), folder))[1]
     names = [name for name in names if not name.startswith(b".")]
     others = imagefolder.others(names)
-    claimed = claims(map(os.fsdecode, others))
+    claimed = claims(map(key_text, others))
     images = len(names) - len(others)
     if len(claimed) + bool(claimed and images) > 1:
         found = [f"{len(some):,} of {name}" for name, some in claimed.items()]

@@ -36,6 +36,7 @@ import numpy as np
 from ..errors import OptionError, SourceError, printable
 from ..fieldnames import check_known_fields
 from ..imagetypes import image_type
+from ..names import key_bytes, key_text
 from ..sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
 from .base import (
     Ints,
@@ -333,7 +334,7 @@ def _path(entry: Any, place: int, wrong: _Wrong) -> bytes:
     path = b""
     if isinstance(name, str):
         with contextlib.suppress(UnicodeEncodeError):  # half of a pair of surrogates
-            path = os.fsencode(name)
+            path = key_bytes(name)
     why = check_key(_key(path))
     if b"\0" in path or why is not None:
         found = "none" if name is None else printable(repr(name))
@@ -428,9 +429,9 @@ def _root(wanted: Wanted, first: Sequence[bytes]) -> tuple[bytes, list[str]]:
             raise OptionError(f"--root {printable(wanted.root)}: expected a folder")
         return os.path.abspath(os.fsencode(wanted.root)), []
     above, name = os.path.split(wanted.path)
-    tried = _usual(os.fsdecode(name))
+    tried = _usual(key_text(name))
     for path, place in itertools.product(first, tried):
-        root = os.path.join(above, os.fsencode(place))
+        root = os.path.join(above, key_bytes(place))
         if os.path.isfile(os.path.join(root, path)):
             shown = printable(os.path.normpath(root), 4096)
             return os.path.abspath(root), [f"images are those in {shown}; --root says otherwise"]

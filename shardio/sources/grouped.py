@@ -22,6 +22,7 @@ from ..errors import OptionError, SourceError, printable, there_are
 from ..fieldnames import nameable
 from ..formats.tar import field_of
 from ..imagetypes import ALL_ENDINGS, image_type
+from ..names import key_text
 from ..sample import KEY, MAX_FIELDS, Sample, Schema
 from .base import (
     MAX_FILE,
@@ -216,7 +217,7 @@ def find(wanted: Wanted) -> dict[str, Listing]:
         if not folders:
             raise SourceError(f"{wanted.shown}: there are no folders in it that could be splits")
         check_loose([*loose, *loops], root)
-        roots = {os.fsdecode(name): os.path.join(root, name) for name in sorted(folders)}
+        roots = {key_text(name): os.path.join(root, name) for name in sorted(folders)}
     ignored, found = {}, {}
     for name, folder in roots.items():
         walk = Walk(folder, empty=True)

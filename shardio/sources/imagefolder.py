@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import OptionError, SourceChangedError, SourceError, printable
 from ..imagetypes import ALL_ENDINGS, image_type
+from ..names import key_bytes, key_text
 from ..sample import KEY, Sample
 from ..sizes import show_count
 from .base import (
@@ -139,7 +140,7 @@ def image_folder(source: bytes, splits: bool | None = None) -> dict[str, Listing
     for name, (inner, loose, _) in tops.items():
         listing = _listing(os.path.join(root, name), inner, loose, classes)
         check_some(listing, f"{shown}/{printable(name)}")
-        found[os.fsdecode(name)] = listing
+        found[key_text(name)] = listing
     return found
 
 
@@ -155,7 +156,7 @@ def split_names(source: bytes, splits: bool | None = None) -> list[str]:
     Raises SourceError.
     """
     folders, _, _ = top(os.path.abspath(source))
-    return [os.fsdecode(n) for n in sorted(folders)] if are_splits(folders, splits) else [""]
+    return [key_text(n) for n in sorted(folders)] if are_splits(folders, splits) else [""]
 
 
 def are_splits(folders: list[bytes], splits: bool | None) -> bool:
@@ -226,8 +227,8 @@ def _listing(
         mtimes=mtimes,
         source=Folder(root, keys, sizes, mtimes, labels),
         fields=(("image", "image"), ("label", "int")) if folders else (("image", "image"),),
-        classes=tuple(map(os.fsdecode, names)) if folders else None,
-        absent=tuple(os.fsdecode(n) for n in names if n not in present) if folders else (),
+        classes=tuple(map(key_text, names)) if folders else None,
+        absent=tuple(key_text(n) for n in names if n not in present) if folders else (),
         problems=sorted(walk.problems),
         ignored=walk.ignored,
         notes=twins([*keys, *folders]),
@@ -259,7 +260,7 @@ def _chosen(listing: Listing, wanted: Wanted) -> Listing:
         if name != "label" or classes is None:
             known = "only `label`" if classes is not None else "nothing: there are no class folders"
             raise OptionError(f"where: {printable(name)}: a folder of images can select by {known}")
-        return _labels(listing.keys, list(map(os.fsencode, classes)))
+        return _labels(listing.keys, list(map(key_bytes, classes)))
 
     numbers = select(wanted.where, column, len(listing.keys), classes, wanted.shown)
     kept = listing.take(numbers)

@@ -30,6 +30,7 @@ import numpy as np
 
 from ..errors import SourceError, printable
 from ..formats.parquet import ParquetFile
+from ..names import from_file_name, key_text
 from ..sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ..storage import locate
 from .base import Ints
@@ -149,7 +150,7 @@ def ending(path: bytes) -> str | None:
 
     Raises SourceError for one that is compressed, with the command that unpacks it.
     """
-    stem, last = os.path.splitext(os.fsdecode(path).lower())
+    stem, last = os.path.splitext(key_text(path).lower())
     if last in _UNPACK and os.path.splitext(stem)[1] in _READERS:
         raise SourceError(
             f"{printable(path)}: compressed listings are not read. Unpack it first:\n"
@@ -485,7 +486,7 @@ _JSON_TYPES: dict[type, str] = {
 @contextlib.contextmanager
 def _parquet_file(path: bytes) -> Iterator[ParquetFile]:
     folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-    file = ParquetFile(locate(folder), name, b"")
+    file = ParquetFile(locate(folder), from_file_name(name), b"")
     try:
         yield file
     finally:

@@ -25,7 +25,7 @@ def locate(url: str | os.PathLike[str]) -> Storage:
         host, _, path = rest.partition("/")
         if host not in ("", "localhost"):  # "file://data/train" would read /train
             raise OptionError(f"{printable(text)}: expected file:///PATH, with three slashes")
-        return LocalStorage("/" + os.fsdecode(unquote_to_bytes(path)))
+        return LocalStorage("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))))
     raise OptionError(
         f"{printable(text)}: {printable(scheme)}:// is not supported yet; expected a directory, "
         "local or mounted, or a file:// URL. Copy what is to be read to one first; write into one, "

@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 
 from ..errors import DamageError, ExistsError, StorageError, printable
+from ..names import file_name
 from ..sizes import show_size
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
@@ -48,7 +49,7 @@ _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
 
 
 class LocalStorage:
-    """A directory."""
+    """A directory. Names of files in it are stored names (names.py), whatever the locale."""
 
     __slots__ = ("_network", "root", "url")
 
@@ -58,10 +59,10 @@ class LocalStorage:
         self._network: bool | None = None
 
     def path(self, name: str) -> str:
-        return os.path.join(self.root, name)
+        return os.path.join(self.root, file_name(name))
 
     def open(self, name: str) -> LocalFile:
-        return LocalFile(self.path(name), os.path.join(self.url, name))
+        return LocalFile(self.path(name), os.path.join(self.url, file_name(name)))
 
     def read(self, name: str, limit: int) -> bytes:
         file = self.open(name)

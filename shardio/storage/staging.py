@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Collection
 
 from ..errors import ExistsError, StorageError, printable
 from .local import is_temporary, make_directory, sync_directory, token
@@ -19,16 +20,20 @@ class Staging:
     """A hidden folder, `path`, whose content becomes that of `directory`.
 
     replace: files that are there already are replaced; without it they are an error, and so is a
-    directory that has anything in it. Raises ExistsError, StorageError.
+    directory that has anything in it but files of these names, `beside`. Raises ExistsError,
+    StorageError.
     """
 
-    def __init__(self, directory: str, *, replace: bool = False) -> None:
+    def __init__(
+        self, directory: str, *, replace: bool = False, beside: Collection[str] = ()
+    ) -> None:
         self._directory, self._replace = directory, replace
         self._made = _missing(directory)  # to be removed again, if nothing comes of it
         make_directory(directory)
         try:
             with os.scandir(directory) as entries:
-                taken = sorted(one.name for one in entries if not is_temporary(one.name))
+                names = sorted(one.name for one in entries)
+            taken = [name for name in names if not is_temporary(name) and name not in beside]
         except OSError as error:
             raise _refused(directory, error) from None
         if taken and not replace:

@@ -54,7 +54,7 @@ class Target(Protocol):
 
     shards: ClassVar[bool]  # the dataset becomes files of a limited size
     keyed: ClassVar[bool]  # the key can be one of the fields
-    ours: ClassVar[re.Pattern[str] | None]  # names of files that an export of fewer would leave
+    ours: ClassVar[re.Pattern[str] | None]  # names of its files, where they do not follow from keys
     notes: list[str]  # what is not as it was
 
     def __init__(self, plan: Plan) -> None:

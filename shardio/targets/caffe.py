@@ -29,7 +29,7 @@ _MAX_KEY = 511  # LMDB's own
 class Caffe:
     shards: ClassVar[bool] = False
     keyed: ClassVar[bool] = False
-    ours: ClassVar[re.Pattern[str] | None] = None
+    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"data\.mdb")
 
     def __init__(self, plan: Plan) -> None:
         self.notes: list[str] = []

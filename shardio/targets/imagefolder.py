@@ -15,7 +15,7 @@ from typing import ClassVar
 from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ..imagetypes import ALL_ENDINGS
 from ..sample import KEY, Sample
-from ..unpacking import Tree, class_folders, is_raw, key_parts, raw_ending
+from ..unpacking import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
 from .base import Plan, image_and_label, image_extension, misfit
 
 
@@ -38,8 +38,9 @@ class ImageFolder:
                     "folders could have. Leave it out, and the paths are the keys: --fields "
                     f"{printable(self._image)}"
                 )
-            self._classes = [os.fsencode(name) for name in plan.made.classes]
-            if odd := [one for one in self._classes if not _is_name(one)]:
+            self._classes = [class_bytes(name) for name in plan.made.classes]
+            known = zip(plan.made.classes, self._classes, strict=True)
+            if odd := [name for name, stored in known if not _is_name(stored)]:
                 raise OptionError(
                     f"{plan.made.where}: the class {printable(odd[0])!r} cannot be the name of one "
                     "folder. Leave the label out, and the paths are the keys: --fields "
@@ -54,8 +55,8 @@ class ImageFolder:
         self._filled: set[bytes] = set()  # classes that have a folder
         if self._label is not None:
             for name in class_folders(plan.made):
-                self._tree.folder(self._path(os.fsencode(name)))
-                self._filled.add(os.fsencode(name))
+                self._tree.folder(self._path(class_bytes(name)))
+                self._filled.add(class_bytes(name))
 
     def add(self, number: int, sample: Sample) -> bool:
         data = sample[self._image]
