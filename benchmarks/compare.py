@@ -452,7 +452,7 @@ def sharded(
     how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
     dataset = ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
     if way == "ShardLoader":
-        loader: Any = ShardLoader(dataset, workers=workers, prefetch=AHEAD)
+        loader: Any = ShardLoader(dataset, num_workers=workers, prefetch_factor=AHEAD)
         return rounds(epochs(loader, loader.set_epoch), records, {})
     from torch.utils.data import DataLoader
 
@@ -480,7 +480,7 @@ def shardio_in_order(path: str, way: str, core: bool, records: int, payload: int
         return passes(lambda: shardio.open(path, decode=None), records, payload, "image")
 
     return passes(
-        lambda: ShardDataset(path, decode=None, shuffle_buffer=1, batch_size=None),
+        lambda: ShardDataset(path, decode=None, shuffle=False, batch_size=None),
         records, payload, "image",
     )  # fmt: skip
 

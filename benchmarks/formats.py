@@ -3,7 +3,7 @@
 Files of each format are made by its own tool where that is there (benchmarks/setup_rivals), else
 by `shardio export`; RecordIO always, since MXNet installs nowhere any more. Indexing: one process,
 from the page cache, into an empty folder. Reading: warm, in order, one process each, taking turns;
-the image's bytes and the label, by `shardio.open`, by ShardDataset (shuffle_buffer=1), and by the
+the image's bytes and the label, by `shardio.open`, by ShardDataset (shuffle=False), and by the
 format's own reader over the same files. Ours checks every record; of the others only tf.data does.
 """
 
@@ -319,7 +319,7 @@ def ours(path: str, root: str, records: int, payload: int) -> Round:
         return shardio.open(path, root=root, decode=None)
 
     def dataset() -> Iterable[Any]:
-        return ShardDataset(path, root=root, decode=None, shuffle_buffer=1, batch_size=None)
+        return ShardDataset(path, root=root, decode=None, shuffle=False, batch_size=None)
 
     ways = {
         "open": _rounds(opened, records, payload, "image"),

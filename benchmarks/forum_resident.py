@@ -156,7 +156,7 @@ def resident(path: str, records: int) -> Round:
 
 
 def shard_loader(path: str, records: int) -> Round:
-    return _shards(path, records, 1, workers=2)
+    return _shards(path, records, 1, num_workers=2)
 
 
 def _shards(path: str, records: int, repeats: int, **options: Any) -> Round:

@@ -5,8 +5,8 @@ A question of a forum: with samples of 10 x 150 float64 more workers help, with 
 what torch does with it in worker and trainer costs more than the fetching.
 
 DataLoader reads a map-style dataset in the forum's form: the sample is made once, and each
-`__getitem__` sleeps for 3 ms and returns it. ShardLoader reads a dataset whose `decode=` sleeps for
-3 ms. "packed": it then returns the values that were stored, so each sample is read, checked and
+`__getitem__` sleeps for 3 ms and returns it. ShardLoader reads a dataset whose `transform=` sleeps
+for 3 ms. "packed": it then returns the values that were stored, so each sample is read, checked and
 copied besides, which the forum's is not. "made once": the stored sample is a few bytes, and what
 it returns is one array, as in the forum's form. P x T is P processes of T threads: P * T sleep at
 the same time, as in a DataLoader of P * T workers. The training step looks at a byte of each page
@@ -89,13 +89,13 @@ def _targets(result: Result, size: str, measured: dict[str, list[dict[str, Any]]
 
 
 def write(out: Path, shape: tuple[int, int], records: int) -> Path:
-    """Samples of random values, in a field that `decode=` is asked to decode."""
+    """Write samples of random values, as bytes that `transform=` makes arrays of."""
     import numpy as np
 
     import shardio
 
     values = np.random.default_rng(0).random(shape).tobytes()
-    with shardio.Writer(out, fields={"image": "image", "label": "int"}) as writer:
+    with shardio.Writer(out, fields={"image": "bytes", "label": "int"}) as writer:
         for i in range(records):
             writer.write({"image": values, "label": i % 10})
     return out
@@ -184,8 +184,8 @@ def shard_loader(
         return np.frombuffer(stored).reshape(shape) if packed else once
 
     fields = ("image", "label")
-    dataset = ShardDataset(path, batch_size=BATCH, fields=fields, decode=fetch)
-    loader = ShardLoader(dataset, workers=workers, threads=threads, prefetch=2)
+    dataset = ShardDataset(path, batch_size=BATCH, fields=fields, transform=fetch)
+    loader = ShardLoader(dataset, num_workers=workers, threads=threads, prefetch_factor=2)
     epoch = 0
 
     def endless() -> Any:

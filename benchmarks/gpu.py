@@ -121,7 +121,7 @@ def shard_loader(
 
     dataset = _dataset(path, decoded, batch, size)
     loader = ShardLoader(
-        dataset, workers=workers, device=device, mean=MEAN, std=STD, dtype=torch.bfloat16
+        dataset, num_workers=workers, device=device, mean=MEAN, std=STD, dtype=torch.bfloat16
     )
     return _rounds(dataset, lambda: iter(loader), model, device, batch, size)
 

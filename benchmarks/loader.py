@@ -285,7 +285,7 @@ def shard_loader(
 
     dataset = _dataset(path, size, batch)
     loader = ShardLoader(
-        dataset, workers=workers, threads=threads, prefetch=AHEAD, resident=resident
+        dataset, num_workers=workers, threads=threads, prefetch_factor=AHEAD, resident=resident
     )
     return _rounds(loader, loader.set_epoch, workers, epochs)
 

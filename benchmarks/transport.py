@@ -91,7 +91,7 @@ def write(out: Path, records: int) -> Path:
 
     with shardio.Writer(out, fields={"image": "image", "label": "int"}) as writer:
         for i in range(records):
-            writer.write({"image": b"%d" % i, "label": i % 10})
+            writer.write({"image": b"\xff\xd8\xff%d" % i, "label": i % 10})
     return out
 
 
@@ -191,5 +191,5 @@ def shard_loader(
     from shardio import ShardLoader
 
     dataset = _dataset(path, rows)
-    loader = ShardLoader(dataset, workers=workers, threads=1, prefetch=AHEAD, copy=copy)
+    loader = ShardLoader(dataset, num_workers=workers, threads=1, prefetch_factor=AHEAD, copy=copy)
     return _rounds(dataset, loader, workers, batches)

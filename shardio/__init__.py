@@ -1,5 +1,29 @@
-"""shardio: millions of small image files as a few large shards, streamed into PyTorch training.
+"""Pack millions of small image files into a few large shards, and stream them into training.
 
+Pack
+    pack               Pack a folder of images, or another source.
+    commit             Commit what the parts of a job array packed.
+    Writer             Write samples of any origin, one by one, as a dataset.
+    index              Make a dataset of files that another tool wrote, where they are.
+
+Train
+    ShardDataset       Stream a dataset, shuffled, to DataLoader or ShardLoader.
+    ShardLoader        Make batches ahead, in processes and threads: the fast path.
+    RandomResizedCrop  Crop a random part of each image, for training.
+    CenterCrop         Crop the centre of each image, for validation.
+    collate            Stack samples to a batch.
+    device.prefetch    Copy batches to the GPU while the step before computes.
+    meter.watch        Measure whether training waits for data, and say why.
+
+Look, check, leave
+    open               Open a dataset as a sequence, without torch.
+    bench              Measure this machine with a dataset, and say which settings to use.
+    verify             Check every record of a dataset.
+    unpack             Write the files back as they were packed.
+    export             Write a dataset in another format.
+
+What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
+PerformanceWarning says what is slow, and how to mend it.
 Names load when they are first used: `import shardio` costs neither torch (1 s) nor PIL.
 """
 
@@ -20,26 +44,25 @@ if TYPE_CHECKING:
     from .benching import bench
     from .collating import collate
     from .dataset import ShardDataset
-    from .errors import (
-        BusyError,
-        CollateError,
-        DamageError,
-        DecodeError,
-        DependencyError,
-        EpochError,
-        ExistsError,
-        NotPackedError,
-        OptionError,
-        RowError,
-        SampleError,
-        ShardioError,
-        SourceChangedError,
-        SourceError,
-        StateError,
-        StorageError,
-        VersionError,
-        WorkerError,
-    )
+    from .engine import PerformanceWarning as PerformanceWarning
+    from .errors import BusyError as BusyError
+    from .errors import CollateError as CollateError
+    from .errors import DamageError as DamageError
+    from .errors import DecodeError as DecodeError
+    from .errors import DependencyError as DependencyError
+    from .errors import EpochError as EpochError
+    from .errors import ExistsError as ExistsError
+    from .errors import NotPackedError as NotPackedError
+    from .errors import OptionError as OptionError
+    from .errors import RowError as RowError
+    from .errors import SampleError as SampleError
+    from .errors import ShardioError as ShardioError
+    from .errors import SourceChangedError as SourceChangedError
+    from .errors import SourceError as SourceError
+    from .errors import StateError as StateError
+    from .errors import StorageError as StorageError
+    from .errors import VersionError as VersionError
+    from .errors import WorkerError as WorkerError
     from .exporting import export
     from .image import CenterCrop, RandomResizedCrop
     from .indexing import index
@@ -62,6 +85,7 @@ _HOMES = {
     "ExistsError": "errors",
     "NotPackedError": "errors",
     "OptionError": "errors",
+    "PerformanceWarning": "engine",
     "RandomResizedCrop": "image",
     "RowError": "errors",
     "SampleError": "errors",
@@ -86,30 +110,13 @@ _HOMES = {
     "verify": "verifying",
 }
 
-# All of them but `open`: `from shardio import *` is not to replace the builtin one.
+# What help(shardio) describes, and `from shardio import *` gives: not `open`, which would replace
+# the builtin one, nor the errors, which nobody calls.
 __all__ = [
-    "BusyError",
     "CenterCrop",
-    "CollateError",
-    "DamageError",
-    "DecodeError",
-    "DependencyError",
-    "EpochError",
-    "ExistsError",
-    "NotPackedError",
-    "OptionError",
     "RandomResizedCrop",
-    "RowError",
-    "SampleError",
     "ShardDataset",
     "ShardLoader",
-    "ShardioError",
-    "SourceChangedError",
-    "SourceError",
-    "StateError",
-    "StorageError",
-    "VersionError",
-    "WorkerError",
     "Writer",
     "bench",
     "collate",
@@ -137,4 +144,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    return sorted(["__version__", *_HOMES, *_MODULES])

@@ -149,6 +149,9 @@ class Bench:
         best = None if self.best is None else asdict(self.best) | {"name": self.best.name}
         return asdict(self) | {"rows": rows, "best": best}
 
+    def __repr__(self) -> str:
+        return self.text()  # as a notebook shows it
+
     def text(self) -> str:
         """For a terminal of 100 columns or a few more; it ends with the lines of Python."""
         blocks = [self._head()]
@@ -179,8 +182,8 @@ class Bench:
             size = sizes.show_size(self.measured_records * self.record_bytes)
             part = f"\nMeasured: its first {self.measured_records:,} records, {size}"
         return (
-            f"{self.records:,} records of {sizes.show_size(self.record_bytes)}; batches of "
-            f"{self.batch_size:,}; {_cores(self.cores)}{part}"
+            f"{sizes.show_count(self.records, 'record')} of {sizes.show_size(self.record_bytes)}; "
+            f"batches of {self.batch_size:,}; {_cores(self.cores)}{part}"
         )
 
     def _table(self, rows: Sequence[Row]) -> str:
@@ -705,7 +708,7 @@ def _call(made: Bench, best: Row) -> str:
     lines = []
     if best.loader == "ShardLoader":
         names.append("ShardLoader")
-        loader = f"ShardLoader(train, workers={best.workers}, threads={best.threads})"
+        loader = f"ShardLoader(train, num_workers={best.workers}, threads={best.threads})"
     else:
         lines.append("from torch.utils.data import DataLoader")
         stay = ", persistent_workers=True" if best.workers else ""

@@ -20,6 +20,7 @@ from . import indexing, journal, lock, manifest
 from .errors import BusyError, printable
 from .formats.foreign import sidecar_name
 from .lock import JOURNAL, WRITER_MAGIC
+from .sizes import show_count, show_size
 from .storage import local, local_path, locate
 
 KEEP_S = 24 * 3600.0
@@ -32,6 +33,19 @@ class Cleaned:
     removed: list[str] = field(default_factory=list)
     bytes: int = 0
     kept: list[str] = field(default_factory=list)  # not named by a manifest, but too young
+    dry_run: bool = False  # nothing was removed
+
+    def __repr__(self) -> str:
+        return f"<{self._summary()}>"
+
+    def __str__(self) -> str:
+        return "\n".join([*(printable(path, 4096) for path in self.removed), self._summary()])
+
+    def _summary(self) -> str:
+        verb = "would be removed" if self.dry_run else "removed"
+        young = f"; {len(self.kept):,} younger than --keep stay" if self.kept else ""
+        files = show_count(len(self.removed), "file")
+        return f"{files}, {show_size(self.bytes)}, {verb}{young}"
 
 
 def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = False) -> Cleaned:
@@ -40,7 +54,7 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
     keep_s: a file goes only when it, and the manifest that does not name it, are older than this.
     Raises NotPackedError where nothing is packed, BusyError while a packer works.
     """
-    done = Cleaned()
+    done = Cleaned(dry_run=dry_run)
     for folder in manifest.datasets(local_path(path)).values():
         manifest.load(locate(folder))  # without one, nothing says what may go
         try:

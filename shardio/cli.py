@@ -11,10 +11,18 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
-from .errors import BusyError, DamageError, DependencyError, OptionError, ShardioError, printable
+from .errors import (
+    BusyError,
+    DamageError,
+    DependencyError,
+    OptionError,
+    ShardioError,
+    printable,
+    there_are,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
     from .packing import Packed
     from .sequence import ShardSequence
     from .tuning import Tuning
-    from .verifying import Damage
 
 DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -51,7 +58,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):  # what the terminal cannot show is escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
+    options = _parsed(sys.argv[1:] if arguments is None else arguments)
+    if options is None:
+        return USAGE
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -72,6 +81,37 @@ def _main(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         _drop_output()  # a full disk behind stdout would be an error once more, at the end
         return _fail(_describe(error), FAILED)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace | None:
+    """Read the command line; None: it names no command, so all are shown. Exits for a wrong one."""
+    parser = _parser()
+    named = next((one for one in arguments if not one.startswith("-")), None)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return None
+    known = _commands(parser)
+    if named is not None and named not in known:
+        parser.error(f"no command is called {printable(named)!r}; {there_are(known, named, 20)}")
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        options.parser.error(_unknown(rest[0], options.parser))
+    return options
+
+
+def _unknown(given: str, parser: argparse.ArgumentParser) -> str:
+    """Say what is wrong with an argument that a command does not take."""
+    name = given.partition("=")[0]
+    if not name.startswith("-"):
+        return f"{printable(given)!r} is one more than it takes"
+    known = parser._option_string_actions
+    if name in known:  # the parser of all commands does not know it
+        return f"{name} goes behind the command"
+    guess = there_are(known, name).rpartition(": ")[2]
+    advice = f"; {guess}" if guess.endswith("?") else ""
+    if name == "--split" and not advice:  # as in Python
+        advice = "; a split is the dataset in a folder of its own: OUT/train"
+    return f"no option is called {printable(name)}{advice}"
 
 
 def _fail(message: str, code: int) -> int:
@@ -145,7 +185,6 @@ def _commit(options: argparse.Namespace) -> int:
 
 def _index(options: argparse.Namespace) -> int:
     from .indexing import index
-    from .sizes import show_count, show_size
 
     with _progress("indexing", options) as progress:
         done = index(
@@ -162,35 +201,8 @@ def _index(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        rate = done.bytes / max(done.seconds, 1e-9) / 1e6
-        print(
-            f"{printable(done.root)}: {done.format}: {show_count(done.records, 'record')} in "
-            f"{show_count(done.shards, 'shard')}, {show_size(done.bytes)}, in "
-            f"{done.seconds:.1f} s, {rate:,.0f} MB/s"
-        )
-        named = "" if done.classes is None else f"; {show_count(done.classes, 'class', 'classes')}"
-        print(f"{_fields_text(done.fields, done.sources)}{named}")
-        if done.format == "imagefolder":
-            print("a folder of images: they stay as they are, in the order `shardio pack` gives")
-        if done.ignored:
-            print(f"{done.ignored:,} hidden files were ignored")
-        for note in done.notes[:10]:
-            print(note)
-        for name in done.left_out:
-            print(f"left out: {printable(name)!r} cannot be a field's name; give one by --fields")
-        if os.path.abspath(done.out) != os.path.abspath(done.root):
-            print(f"open it by {printable(done.out)} with root={printable(done.root)!r}")
+        print(done)
     return DONE
-
-
-def _fields_text(fields: dict[str, str], theirs: dict[str, str]) -> str:
-    """Fields by name, their kinds, and their names in the source where those are others."""
-    return "fields: " + ", ".join(
-        f"{printable(name)} ({kind})"
-        + (f" from {printable(theirs[name])}" if name in theirs else "")
-        for name, kind in fields.items()
-        if kind != "key"
-    )
 
 
 def _named(text: str | None) -> dict[str, str]:
@@ -213,7 +225,6 @@ def _once(pairs: Iterable[tuple[str, str]], text: str) -> dict[str, str]:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from .sizes import show_count, show_size
     from .unpacking import unpack
 
     with _progress("unpacking", options) as progress:
@@ -227,24 +238,12 @@ def _unpack(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        files = show_count(done.files, "file")
-        print(f"{files}, {show_size(done.bytes)}, in {printable(options.directory)}")
-        if done.without:
-            print(f"{done.without:,} records hold no file")
-        if done.tiles:
-            print(
-                f"{done.tiles:,} files are JPEG tiles, as packing made them without loss: the same "
-                "pixels in other bytes"
-            )
-        if done.resized or done.raw:
-            how = " and ".join(["resized"] * done.resized + ["made raw pixels"] * done.raw)
-            print(f"images were {how} when they were packed: these are not the files themselves")
+        print(done)
     return DONE
 
 
 def _export(options: argparse.Namespace) -> int:
     from .exporting import export
-    from .sizes import show_count, show_size
 
     fields = None
     if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
@@ -265,18 +264,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(vars(done))
     elif not options.quiet:
-        print(
-            f"{printable(done.out)}: {done.format}: {show_count(done.records, 'record')} in "
-            f"{show_count(done.files, 'file')}, {show_size(done.bytes)}"
-        )
-        called = (f"{printable(name)} as {printable(its)}" for name, its in done.fields.items())
-        print(f"fields: {', '.join(called)}")
-        for note in done.notes:
-            print(printable(note, 4096))
-        if done.without:
-            print(f"{done.without:,} records hold nothing that could be written")
-        if done.removed:
-            print(f"{done.removed:,} files of an older export were removed")
+        print(done)
     return DONE
 
 
@@ -373,6 +361,10 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
 def _cat(options: argparse.Namespace) -> int:
     from . import sequence as sequences
 
+    if options.output is not None:
+        from .storage.local import check_target
+
+        check_target(options.output)
     sequence = sequences.open(options.out, decode=None, root=options.root)
     index = _index_of(sequence, options.record, options.key)
     sample = sequence[index]
@@ -381,7 +373,7 @@ def _cat(options: argparse.Namespace) -> int:
     if name is None:
         name = next((n for n, kind in fields.items() if kind in ("image", "bytes")), "__key__")
     if name not in fields:
-        raise OptionError(f"--field {printable(name)}: the fields are {', '.join(fields)}")
+        raise OptionError(f"--field {printable(name)}: no such field; {there_are(fields, name)}")
     value = sample[name]
     if value is None and not options.json:
         raise OptionError(f"record {index} has no {printable(name)}: it is null")
@@ -409,7 +401,6 @@ def _cat(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .sizes import show_count, show_size
     from .verifying import verify
 
     with _progress("verifying", options) as progress:
@@ -428,25 +419,9 @@ def _verify(options: argparse.Namespace) -> int:
         ]
         _print_json(vars(found) | {"damages": damages})
     else:
-        for one in found.damages:
-            place = ""
-            if one.record is not None:
-                key = "unknown" if one.key is None else printable(one.key)
-                place = f"record {one.record} at byte {one.offset}, key {key}: "
-            print(f"{one.shard}: {place}{_what(one)}")
-        if not options.quiet:
-            what = f"{show_count(found.records, 'record')} in {show_count(found.shards, 'shard')}"
-            verdict = f"{len(found.damages):,} damaged" if found.damages else "all as packed"
-            print(f"{what}, {show_size(found.bytes)}: {verdict}")
+        text = found.damages if options.quiet else [found]
+        print(*text, sep="\n", end="\n" if text else "")
     return DAMAGED if found.damages else DONE
-
-
-def _what(damage: Damage) -> str:
-    """What is damaged, without the place, which the line says already."""
-    if damage.record is None:
-        return damage.what.removeprefix(f"{damage.shard}: ")
-    line = damage.what.splitlines()[0]
-    return line.split("): ", 1)[-1] if line.startswith(damage.shard) else line
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -545,19 +520,13 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _gc(options: argparse.Namespace) -> int:
     from .cleaning import gc
-    from .sizes import show_count, show_size
 
     done = gc(options.out, keep_s=options.keep, dry_run=options.dry_run)
     if options.json:
         _print_json(vars(done))
         return DONE
     if not options.quiet:
-        for path in done.removed:
-            print(printable(path, 4096))
-        verb = "would be removed" if options.dry_run else "removed"
-        young = f"; {len(done.kept)} younger than --keep stay" if done.kept else ""
-        files = show_count(len(done.removed), "file")
-        print(f"{files}, {show_size(done.bytes)}, {verb}{young}")
+        print(done)
     return DONE
 
 
@@ -565,9 +534,6 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
-    from .journal import REJECTED
-    from .sizes import show_count, show_size
-
     dry = getattr(options, "dry_run", False)
     skips = getattr(options, "on_error", "skip") == "skip"
     if options.json:
@@ -577,75 +543,11 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
             for one in done
         ]
         _print_json({"dry_run": dry, "datasets": datasets})
-    for one in done:
-        if options.json or options.quiet:
-            continue
-        where = printable(one.out)
-        labels = (
-            "no classes" if one.classes is None else show_count(one.classes, "class", "classes")
-        )
-        unit = "file" if one.source == "imagefolder" else "record"
-        what = f"{show_count(one.records, unit)}, {labels}, {show_size(one.source_bytes)}"
-        if dry and not one.already:
-            there = f"; {one.kept:,} of these are there, to be checked" if one.kept else ""
-            print(f"{where}: would pack {what} into {show_count(one.shards, 'shard')}{there}")
-        elif one.already:
-            print(
-                f"{where}: already packed: {what}, with the same keys, sizes and options (contents "
-                "are not compared; --overwrite packs again)"
-            )
-        else:
-            rate = one.source_bytes / max(one.seconds, 1e-9) / 1e6
-            resumed = one.kept and hasattr(options, "source")  # `commit` only checks
-            kept = f", {one.kept:,} kept from before" if resumed else ""
-            shards = show_count(one.built + one.kept, "shard")
-            print(f"{where}: {what} -> {shards}{kept}", end="")
-            size = f", {show_size(one.bytes)}" if one.committed else " (not committed)"
-            print(f"{size}, in {one.seconds:.1f} s, {rate:,.0f} MB/s")
-        if one.source != "imagefolder":
-            print(f"{where}: {one.source}: {_fields_text(one.fields, one.theirs)}")
-        if one.full_size:
-            print(
-                f"{where}: {one.full_size:,} images kept their size: animations, several pages or "
-                "pictures in a file, and formats that are not written"
-            )
-        if one.tiles is not None and not dry:
-            print(f"{where}: {_tiles_text(one)}")
-        if one.enlarged:
-            print(f"{where}: {one.enlarged:,} images were smaller, and were enlarged")
-        if one.ignored:
-            print(f"{where}: {one.ignored:,} hidden files were ignored")
-        if one.rejected:
-            fate = f"left out; see {REJECTED}"
-            if dry:
-                fate = "would be left out" if skips else "cannot be packed, so nothing would be"
-            print(f"{where}: {show_count(len(one.rejected), 'file')} {fate}:")
-            for key, why in one.rejected[:10]:
-                print(f"  {printable(key)}: {why}")
-            if len(one.rejected) > 10:
-                print(f"  ... and {len(one.rejected) - 10:,} more")
-        for note in one.notes[:10]:
-            print(f"{where}: {note}")
-        if one.unlocked:
-            print(f"{where}: this file system has no locks; do not pack here twice at once")
+    elif not options.quiet:
+        for one in done:
+            print(one.text(skips))
     rejected = any(one.rejected for one in done)
     return FAILED if rejected and dry and not skips else SKIPPED if rejected else DONE
-
-
-def _tiles_text(one: Packed) -> str:
-    """How many images are tiles, what this call did for it, and why others are none."""
-    from .sizes import show_size
-
-    text = f"{one.tiles:,} of {one.records:,} images are JPEG tiles"
-    if one.tiled:
-        text += (
-            f": {one.tiled:,} rewritten, {show_size(one.tiled_from)} -> "
-            f"{show_size(one.tiled_to)} ({one.tiled_to / one.tiled_from - 1:+.1%})"
-        )
-    if one.untiled:
-        reasons = sorted(one.untiled.items(), key=lambda found: (-found[1], found[0]))
-        text += "; left as they were: " + ", ".join(f"{count:,} {why}" for why, count in reasons)
-    return text
 
 
 def _facts(made: Manifest) -> dict[str, Any]:
@@ -665,13 +567,17 @@ def _facts(made: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(made: Manifest) -> str:
-    from .sizes import show_size
+    from .sizes import show_count, show_size
 
     over = (
         f" ({made.size / made.blob_bytes - 1:+.2%} over what was packed)" if made.blob_bytes else ""
     )
     records = made.shard_records
-    each = f" of {int(records.min()):,} to {int(records.max()):,} records" if made.shards else ""
+    each = ""
+    if made.shards:
+        least, most = int(records.min()), int(records.max())
+        span = "" if least == most else f"{least:,} to "
+        each = f" of {span}{show_count(most, 'record')}"
     classes = "none" if made.classes is None else f"{len(made.classes):,}: {_some(made.classes)}"
     packed = ", ".join(
         f"{name} {value}"
@@ -708,6 +614,7 @@ def _show_environment(options: argparse.Namespace) -> int:
 
     facts: dict[str, Any] = {
         "shardio": __version__,
+        "installed": _installed(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": machine.processors(),
@@ -723,13 +630,30 @@ def _show_environment(options: argparse.Namespace) -> int:
         facts["images"] = str(error)
     from . import engine
 
-    facts["core"] = "built" if engine.core is not None else f"not built: {engine.missing}"
+    facts["core"] = engine.described()
     if options.json:
         _print_json(facts)
     else:
         for name, value in facts.items():
             print(f"{name:<10}{value}")
     return DONE
+
+
+def _installed() -> str:
+    """Name the distribution that shardio is installed as, and another one that owns the package."""
+    from importlib import metadata
+
+    found = {}
+    for name in ("shardio-torch", "shardio"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = f"{name} {metadata.version(name)}"
+    ours = found.get("shardio-torch", f"not by pip; imported from {os.path.dirname(__file__)}")
+    if "shardio" not in found:
+        return ours
+    return (
+        f"{ours}; {found['shardio']} is another project's, or older than the name shardio-torch, "
+        "and has files in the same folder: pip uninstall both, then install shardio-torch again"
+    )
 
 
 def _print_json(value: Any) -> None:
@@ -762,6 +686,8 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> int:
+    from .sizes import show_count
+
     if (record is None) == (key is None):
         raise OptionError("cat: give either the index of a record, or --key KEY")
     if key is not None:
@@ -776,7 +702,10 @@ def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> i
             f"{printable(record or '')!r} is no index; keys are given as --key"
         ) from None
     if not -len(sequence) <= index < len(sequence):
-        raise OptionError(f"record {index}: there are {len(sequence):,} records, from 0")
+        raise OptionError(
+            f"record {index}: there {'is' if len(sequence) == 1 else 'are'} "
+            f"{show_count(len(sequence), 'record')}, counted from 0"
+        )
     return index
 
 
@@ -818,7 +747,17 @@ def _progress(
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    parser = argparse.ArgumentParser(
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            """Say what is wrong, and how the command is called, without its twenty options."""
+            places = (one for one in self._actions if not one.option_strings)
+            taken = [f"[{one.metavar}]" if one.nargs == "?" else str(one.metavar) for one in places]
+            named = (one for one in self._actions if one.option_strings and one.required)
+            taken += [f"{one.option_strings[0]} {one.metavar}" for one in named]
+            usage = f"usage: {' '.join([self.prog, *taken])} [options]"
+            self.exit(USAGE, f"{self.prog}: {message}\n{usage}; `{self.prog} --help` lists them\n")
+
+    parser = Parser(
         prog="shardio",
         allow_abbrev=False,  # what is short for one option today is not when there are two
         description="Pack folders of images into shards, and look at what is in them.",
@@ -839,7 +778,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=_EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        one.set_defaults(run=run)
+        one.set_defaults(run=run, parser=one)
         one.add_argument("--json", action="store_true", help="one JSON object on stdout")
         one.add_argument("--quiet", action="store_true", help="no progress and no summary")
         return one
@@ -856,14 +795,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="source bytes a shard, like 64MB or 1GiB (default 256MiB; less for small folders)",
     )
-    pack.add_argument("--max-records", type=int, metavar="N", help="records a shard, at most")
+    pack.add_argument("--max-records", type=_whole, metavar="N", help="records a shard, at most")
     pack.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
         help="pack in a shuffled order (default, but of Parquet), or in the order of the source",
     )
     pack.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of that shuffle (default 0)"
+        "--seed", type=_whole, default=0, metavar="N", help="of that shuffle (default 0)"
     )
     pack.add_argument(
         "--from",
@@ -883,7 +822,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="COND",
         help="only records with label=cat,dog, or width>=256; several: all must hold",
     )
-    pack.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    pack.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
     pack.add_argument(
         "--part",
         metavar="I/N",
@@ -898,10 +837,10 @@ def _parser() -> argparse.ArgumentParser:
         "--classes", metavar="OTHER", help="number classes as in this packed directory"
     )
     pack.add_argument(
-        "--resize", type=int, metavar="N", help="shrink images to N pixels on their short side"
+        "--resize", type=_whole, metavar="N", help="shrink images to N pixels on their short side"
     )
     pack.add_argument(
-        "--quality", type=int, default=90, metavar="Q", help="of resized JPEGs (default 90)"
+        "--quality", type=_whole, metavar="Q", help="of JPEGs that --resize writes (default 90)"
     )
     pack.add_argument(
         "--encode",
@@ -933,7 +872,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commit = command("commit", _commit, "commit what the parts of a packing built")
     commit.add_argument("out", metavar="OUT")
-    commit.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    commit.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
     commit.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
 
     index = command("index", _index, "make a dataset of files of another format, in place")
@@ -951,7 +890,7 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument(
         "--classes", metavar="OTHER", help="number the classes of a folder of images as there"
     )
-    index.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    index.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
     index.add_argument("--overwrite", action="store_true", help="replace a manifest that is there")
 
     unpack = command("unpack", _unpack, "write the packed files back into a folder")
@@ -986,7 +925,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ls = command("ls", _ls, "list records: index, shard:record, bytes, key, class")
     ls.add_argument("out", metavar="OUT")
-    ls.add_argument("--shard", type=int, metavar="N", help="only of this shard")
+    ls.add_argument("--shard", type=_whole, metavar="N", help="only of this shard")
     ls.add_argument("--class", dest="class_name", metavar="NAME", help="only of this class")
 
     cat = command("cat", _cat, "write one field of one record to stdout or a file")
@@ -1001,15 +940,17 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("out", metavar="OUT")
     verify.add_argument("--decode", action="store_true", help="also decode every image")
     verify.add_argument("--sha256", action="store_true", help="also compare whole files")
-    verify.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    verify.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
 
     explain = command("explain", _explain, "say what training with these options will be like")
     explain.add_argument("out", metavar="OUT")
-    explain.add_argument("--batch-size", type=int, metavar="N", help="of each rank")
-    explain.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
-    explain.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")
+    explain.add_argument("--batch-size", type=_whole, metavar="N", help="of each rank")
+    explain.add_argument("--workers", type=_whole, default=0, metavar="N", help="of each rank")
     explain.add_argument(
-        "--local-world-size", type=int, metavar="N", help="ranks on a machine (default: all)"
+        "--world-size", type=_whole, default=1, metavar="N", help="ranks (default 1)"
+    )
+    explain.add_argument(
+        "--local-world-size", type=_whole, metavar="N", help="ranks on a machine (default: all)"
     )
     explain.add_argument(
         "--shuffle-buffer",
@@ -1017,19 +958,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BUFFER",
         help="records, or bytes such as 512MiB, or all (default 10000)",
     )
-    explain.add_argument("--unit", type=int, metavar="N", help="(default: about 32)")
+    explain.add_argument("--unit", type=_whole, metavar="N", help="(default: about 32)")
     explain.add_argument("--tail", metavar="TAIL", help="pad (default), drop or exact")
     explain.add_argument(
-        "--canonical-workers", type=int, metavar="N", help="spans of the order (default 64)"
+        "--canonical-workers", type=_whole, metavar="N", help="spans of the order (default 64)"
     )
 
     tune = command("tune", _tune, "recommend a shuffle buffer, by simulating the order")
     tune.add_argument("out", metavar="OUT")
     tune.add_argument(
-        "--batch-size", type=int, default=256, metavar="N", help="of each rank (default 256)"
+        "--batch-size", type=_whole, default=256, metavar="N", help="of each rank (default 256)"
     )
-    tune.add_argument("--workers", type=int, default=0, metavar="N", help="of each rank")
-    tune.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks (default 1)")
+    tune.add_argument("--workers", type=_whole, default=0, metavar="N", help="of each rank")
+    tune.add_argument("--world-size", type=_whole, default=1, metavar="N", help="ranks (default 1)")
     tune.add_argument(
         "--memory", metavar="SIZE", help="leave out buffers that need more, like 2GiB"
     )
@@ -1040,11 +981,11 @@ def _parser() -> argparse.ArgumentParser:
     bench = command("bench", _bench, "measure what this machine can do with a dataset")
     bench.add_argument("out", metavar="OUT")
     bench.add_argument(
-        "--batch-size", type=int, default=256, metavar="N", help="records a batch (default 256)"
+        "--batch-size", type=_whole, default=256, metavar="N", help="records a batch (default 256)"
     )
     bench.add_argument(
         "--size",
-        type=int,
+        type=_whole,
         metavar="N",
         help="pixels of the crop (default 224; of smaller images than 64, their own size)",
     )
@@ -1067,7 +1008,7 @@ def _parser() -> argparse.ArgumentParser:
         help="which to measure (default: both)",
     )
     bench.add_argument(
-        "--seconds", type=float, metavar="S", help="of measuring a row (default 6; quick 2)"
+        "--seconds", type=_real, metavar="S", help="of measuring a row (default 6; quick 2)"
     )
     bench.add_argument("--quick", action="store_true", help="fewer rows, in less than 30 seconds")
     bench.add_argument(
@@ -1092,6 +1033,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     gc.add_argument("--dry-run", action="store_true", help="show what would be removed")
     return parser
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the commands, by name."""
+    assert parser._subparsers is not None
+    found: Any = parser._subparsers._group_actions[0].choices
+    return dict(found)
+
+
+def _whole(text: str) -> int:
+    from argparse import ArgumentTypeError
+
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: expected a whole number") from None
+
+
+def _real(text: str) -> float:
+    from argparse import ArgumentTypeError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: expected a number") from None
 
 
 def _buffer(text: str) -> int | str:

@@ -56,7 +56,7 @@ def into(memory: Memory) -> Iterator[None]:
 
 
 def collate(items: Sequence[Any]) -> Any:
-    """Items, all tuples, all dicts or all values, to a batch: a tuple, a dict, or one value.
+    """Stack items, all tuples, all dicts or all values, to a batch: a tuple, a dict, or one value.
 
     Raises CollateError when items differ in structure (keys, lengths), naming the first odd one.
     """

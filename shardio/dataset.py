@@ -19,13 +19,14 @@ from typing import Any
 from . import engine, manifest, order, sizes
 from .collating import Empty, images, numbers
 from .decoding import Decode, Decoder, Work
-from .errors import OptionError, StateError, printable
+from .errors import OptionError, ShardioError, StateError, printable
 from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
+from .image import Transform
 from .mixing import Length, Mixture
 from .options import Given, Options
 from .order import Share, Slices, Tail
-from .pixels import raw_pixels
+from .pixels import JPEG, RawPixels, raw_pixels
 from .sample import KEY
 from .selection import Selection, among
 from .selection import where as select_where
@@ -36,7 +37,7 @@ from .tuning import Tuning, labels_of, tune
 
 
 class ShardDataset(Described, Stream):
-    """A packed dataset, streamed in an order that only (seed, epoch) and the options below decide.
+    """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
     batch_size         yields batches of this size, for `DataLoader(ds, batch_size=None)`. None:
@@ -49,9 +50,10 @@ class ShardDataset(Described, Stream):
                        and draws from (seed, epoch, record); any other takes the decoded image
     target_transform   of the label
     collate_fn         a list of samples to a batch; default: `shardio.collate`
+    shuffle            False: the order of the index, the same in each epoch, for validation and
+                       prediction; default True
     shuffle_buffer     records in the shuffle window of the whole job, or bytes ("512MiB"), or "all"
-                       for a true permutation. 0 or 1: storage order within each span. Default
-                       10,000
+                       for a true permutation. Default 10,000
     seed               in [0, 2**64); default 0
     tail               "pad" (default): ranks repeat a few records to have equally many steps.
                        "drop": leave some out instead. "exact": as pad, and each sample gets a bool
@@ -66,8 +68,9 @@ class ShardDataset(Described, Stream):
     root               where the data lies, when `shardio index --out` put its index elsewhere
     verify_open        False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
 
-    Options that decide the order (shuffle_buffer, seed, tail, canonical_workers, unit) and are not
-    given are taken from a state that is loaded. Call `set_epoch(e)` before each `iter()`.
+    Options that decide the order (shuffle, shuffle_buffer, seed, tail, canonical_workers, unit) and
+    are not given are taken from a state that is loaded. The pass after a complete one reads the
+    next epoch; with several ranks call `set_epoch(e)` before each `iter()`.
 
     Raises NotPackedError, DamageError, VersionError, OptionError; StateError when a state does not
     fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
@@ -83,6 +86,7 @@ class ShardDataset(Described, Stream):
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool | None = None,
         shuffle_buffer: int | str | None = None,
         seed: int | None = None,
         tail: Tail | None = None,
@@ -115,7 +119,9 @@ class ShardDataset(Described, Stream):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._raw = raw_pixels(self.manifest, self._decoder)
         self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
-        self._given = Given(batch_size, shuffle_buffer, seed, tail, canonical_workers, unit)
+        self._given = Given(
+            batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
+        )
         self._selection = None if where is None else self._where(where)
         super().__init__(
             self._given.resolve(self._reader.mean_bytes),
@@ -123,6 +129,7 @@ class ShardDataset(Described, Stream):
             collate_fn=collate_fn,
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
+        self._advise(transform)
 
     @staticmethod
     def mix(
@@ -231,8 +238,13 @@ class ShardDataset(Described, Stream):
 
     @property
     def shuffle_buffer(self) -> int | None:
-        """In records; None: all of them."""
+        """The records of the window, 1 without a shuffle; None: all of them."""
         return self.options.shuffle_buffer
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether it shuffles; False: every pass comes in the order of the index."""
+        return self.options.shuffle
 
     @property
     def canonical_workers(self) -> int:
@@ -247,14 +259,49 @@ class ShardDataset(Described, Stream):
         chosen = "" if self._selection is None else f"{self.records:,} of "
         return (
             f"ShardDataset({printable(self._path)!r}{size}: {chosen}"
-            f"{self.manifest.records:,} records in {self.manifest.shards:,} shards, "
+            f"{sizes.show_count(self.manifest.records, 'record')} in "
+            f"{sizes.show_count(self.manifest.shards, 'shard')}, "
             f"fields {', '.join(self.manifest.schema.names)})"
         )
 
     @property
+    def name(self) -> str:
+        return f"ShardDataset({printable(self._path)!r})"
+
+    @property
     def _many(self) -> bool:
         """Whether the core reads many records at a time, so that holding them gains nothing."""
-        return read_by_core(self.manifest) or (self._raw is not None and engine.core is not None)
+        return read_by_core(self.manifest) or (
+            self._raw is not None and engine.records() is not None
+        )
+
+    def _advise(self, transform: object) -> None:
+        """Warn where the core would make images faster, but is not here.
+
+        When it is constructed: that is in the trainer's process, and workers do not repeat it.
+        """
+        at_once = self._raw if self.batch_size is not None else None
+        if isinstance(at_once, RawPixels):
+            if engine.records() is None:
+                engine.advise("records of raw pixels are read by Python, slower", stacklevel=3)
+            return
+        crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
+        if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
+            does = "decodes and crops" if crops else "decodes"
+            engine.advise(f"PIL {does} the JPEGs of this dataset, slower", stacklevel=3)
+
+    def _begins_with_jpegs(self) -> bool:
+        """Whether the first record holds a JPEG. Opens its shard, and lets go of it again."""
+        if not self._reader.records:
+            return False
+        shard, record = self._reader.locate(0)
+        try:
+            first = self._reader.shard(shard).read(record)
+        except ShardioError:  # whoever reads it will say so
+            return False
+        finally:
+            self._reader.forget()
+        return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers)
@@ -281,6 +328,8 @@ class ShardDataset(Described, Stream):
         number = work.number = row[0]
         work.key = sample[KEY]
         work.read = work.decoded = perf_counter()
+        if work.note is not None:
+            work.note(number, work.read, work.key)
         if decoder.plain:
             return sample
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
@@ -317,7 +366,7 @@ class ShardDataset(Described, Stream):
 
     @property
     def evaluates(self) -> bool:
-        return super().evaluates or self.shuffle_buffer in (0, 1)
+        return super().evaluates or not self.shuffle
 
     def _identity(self) -> dict[str, Any]:
         return {**self._which(), **self.options.state()}

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from . import image
-from .errors import DecodeError, OptionError, printable
+from .errors import DecodeError, OptionError, printable, there_are
 from .sample import KEY, Sample, Schema
 
 Decode = Literal["pil", "numpy"] | Callable[[bytes], Any] | None
@@ -29,15 +29,17 @@ class Work:
 
     read, decoded  when each was done, by time.perf_counter
     out            a built-in transform writes its result there, where it fits: (H, W, 3) uint8
+    note           told (number, read, key) of each record that it begins; None: nobody asks
     """
 
-    __slots__ = ("decoded", "key", "number", "out", "read")
+    __slots__ = ("decoded", "key", "note", "number", "out", "read")
 
     def __init__(self) -> None:
         self.number = -1  # of the record in the dataset
         self.key = b""
         self.read = self.decoded = 0.0
         self.out: Any = None
+        self.note: Callable[[int, float, bytes], None] | None = None
 
 
 class Decoder:
@@ -150,9 +152,7 @@ def _check_fields(schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
         raise OptionError(f"fields is {fields!r}: expected several, such as ({fields!r},)")
     for name in fields:
         if name not in schema.names:
-            raise OptionError(
-                f"no field is called {name!r}; this dataset has {', '.join(schema.names)}"
-            )
+            raise OptionError(f"no field is called {name!r}; {there_are(schema.names, str(name))}")
     if not fields:
         raise OptionError(f"fields is empty; this dataset has {', '.join(schema.names)}")
     return tuple(fields)

@@ -14,6 +14,7 @@ from typing import Any
 from . import journal, manifest, plan
 from .errors import DamageError, ExistsError, NotPackedError, OptionError, printable
 from .lock import JOURNAL
+from .sizes import show_count
 from .storage import local, locate
 
 
@@ -63,10 +64,15 @@ def refuse_other(directory: str, wanted: dict[str, Any]) -> None:
         raise ExistsError(_another(directory, there, plan.changed(known, wanted)))
 
 
-def is_packed(directory: str, dataset_id: bytes) -> bool:
+def is_packed(
+    directory: str,
+    dataset_id: bytes,
+    options: dict[str, Any],
+    by_default: Sequence[str] = (),
+) -> bool:
     """Whether just this dataset is committed here, whole. Raises ExistsError when another one is.
 
-    Files are looked at, not read.
+    options: of the plan, some `by_default`. Files are looked at, not read.
     """
     try:
         there = manifest.load(locate(directory))
@@ -75,15 +81,24 @@ def is_packed(directory: str, dataset_id: bytes) -> bool:
     if there.dataset_id == dataset_id:
         infos = (there.shard(number) for number in range(there.shards))
         return all(_size(directory, info.name) == info.size for info in infos)
-    raise ExistsError(_another(directory, there))
+    known = {name: value for name, value in there.options.items() if name != "tiles"}
+    raise ExistsError(
+        _another(
+            directory,
+            there,
+            plan.changed({"format": "record"} | known, {"format": "record"} | options, by_default),
+        )
+    )
 
 
-def _another(directory: str, there: manifest.Manifest, changed: Sequence[str] = ()) -> str:
+def _another(directory: str, there: manifest.Manifest, changed: Sequence[str]) -> str:
+    differ = "".join(f"\n  option {line}" for line in changed)
     return (
-        f"{printable(directory)}: another dataset is packed here ({there.records:,} records, id "
-        f"{there.dataset_id.hex()}). Choose another directory, or replace it with --overwrite"
-        + "".join(f"\n  option {line}" for line in changed)
-        + ("" if changed else "\n  its records, values, sizes, fields, --where or --format differ")
+        f"{printable(directory)}: another dataset is packed here "
+        f"({show_count(there.records, 'record')}, id {there.dataset_id.hex()}):"
+        + (differ or "\n  records, their sizes, fields or classes of the source are others")
+        + ("\nGive the options that it has, choose" if changed else "\nChoose")
+        + " another directory, or replace it with --overwrite"
     )
 
 

@@ -68,7 +68,7 @@ def prefetch(
     channels_last: bool | None = None,
     pin: Pin = "auto",
 ) -> Prefetch:
-    """The batches of a loader on a device: copied ahead of use, images cast and normalised there.
+    """Send a loader's batches to a device, ahead of use; cast and normalise images there.
 
     loader: any iterable of batches: tensors, or tuples, lists and dicts of them, to any depth.
         Tensors move; everything else passes unchanged.

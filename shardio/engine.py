@@ -2,13 +2,21 @@
 
 `core` is the module `shardio._core`, or None; `missing` says why there is none. Nothing needs it:
 what it does, Python and PIL do as well, and are what it is tested against. Ask for `engine.core`
-anew each time, so that tests can take it away.
+anew each time, so that tests can take it away. A core that was built without xxHash's header leaves
+records, whose checksums they are, to Python: ask `records()` for the core that reads them.
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from types import ModuleType
+
+# Without --no-cache-dir pip takes the wheel that it built, and kept, without the core.
+_AGAIN = (
+    "pip install --no-deps --force-reinstall --no-cache-dir shardio-torch; in a clone: "
+    "tools/setup --again, or the same with . instead of the name"
+)
 
 core: ModuleType | None = None
 missing = ""
@@ -20,7 +28,47 @@ try:
 except ModuleNotFoundError:
     missing = (
         "when shardio was installed there was no C compiler, or no headers of libjpeg-turbo or "
-        "Python (Debian, Ubuntu: gcc libjpeg-dev python3-dev). With them, install it again"
+        "Python (Debian, Ubuntu: gcc libjpeg-dev libxxhash-dev python3-dev; macOS: brew install "
+        f"jpeg-turbo xxhash). With them, install it again: {_AGAIN}"
     )
 except ImportError as error:
     missing = str(error)
+
+
+def records() -> ModuleType | None:
+    """Give the core where it reads records, and checks them: by `gather`, `blobs`, `samples`."""
+    return core if hasattr(core, "gather") else None
+
+
+def described() -> str:
+    """Say what the core does, and what it would take to have all of it."""
+    if core is None:
+        return f"not built: {missing}"
+    if records() is not None:
+        return "built"
+    return (
+        "built, but Python reads the records: when shardio was installed there was no header of "
+        "xxHash, 0.8.0 or newer (Debian, Ubuntu: libxxhash-dev; macOS: brew install xxhash). With "
+        f"it, install shardio again: {_AGAIN}"
+    )
+
+
+class PerformanceWarning(UserWarning):
+    """Say what works, but slower than it could, and how to mend that."""
+
+
+_told = False
+
+
+def advise(slower: str, stacklevel: int) -> None:
+    """Say what is slower without the core, and how to get it: once in this process."""
+    global _told
+    if _told:
+        return
+    _told = True
+    warnings.warn(
+        f"{slower}, since shardio's compiled core is {described()}. (Said once; to silence it: "
+        "warnings.simplefilter('ignore', shardio.PerformanceWarning))",
+        PerformanceWarning,
+        stacklevel=stacklevel + 1,
+    )

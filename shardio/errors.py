@@ -17,83 +17,111 @@
     |- StateError (ValueError)     a saved state does not fit this dataset, or these options
     |- EpochError                  the epoch changed, or was read, in a way that breaks its order
     |- RowError                    where an error was raised; the cause of that error
-    `- WorkerError (RuntimeError)  a process of ShardLoader died, or failed
+    `- WorkerError (RuntimeError)  who makes batches died, hung, or raised what is no Exception
 
 Every class takes ONE message string: a DataLoader worker sends an exception to its parent as type
 and text, and an exception that needs a second argument comes back as a bare RuntimeError.
 """
 
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
 
 class ShardioError(Exception):
-    """Root of all errors that shardio raises on purpose."""
+    """Stand for any error that shardio raises on purpose."""
 
 
 class OptionError(ShardioError, ValueError):
-    """The call is wrong."""
+    """Report a wrong call: an option, a path, a combination."""
 
 
 class DependencyError(ShardioError):
-    """An optional package is missing, or too old."""
+    """Report an optional package that is missing, or too old."""
 
 
 class SampleError(ShardioError):
-    """A sample does not fit its fields."""
+    """Report a sample that does not fit its fields."""
 
 
 class SourceError(ShardioError):
-    """Files cannot be packed; the message lists them."""
+    """List files that cannot be packed."""
 
 
 class SourceChangedError(SourceError):
-    """The source is no longer what the plan says."""
+    """Report a source that is no longer what the plan says."""
 
 
 class BusyError(ShardioError):
-    """Another packer works in this directory."""
+    """Report another packer that works in this directory."""
 
 
 class ExistsError(ShardioError):
-    """Something is there that would have to be replaced."""
+    """Report something that would have to be replaced."""
 
 
 class NotPackedError(ShardioError):
-    """No dataset is here."""
+    """Report a place where no dataset is."""
 
 
 class StorageError(ShardioError):
-    """The operating system refused to read or write."""
+    """Report that the operating system refused to read or write."""
 
 
 class VersionError(ShardioError):
-    """Written by a newer shardio."""
+    """Report what a newer shardio wrote."""
 
 
 class DamageError(ShardioError):
-    """Bytes differ from what was packed."""
+    """Report bytes that differ from what was packed."""
 
 
 class DecodeError(ShardioError):
-    """Intact bytes that are no image which can be decoded."""
+    """Report intact bytes that are no image which can be decoded."""
 
 
 class CollateError(ShardioError):
-    """Samples do not stack to a batch."""
+    """Report samples that do not stack to a batch."""
 
 
 class StateError(ShardioError, ValueError):
-    """A saved state does not fit."""
+    """Report a saved state that does not fit."""
 
 
 class EpochError(ShardioError):
-    """The epoch was changed or read in a way that would break its order."""
+    """Report that the epoch was changed, or read, in a way that would break its order."""
 
 
 class RowError(ShardioError):
-    """Where the error that this is the cause of was raised: record, process, traceback."""
+    """Tell where the error that this is the cause of was raised: record, process, traceback."""
 
 
 class WorkerError(ShardioError, RuntimeError):
-    """A process of ShardLoader died, or failed in a way that cannot be passed on."""
+    """Report a maker of batches that died, hung, or failed in a way that cannot be passed on."""
+
+
+def as_error(error: BaseException, where: str, *, interrupts: bool) -> BaseException:
+    """Say in a WorkerError what was raised that is no Exception; an Exception comes back as it is.
+
+    SystemExit, GeneratorExit and KeyboardInterrupt of a transform would end the training in
+    silence, as if it were done. where: the record; "": there is none. interrupts: this is the
+    trainer's own loop, where the first and the last of these may as well come from a signal that
+    its main thread handles: Ctrl-C, SIGTERM. Those pass.
+    """
+    if isinstance(error, Exception):
+        return error
+    ends = isinstance(error, (SystemExit, KeyboardInterrupt))
+    if interrupts and ends and threading.current_thread() is threading.main_thread():
+        return error
+    who = f"{where}: decode or a transform" if where else "collate_fn"
+    made = WorkerError(
+        f"{who} raised {printable(repr(error))}, which is no Exception: it would end this process "
+        "and say nothing. Raise an Exception to say what is wrong, such as ValueError; sys.exit() "
+        "belongs into the training loop"
+    )
+    made.__cause__ = error
+    return made
 
 
 def printable(name: bytes | str, limit: int = 200) -> str:
@@ -101,3 +129,21 @@ def printable(name: bytes | str, limit: int = 200) -> str:
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def there_are(names: Iterable[str], given: str = "", most: int = 10) -> str:
+    """List what there is to choose from, and ask for the one that `given` may be a slip of.
+
+    "there are image, label: did you mean 'label'?"
+    """
+    import difflib  # 5 ms, on the way to an error only
+
+    known = list(names)
+    if not known:
+        return "there are none"
+    more = f", ... ({len(known):,} in all)" if len(known) > most else ""
+    shown = ", ".join(map(printable, known[:most]))
+    folded = {name.casefold(): name for name in known}
+    close = [folded[one] for one in difflib.get_close_matches(given.casefold(), folded, 1)]
+    asked = f": did you mean {printable(close[0])!r}?" if close else ""
+    return f"there {'is' if len(known) == 1 else 'are'} {shown}{more}{asked}"

@@ -135,6 +135,9 @@ class Explanation:
             for name, value in values.items()
         }
 
+    def __repr__(self) -> str:
+        return str(self)  # as a notebook shows it
+
     def __str__(self) -> str:
         blocks = [_row(name, text) for name, text in _told(self)]
         blocks += [_row("note", text) for text in self.notes]
@@ -447,7 +450,8 @@ def _advise(
         )
     if ordered is not None:
         yield from _poorly_mixed(e, epoch, ordered)
-    if e.canonical_workers < e.consumers:
+    shuffles = e.shuffle_buffer != 1
+    if e.canonical_workers < e.consumers and shuffles:
         yield Advice(
             "few_spans",
             f"{e.consumers:,} workers read from {e.canonical_workers:,} spans: up to {e.sharers:,} "
@@ -555,7 +559,7 @@ def _poorly_mixed(e: Explanation, epoch: Epoch, manifest: Manifest) -> Iterator[
     if manifest.options.get("source") == "writer":
         again = "write the samples in a shuffled order"
     if e.window_records <= 1:
-        buffer, evaluating = "is read in that order", '; for evaluation, tail="exact"'
+        buffer, evaluating = "is read in that order", "; for evaluation, shuffle=False"
     mend, change = again, {}
     if not e.is_network:
         mend, change = f'{again}, or shuffle_buffer="all"', {"shuffle_buffer": "all"}
@@ -599,7 +603,9 @@ def _mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, in
 def _in_class_order(manifest: Manifest, options: Options, labels: Labels | None) -> bool:
     """Whether the pack is in class order, by its options, else by the labels of three shards."""
     shuffled = manifest.options.get("shuffle")
-    if manifest.classes is None or options.shuffle_buffer is None or shuffled:
+    if not options.shuffle or options.shuffle_buffer is None:
+        return False
+    if manifest.classes is None or shuffled:
         return False
     if labels is None:
         return shuffled is False
@@ -627,7 +633,7 @@ def _on_network(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
             f"shuffle_buffer={buffer}",
             {"shuffle_buffer": buffer},
         )
-    elif e.sharers > 1 and not e.shuffles_all:
+    elif e.sharers > 1 and not e.shuffles_all and e.shuffle_buffer != 1:
         cost = "twice the bytes cross the network"
         if e.policy != "network":
             cost = "records are read one by one, a request each"
@@ -856,7 +862,7 @@ def _buffer_text(e: Explanation) -> str:
     spans = show_count(min(e.canonical_workers, -(-e.records // e.unit)), "span")
     sizes = _span(e.span_records_min, e.span_records_max)
     if isinstance(e.shuffle_buffer, int) and e.shuffle_buffer <= 1:
-        return f"none: storage order, in {spans} of {sizes} side by side"
+        return "none: every epoch comes in the order of the index"
     return (
         f"{e.shuffle_buffer:,} records, {show_size(e.window_bytes)}: {e.window_records:,} in each "
         f"of {spans} of {sizes}"

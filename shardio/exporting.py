@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import manifest, sequence, sizes
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 from .manifest import Manifest
 from .parallel import Progress
 from .sample import KEY
@@ -40,6 +40,25 @@ class Exported:
     removed: int = 0  # files of an older and longer export
     fields: dict[str, str] = field(default_factory=dict)  # and what they are called there
     notes: list[str] = field(default_factory=list)  # what is not as it was
+
+    def __repr__(self) -> str:
+        out = f"; {self.without:,} left out" if self.without else ""
+        return f"<{str(self).splitlines()[0]}{out}>"
+
+    def __str__(self) -> str:
+        called = (f"{printable(name)} as {printable(its)}" for name, its in self.fields.items())
+        lines = [
+            f"{printable(self.out)}: {self.format}: {sizes.show_count(self.records, 'record')} in "
+            f"{sizes.show_count(self.files, 'file')}, {sizes.show_size(self.bytes)}",
+            f"fields: {', '.join(called)}",
+            *(printable(note, 4096) for note in self.notes),
+        ]
+        if self.without:
+            without = sizes.show_count(self.without, "record")
+            lines.append(f"{without} without anything that could be written")
+        if self.removed:
+            lines.append(f"removed: {sizes.show_count(self.removed, 'file')} of an older export")
+        return "\n".join(lines)
 
 
 def export(
@@ -73,9 +92,9 @@ def export(
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:
-        shard_size = sizes.size("shard_size", shard_size)
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
+        shard_size = sizes.size("shard_size", shard_size)
     folders = manifest.datasets(source)
     datasets = {
         name: sequence.open(folder, decode=None, root=root) for name, folder in folders.items()
@@ -127,9 +146,10 @@ def export(
                 "--overwrite` makes it anew"
             )
         if overwrite and not kind.shards and (others := _files(target).keys() - written.keys()):
+            older = sizes.show_count(len(others), "file")
             done.notes.append(
-                f"{len(others):,} files were in {printable(target)} before and still are, such as "
-                f"{printable(min(others))}: readers take them for files of this export"
+                f"still in {printable(target)}: {older} from before, such as "
+                f"{printable(min(others))}; readers take them for files of this export"
             )
         return done
 
@@ -148,8 +168,8 @@ def _fields(
     names = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
     if unknown := [name for name in names if name not in kinds]:
         raise OptionError(
-            f"{made.where}: no field is called {printable(str(unknown[0]))!r}; there are "
-            f"{', '.join(map(printable, kinds))}"
+            f"{made.where}: no field is called {printable(str(unknown[0]))!r}; "
+            f"{there_are(kinds, str(unknown[0]))}"
         )
     if KEY in names and not kind.keyed:
         raise OptionError(

@@ -325,7 +325,7 @@ def read_by_core(made: Manifest) -> bool:
     Not where a transform wants them one by one; to it 0.4 us of each do not matter.
     """
     raw = made.format == "record" and made.options.get("encode") == "raw"
-    return raw and engine.core is not None
+    return raw and engine.records() is not None
 
 
 def apart(made: Manifest, selection: Selection | None) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 from .sample import MAX_NAME
 
 IMAGES = (
@@ -33,6 +33,16 @@ def known(names: tuple[str, ...], there: Iterable[str]) -> str | None:
     return exact or next((folded[name] for name in names if name in folded), None)
 
 
+def described(fields: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Say fields by name, their kinds, and their names in the source where those are others."""
+    return "fields: " + ", ".join(
+        f"{printable(name)} ({kind})"
+        + (f" from {printable(theirs[name])}" if name in theirs else "")
+        for name, kind in fields.items()
+        if kind != "key"
+    )
+
+
 def nameable(name: str) -> bool:
     """Whether a field can be called so."""
     return 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()
@@ -45,5 +55,5 @@ def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
         if source not in fields:
             raise OptionError(
                 f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; there are {', '.join(map(printable, fields))}"
+                f"{printable(source)!r}; {there_are(fields, source)}"
             )

@@ -1,6 +1,6 @@
 """Batches made in the trainer's process: by threads in the background, or, with none, in `take`.
 
-The same face as `workers.Processes`, for workers=0.
+The same face as `workers.Processes`, for num_workers=0.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 import os
 import threading
 import weakref
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -20,18 +20,32 @@ from .meter import Made
 from .serving import Pass
 from .slots import Slots
 from .stream import Stream
+from .whereabouts import PATIENCE_S, Late, Whereabouts
 from .workers import OVER
 
 _WAIT_S = 5.0  # for a thread that was told to end
+_LONG_S = 3600.0  # of waiting at a time; a queue takes no infinite one
 
 
 class Here:
     """`begin` a pass, then `take` its batches, in order."""
 
-    def __init__(self, stream: Stream, *, threads: int, prefetch: int) -> None:
+    number = 0
+    name = "a thread of this process"
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        threads: int,
+        prefetch: int,
+        timeout_s: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
         self._threads = threads
         self._prefetch = prefetch
+        self._late = Late(Whereabouts(0, 0, shared=False), timeout_s, patience_s)
         self._slots = Slots(private=True)
         self._layout: Layout = {}
         self._makers: list[Maker] = []  # at most one
@@ -72,7 +86,13 @@ class Here:
             queue.put((batch, packed))
 
         reads = what.reads(self._stream, 0, 1)
-        maker = Maker(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout)
+        # Anew for each pass: a thread that hung in another one may still write there.
+        self._late.whereabouts = Whereabouts(1, self._threads, shared=False)
+        maker = Maker(
+            *(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout),
+            places=self._late.whereabouts.places(0),
+            interrupts=not self._threads,
+        )
         self._makers.append(maker)
         if self._threads:
             maker.more(self._prefetch)
@@ -92,7 +112,7 @@ class Here:
             while self._queue.empty():
                 if not maker.turn(work) and self._queue.empty():
                     raise WorkerError(OVER)
-        batch, packed = self._queue.get()
+        batch, packed = self._next(start)
         if isinstance(packed, Failure):
             self._stop()
             error = packed.error
@@ -106,6 +126,21 @@ class Here:
         self.made = batch.made(0)._replace(wait_s=perf_counter() - start)
         return packed
 
+    def _next(self, since: float) -> tuple[Batch | None, Any]:
+        """What is made next, waited for since then. Raises WorkerError when it is late."""
+        while True:
+            try:
+                return self._queue.get(timeout=min(_LONG_S, self._late.pause_s(since)))
+            except Empty:
+                self._late.look(since, self)
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        """Leave a thread that hangs: nothing ends it."""
+        self._stop(0.0)
+
     def ready(self) -> bool:
         return not self._queue.empty()
 
@@ -113,14 +148,14 @@ class Here:
         self._stop()
         self._closer()
 
-    def _stop(self) -> None:
+    def _stop(self, wait_s: float = _WAIT_S) -> None:
         if not self._makers:
             return
         maker = self._makers.pop()
         maker.drop()
         self._queue.put((None, Failure(WorkerError(OVER), "")))  # a thread may wait in `take`
         if self._thread is not None:
-            self._thread.join(_WAIT_S)
+            self._thread.join(wait_s)
             self._thread = None
         else:
             maker.finish()

@@ -372,7 +372,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """A random part of the image, resized to `size`: the standard ImageNet training crop.
+    """Crop a random part of the image and resize it: the standard ImageNet training crop.
 
     scale: the crop's share of the image's area, uniform between these; 0 < low <= high <= 1.
     ratio: width / height of the crop, its logarithm uniform between these; 0 < low <= high.
@@ -396,7 +396,7 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """The centre of the image: the standard ImageNet validation crop.
+    """Crop the centre of the image: the standard ImageNet validation crop.
 
     CenterCrop(224, 256) is torchvision's Resize(256) then CenterCrop(224): the short side becomes
     256 pixels, then the central 224 x 224 are kept; done here as one resize of the box those pixels
@@ -512,8 +512,8 @@ def engine() -> dict[str, str]:
 def _pil() -> ModuleType:
     """The module PIL.Image, imported by the first call."""
     install = (
-        "Install one engine, not both: pip install 'shardio[simd]' (pillow-simd, compiled here) or "
-        "pip install 'shardio[pillow]' (a wheel for any platform)"
+        "Install one engine, not both: pip install 'shardio-torch[simd]' (pillow-simd, compiled "
+        "here) or pip install 'shardio-torch[pillow]' (a wheel for any platform)"
     )
     try:
         import PIL

@@ -31,13 +31,16 @@ from .errors import (
     SourceError,
     StorageError,
     printable,
+    there_are,
 )
+from .fieldnames import described
 from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
 from .imagetypes import ALL_ENDINGS
 from .lock import JOURNAL, WRITER_MAGIC
-from .scanning import Found, dataset_id_of, explain, manifest_of, scan_all
+from .scanning import Found, dataset_id_of, manifest_of, scan_all
+from .sizes import show_count, show_size
 from .sources.base import Listing, Wanted, renumber
 from .sources.imagefolder import image_folder, top
 from .sources.trees import lies_there
@@ -68,6 +71,33 @@ class Indexed:
     ignored: int = 0  # hidden files and the like, beside images
     notes: list[str] = field(default_factory=list)  # worth knowing
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        rate = self.bytes / max(self.seconds, 1e-9) / 1e6
+        named = "" if self.classes is None else f"; {show_count(self.classes, 'class', 'classes')}"
+        lines = [
+            f"{printable(self.root)}: {self.format}: {show_count(self.records, 'record')} in "
+            f"{show_count(self.shards, 'shard')}, {show_size(self.bytes)}, in "
+            f"{self.seconds:.1f} s, {rate:,.0f} MB/s",
+            described(self.fields, self.sources) + named,
+        ]
+        if self.format == "imagefolder":
+            lines.append(
+                "a folder of images: they stay as they are, in the order `shardio pack` gives"
+            )
+        if self.ignored:
+            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+        lines += self.notes[:10]
+        for name in self.left_out:
+            lines.append(
+                f"left out: {printable(name)!r} cannot be a field's name; give one by --fields"
+            )
+        if os.path.abspath(self.out) != os.path.abspath(self.root):
+            lines.append(f"open it by {printable(self.out)} with root={printable(self.root)!r}")
+        return "\n".join(lines)
 
 
 def index(
@@ -184,17 +214,21 @@ def _find(
     """What a folder holds, or a file is."""
     if format is not None and format not in FOREIGN:
         raise OptionError(
-            f"--format {printable(format)}: formats that are read in place are {', '.join(FOREIGN)}"
+            f"--format {printable(format)}: not a format that is read in place; "
+            f"{there_are(FOREIGN, format)}"
         )
     shown = printable(root)
     if os.path.isfile(root):
+        _refuse_packed(os.path.dirname(root), [os.path.basename(root)])
         return _one_file(root, format, files, classes)
     if not os.path.isdir(root):
-        raise SourceError(f"{shown}: expected a directory, or a file")
+        what = "this is neither" if os.path.lexists(root) else "there is nothing"
+        raise SourceError(f"{shown}: expected a directory, or a file, and {what}")
     names = sorted(_files(root), key=os.fsencode)
     if files is not None:
         names = _matching(shown, names, files)
     claimed = claims(names)
+    _refuse_packed(root, [name for some in claimed.values() for name in some])
     if format == "imagefolder" or (format is None and not claimed and any(map(_is_image, names))):
         if files is not None:
             raise OptionError(
@@ -208,7 +242,7 @@ def _find(
         raise OptionError("--classes: only the classes of a folder of images are numbered here")
     if format is None:
         if not claimed:
-            raise SourceError(f"{shown}: no file in it looks like one of {', '.join(FOREIGN)}")
+            raise SourceError(f"{shown}: {_nothing_in(root, names)}")
         if len(claimed) > 1:
             found = ", ".join(f"{len(some):,} of {name}" for name, some in claimed.items())
             raise SourceError(
@@ -233,6 +267,40 @@ def _refuse_trees(root: str) -> None:
             f"file as a record. `shardio pack {_quoted(root)} OUT` makes records of both; with "
             "--format imagefolder the folders are classes"
         )
+
+
+def _refuse_packed(folder: str, names: Iterable[str]) -> None:
+    """Raise ExistsError where nothing but shards, or splits, that shardio packed are named."""
+    folder = folder or os.curdir
+    storage = locate(folder)
+    packed: set[str] | None = None
+    with contextlib.suppress(ShardioError):  # a damaged one may be anything
+        if splits := manifest.load_splits(storage):
+            packed = {name for name in names if name.partition("/")[0] in splits}
+        elif (there := manifest.load(storage)).format in manifest.SUFFIXES:
+            packed = {there.shard(number).name for number in range(there.shards)}
+    if packed is not None and packed.issuperset(names):
+        raise ExistsError(
+            f"{printable(folder)}: is packed already, and needs no index: open it as it is. "
+            "`shardio export` writes it in other formats"
+        )
+
+
+def _nothing_in(root: str, names: Sequence[str]) -> str:
+    """Say why there is nothing to be indexed in a folder."""
+    with contextlib.suppress(ShardioError):
+        there = manifest.load(locate(root))
+        return (
+            f"holds the index of {show_count(there.records, 'record')} of {there.format}, and no "
+            "data. Give the folder that the data is in, and this one as --out"
+        )
+    if not names:
+        return f"holds no files; expected some of {', '.join(FOREIGN)}"
+    some = ", ".join(printable(name) for name in names[:3])
+    return (
+        f"holds {show_count(len(names), 'file')}, such as {some}, of which none has a name of "
+        f"{', '.join(FOREIGN)}; --format says what they are"
+    )
 
 
 def _one_file(root: str, format: str | None, files: str | None, classes: Any) -> Found:
@@ -288,7 +356,8 @@ def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
     found = [name for name in names if PurePosixPath(name).match(files)]
     if not found:
         raise SourceError(
-            f"{shown}: --files {printable(files)} fits none of its {len(names):,} files, such as "
+            f"{shown}: --files {printable(files)} fits none of its "
+            f"{show_count(len(names), 'file')}, such as "
             f"{', '.join(map(printable, names[:3])) or 'none'}"
         )
     return found
@@ -360,8 +429,6 @@ def _images(
     listing = listings[""]
     if classes is not None:
         listing = renumber(listing, manifest.classes_of(local_path(classes)))
-    if listing.problems:
-        raise SourceError(explain(root, listing.problems))
     # As `pack` without options has them, so that the order is the same.
     options = plan.options(
         shard_size=None,
@@ -391,6 +458,7 @@ def _images(
         made.header["options"],
         listing.ignored,
         list(listing.notes),
+        listing.problems,
     )
 
 

@@ -1,6 +1,6 @@
 """ShardLoader: the batches of a dataset, made by processes with threads in memory that is reused.
 
-    for images, labels in ShardLoader(train, workers=8, device="cuda"): ...
+    for images, labels in ShardLoader(train, num_workers=8, device="cuda"): ...
 
 The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
 them. Instead of new shared memory for each batch there are slots that each batch is decoded into
@@ -40,20 +40,19 @@ from .workers import Processes
 Pin = Literal["auto"] | bool
 P = ParamSpec("P")
 
-# DataLoader's options, which its users will try: what to do instead.
-_DATALOADERS = {
-    "num_workers": "give workers=",
-    "prefetch_factor": "give prefetch=",
+# Options of DataLoader and of other loaders, which their users will try: what to do instead.
+_OTHERS = {
+    "workers": "it is called num_workers, as DataLoader's",
+    "prefetch": "it is called prefetch_factor, as DataLoader's",
     "pin_memory": "give device=, and the batches come there from page-locked memory (pin=)",
     "pin_memory_device": "give device=",
     "persistent_workers": "leave it out; processes stay from epoch to epoch, until close()",
     "in_order": "leave it out; batches always come in order",
-    "timeout": "leave it out; a process that dies is an error at once",
     "worker_init_fn": "leave it out; what a transform needs it can make when it is first called",
     "generator": "give seed= to the dataset, and torch.manual_seed to transforms that draw",
     "batch_size": "give it to the dataset",
     "collate_fn": "give it to the dataset",
-    "shuffle": "give shuffle_buffer= to the dataset; 1 is storage order",
+    "shuffle": "give it to the dataset, which has the order: shuffle=False, or shuffle_buffer=",
     "drop_last": 'give tail="drop" to the dataset',
     "sampler": "the order is the dataset's: shuffle_buffer=, where=, select()",
     "batch_sampler": "the order is the dataset's: batch_size=, shuffle_buffer=, where=, select()",
@@ -61,32 +60,34 @@ _DATALOADERS = {
 
 
 def _explained(init: Callable[P, None]) -> Callable[P, None]:
-    """An OptionError for DataLoader's options. Not by **options: whoever checks types, or asks for
-    the signature, is to see the real ones."""
+    """Answer options of other loaders with an OptionError. Not by **options: whoever checks types,
+    or asks for the signature, is to see the real ones."""
 
     @wraps(init)
     def explained(*args: P.args, **options: P.kwargs) -> None:
         for name in options:
-            if name in _DATALOADERS:
-                raise OptionError(f"ShardLoader takes no {name}: {_DATALOADERS[name]}")
+            if name in _OTHERS:
+                raise OptionError(f"ShardLoader takes no {name}: {_OTHERS[name]}")
         init(*args, **options)
 
     return explained
 
 
 class ShardLoader:
-    """Batches of a ShardDataset, or of a mixture, made ahead by processes of this machine.
+    """Make batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
 
     dataset       with a batch_size
-    workers       loader processes; default: the cores of this process, shared among the ranks of
+    num_workers   loader processes; default: the cores of this process, shared among the ranks of
                   this machine. 0: no processes, the threads are in this one
     threads       in each; worth more than one where samples wait (slow storage, slow transforms).
-                  workers=0, threads=0 makes batches when they are asked for: for debuggers
-    prefetch      batches that each process makes ahead
+                  num_workers=0, threads=0 makes batches when they are asked for: for debuggers
+    prefetch_factor  batches that each process makes ahead; default 2
     copy          True: batches in memory of this process alone (and its slots free at once);
                   False: views of shared memory, which costs nothing
     device        batches go there ahead of use, and images are cast and normalised there:
     ahead, mean, std, dtype, channels_last, pin    as for `shardio.device.prefetch`
+    timeout       seconds that a batch may be waited for, before a WorkerError says what its process
+                  is at; 0, the default: for ever, and a warning says it after a minute
     resident      "ram": decode all of it once, into tensors, and gather each batch from them:
                   the workers then leave. "device": the tensors lie on `device`
     multiprocessing_context  "fork", "spawn" or "forkserver", as for DataLoader
@@ -97,8 +98,8 @@ class ShardLoader:
     one thread.
 
     Raises OptionError; while iterating what the dataset raises, EpochError, WorkerError when a
-    process dies; what a transform raises comes as it is, with a RowError as its cause that names
-    the record and holds its traceback.
+    process dies, or is late; what a transform raises comes as it is, with a RowError as its cause
+    that names the record and holds its traceback.
     """
 
     @_explained
@@ -106,9 +107,9 @@ class ShardLoader:
         self,
         dataset: Stream,
         *,
-        workers: int | None = None,
+        num_workers: int | None = None,
         threads: int | None = None,
-        prefetch: int = 2,
+        prefetch_factor: int | None = None,
         copy: bool = False,
         device: str | torch.device | int | None = None,
         ahead: int = 1,
@@ -117,6 +118,7 @@ class ShardLoader:
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
         pin: Pin = "auto",
+        timeout: float = 0,
         resident: Literal["ram", "device"] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
     ) -> None:
@@ -131,11 +133,21 @@ class ShardLoader:
                 "its batches are what the loader makes"
             )
         self.dataset = dataset
-        self.workers = (
-            cores(dataset.ranks()[1]) if workers is None else whole("workers", workers, 0)
+        if num_workers is None:
+            num_workers = cores(dataset.ranks()[1])
+        self.num_workers = whole("num_workers", num_workers, 0)
+        least = int(self.num_workers > 0)
+        self.threads = 1 if threads is None else whole("threads", threads, least)
+        # None is DataLoader's own default, and what is passed to it where there are no workers.
+        self.prefetch_factor = (
+            2 if prefetch_factor is None else whole("prefetch_factor", prefetch_factor, 1)
         )
-        self.threads = 1 if threads is None else whole("threads", threads, int(self.workers > 0))
-        self.prefetch = whole("prefetch", prefetch, 1)
+        self.timeout = _timeout(timeout)
+        if self.timeout and not self.num_workers and not self.threads:
+            raise OptionError(
+                "timeout with num_workers=0, threads=0: your own loop makes the batches then, and "
+                "nobody could end it; give threads=1, or leave timeout out"
+            )
         self.copy = copy
         options = {"mean": mean, "std": std, "dtype": dtype, "channels_last": channels_last}
         given = [name for name, value in options.items() if value is not None]
@@ -171,7 +183,7 @@ class ShardLoader:
                 self._fill(self._resident)
             source = partial(_gather, self._resident, self.target)
         else:
-            source = partial(_make, self.dataset, self._running(), self.workers, self.target)
+            source = partial(_make, self.dataset, self._running(), self.num_workers, self.target)
         self._last = self.dataset.iterate(source)
         return self._last
 
@@ -182,6 +194,11 @@ class ShardLoader:
     def set_epoch(self, epoch: int) -> None:
         """As of the dataset: choose the epoch that the next `iter()` reads."""
         self.dataset.set_epoch(epoch)
+
+    @property
+    def sampler(self) -> Sampler:
+        """What Lightning asks of a loader, to tell it the epoch."""
+        return Sampler(self)
 
     @property
     def remaining(self) -> int:
@@ -218,7 +235,9 @@ class ShardLoader:
         return self.__dict__ | {"_crew": None, "_last": None}
 
     def __repr__(self) -> str:
-        return f"ShardLoader({self.dataset!r}, workers={self.workers}, threads={self.threads})"
+        return (
+            f"ShardLoader({self.dataset!r}, num_workers={self.num_workers}, threads={self.threads})"
+        )
 
     def explain(self) -> LoaderExplanation:
         """What this loader runs and holds: print it. Memory is that of its batches so far."""
@@ -226,9 +245,9 @@ class ShardLoader:
         crew = self._crew if own else None
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
-            workers=self.workers,
+            num_workers=self.num_workers,
             threads=self.threads,
-            prefetch=self.prefetch,
+            prefetch_factor=self.prefetch_factor,
             pids=[] if crew is None else crew.pids,
             slots=0 if crew is None else crew.most,
             ring=0 if crew is None else crew.ring,
@@ -251,26 +270,43 @@ class ShardLoader:
         share = options.share(options.epoch(self.dataset.counts, 0))
         crew = self._start()
         try:
-            crew.begin(_pass(options, share, self.workers), share.steps)
+            crew.begin(_pass(options, share, self.num_workers), share.steps)
             resident.fill(share.epoch, _Batches(crew, share.steps))
         finally:
             crew.close()
 
     def _start(self) -> Processes | Here:
-        if not self.workers:
-            return Here(self.dataset, threads=self.threads, prefetch=self.prefetch)
+        if not self.num_workers:
+            return Here(
+                self.dataset,
+                threads=self.threads,
+                prefetch=self.prefetch_factor,
+                timeout_s=self.timeout,
+            )
         lock = None
         if self.target is not None and self.target.locks_pages:
             lock = partial(_lock, self.target.device)
         return Processes(
             self.dataset,
-            workers=self.workers,
+            workers=self.num_workers,
             threads=self.threads,
-            prefetch=self.prefetch,
+            prefetch=self.prefetch_factor,
             context=self._context,
             own=self.copy,
             lock=lock,
+            timeout_s=self.timeout,
         )
+
+
+class Sampler:
+    """Chooses a loader's epoch, where a trainer looks for a DistributedSampler."""
+
+    def __init__(self, loader: ShardLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` of the loader reads."""
+        self._loader.set_epoch(epoch)
 
 
 class _Batches:
@@ -361,9 +397,9 @@ def _place(resident: str, target: devices.Target | None) -> torch.device:
 class LoaderExplanation:
     """What a loader runs and holds. Sizes in bytes."""
 
-    workers: int
+    num_workers: int
     threads: int
-    prefetch: int
+    prefetch_factor: int
     pids: list[int]  # of the processes that run now
     slots: int  # batches that there was memory for at a time
     ring: int  # that a loop needs which keeps none
@@ -372,17 +408,17 @@ class LoaderExplanation:
     staging_bytes: int  # of it: buffers for what does not come in slots
     resident_bytes: int
 
-    def __str__(self) -> str:
-        return self.text()
+    def __repr__(self) -> str:
+        return self.text()  # as a notebook shows it
 
     def text(self) -> str:
         threads = show_count(self.threads, "thread")
-        where = f"{self.workers} processes of {threads}"
-        if not self.workers:
+        where = f"{self.num_workers} processes of {threads}"
+        if not self.num_workers:
             where = f"{threads} of this process" if self.threads else "this loop"
         lines = [
-            f"batches are made by {where}, up to {self.prefetch} ahead "
-            + ("each" if self.workers else "in all")
+            f"batches are made by {where}, up to {self.prefetch_factor} ahead "
+            + ("each" if self.num_workers else "in all")
         ]
         if self.resident_bytes:  # filled: the workers have left
             size = show_size(self.resident_bytes)
@@ -402,6 +438,14 @@ class LoaderExplanation:
                 f"{show_size(self.staging_bytes)} staging"
             )
         return "\n".join(lines)
+
+
+def _timeout(given: Any) -> float:
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < math.inf:
+        return float(given)
+    raise OptionError(
+        f"timeout is {printable(repr(given))}: expected seconds, such as 120; 0: never"
+    )
 
 
 def cores(ranks: int) -> int:

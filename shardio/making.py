@@ -23,11 +23,12 @@ import torch
 
 from .collating import TENSORS, collate, into
 from .decoding import Work
-from .errors import printable
+from .errors import as_error, printable
 from .meter import Made
 from .parcel import SMALL
 from .slots import Slot, Slots
 from .stream import Items, Stream, mark, mark_all
+from .whereabouts import BETWEEN, COLLATES, Place
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
@@ -181,6 +182,8 @@ class Maker:
     pack(batch, collated)  makes of a batch what is handed over; in any thread
     emit(batch, packed)    is called for each batch, in order, by one thread at a time; with the
                            Failure that ends the pass, if there is one
+    places                 where each thread of `run` says what it is at
+    interrupts             `turn` is called by the training loop: Ctrl-C passes
 
     `more` and `drop` are for any thread; `turn` makes a row, `run` all of them.
     """
@@ -193,8 +196,13 @@ class Maker:
         pack: Callable[[Batch, Any], Any],
         emit: Callable[[Batch | None, Any], None],
         layout: Layout | None = None,
+        *,
+        places: Sequence[Place] = (),
+        interrupts: bool = False,
     ) -> None:
         self.layout = layout or {}  # of the batch before
+        self._places = places
+        self._interrupts = interrupts
         self._stream = stream
         self._slots = slots
         self._pack = pack
@@ -228,12 +236,12 @@ class Maker:
     def run(self, threads: int) -> None:
         """Make all batches, as they are wanted, by this thread and others."""
         others = [
-            threading.Thread(target=self._run, name=f"shardio-{i}", daemon=True)
+            threading.Thread(target=self._run, args=(i,), name=f"shardio-{i}", daemon=True)
             for i in range(1, threads)
         ]
         for thread in others:
             thread.start()
-        self._run()
+        self._run(0)
         for thread in others:
             thread.join()
         self.finish()
@@ -249,13 +257,13 @@ class Maker:
             self._slots.free(batch.slot.number)
         self._open.clear()
 
-    def _run(self) -> None:
-        work, going = Work(), True
-        while going:
-            with suppress(KeyboardInterrupt):  # of a transform: threads are not sent any
-                going = self.turn(work)
+    def _run(self, number: int) -> None:
+        work, place = Work(), self._places[number]
+        work.note = place.note
+        while self.turn(work, place):
+            pass
 
-    def turn(self, work: Work) -> bool:
+    def turn(self, work: Work, place: Place | None = None) -> bool:
         """Make one row, once it is wanted. False: there is nothing left to be made."""
         batch = None
         try:
@@ -270,6 +278,8 @@ class Maker:
                 work.out = batch.row(self._image, i)
                 item = make(row, work)
                 work.out = None  # or it would keep the batch in use
+                if place is not None:
+                    place.at[0] = BETWEEN
                 if self._exact:
                     item = mark(item, i < batch.valid)
                 batch.items[i] = batch.settle(i, item) if self._in_place else item
@@ -285,11 +295,17 @@ class Maker:
                     if batch.left:
                         return True
             work.number = -1
+            if place is not None:
+                place.note(COLLATES, perf_counter(), b"")
             self._finish(batch)
+            if place is not None:
+                place.at[0] = BETWEEN
         except BaseException as error:
             work.out = None
+            if place is not None:
+                place.at[0] = BETWEEN
             self._fail(batch, error, work)
-            if isinstance(error, KeyboardInterrupt):
+            if self._interrupts and isinstance(error, KeyboardInterrupt):
                 raise
         return True
 
@@ -348,6 +364,7 @@ class Maker:
             batch = self._at
         elif work.number >= 0:
             where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        error = as_error(error, where, interrupts=self._interrupts)
         self.drop()
         number = self._begun if batch is None else batch.number
         self._hand_over(number, batch, Failure(error, where))

@@ -29,10 +29,11 @@ from .errors import (
     StorageError,
     VersionError,
     printable,
+    there_are,
 )
 from .formats.base import MAX_RECORDS, Opening, ShardInfo
 from .sample import Schema, check_schema
-from .storage import Storage, locate
+from .storage import Storage, local_path, locate
 from .storage.local import LocalStorage
 
 MANIFEST = "manifest.json"
@@ -45,6 +46,7 @@ MAX_BYTES = (1 << 63) - 1  # of all shards
 
 SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio packs
 
+_START = b'{\n"format": "shardio"'  # how a manifest begins
 _SHARDS = b'"shards": [\n'
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
@@ -222,6 +224,28 @@ def datasets(root: str) -> dict[str, str]:
     return {name: os.path.join(root, name) for name in splits} if splits else {"": root}
 
 
+def split_folder(path: str | os.PathLike[str], split: str | None) -> str | os.PathLike[str]:
+    """Find the folder of one dataset: `path` itself, or the split of this name in it.
+
+    Splits are what was packed together (shardio.json names them), or any datasets in folders of
+    `path`, as `shardio index` leaves them. None: `path`, of which `load` says what lies there.
+    Raises NotPackedError, and OptionError where `path` has no such split, listing those it has.
+    """
+    if split is None:
+        return path
+    if not isinstance(split, str):
+        raise OptionError(f"split is {printable(repr(split))}: expected the name of a split")
+    storage = locate(path)
+    splits = _splits_in(storage)
+    if split in splits:
+        return os.path.join(local_path(path), split)
+    shown, named = printable(storage.url), printable(repr(split))
+    if splits:
+        raise OptionError(f"{shown}: no split is called {named}; {there_are(splits, split)}")
+    load(storage)  # explains what is here, if it is nothing
+    raise OptionError(f"{shown}: holds one dataset and no splits; leave split={named} out")
+
+
 def planned_splits(root: str) -> list[str]:
     """The splits of a packing that is not finished under a folder, by what lies in one of them."""
     with contextlib.suppress(OSError):
@@ -259,10 +283,8 @@ def _refuse_file(storage: Storage) -> None:
 
 def _missing(storage: Storage) -> str:
     shown = printable(storage.url)
-    splits = load_splits(storage)
-    if splits:
-        folders = ", ".join(f"{shown.rstrip('/')}/{name}" for name in splits)
-        return f"{shown}: holds several datasets; open one of them: {folders}"
+    if splits := load_splits(storage):
+        return _several(shown, splits)
     if storage.exists(lock.JOURNAL):
         return f"{shown}: not packed: {_unfinished(storage.url)}"
     planned = planned_splits(storage.url) if isinstance(storage, LocalStorage) else []
@@ -272,12 +294,45 @@ def _missing(storage: Storage) -> str:
             "begun here and is not finished; run the same `shardio pack` again to resume it, or "
             f"`shardio commit {shown}` when all its parts are built"
         )
+    if splits := _splits_in(storage):
+        return _several(shown, splits)
     if not storage.exists(""):
         return f"{shown}: not packed: there is no such directory"
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
         f"`shardio index {shown}` makes one here, if images or shards of others lie here"
     )
+
+
+def _splits_in(storage: Storage) -> list[str]:
+    """List the datasets in the folders of a folder. Raises as `load_splits`."""
+    splits = load_splits(storage)
+    if splits is None and isinstance(storage, LocalStorage):
+        with contextlib.suppress(OSError):
+            splits = [name for name in sorted(os.listdir(storage.root)) if _is_in(storage, name)]
+    return splits or []
+
+
+def _is_in(storage: Storage, folder: str) -> bool:
+    """Whether a folder of this one holds a dataset: by how its manifest begins."""
+    try:
+        file = storage.open(f"{folder}/{MANIFEST}")
+    except (OSError, ShardioError):
+        return False
+    try:
+        return file.read(0, min(file.size, len(_START))) == _START
+    finally:
+        file.close()
+
+
+def _several(shown: str, splits: Sequence[str]) -> str:
+    """Say which datasets lie in the folders of a folder, and how one of them is chosen."""
+    first = "train" if "train" in splits else printable(splits[0])
+    one = f'{shown.rstrip("/")}/{first}, or in Python split="{first}"'
+    if len(splits) == 1:
+        return f"{shown}: not packed itself, but its folder {first} is. Open {one}"
+    listed = ", ".join(map(printable, splits[:10])) + (", ..." if len(splits) > 10 else "")
+    return f"{shown}: holds several datasets, its splits: {listed}. Open one, such as {one}"
 
 
 def _unfinished(folder: str) -> str:
@@ -445,8 +500,5 @@ def class_index(classes: Sequence[str] | None, name: str) -> int:
     if classes is None:
         raise OptionError("this dataset has no classes")
     if name not in classes:
-        shown = ", ".join(printable(known) for known in classes[:10]) + (
-            ", ..." if len(classes) > 10 else ""
-        )
-        raise OptionError(f"no class is called {printable(name)!r}; there are {shown}")
+        raise OptionError(f"no class is called {printable(name)!r}; {there_are(classes, name)}")
     return list(classes).index(name)

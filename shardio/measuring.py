@@ -272,9 +272,11 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
+    from . import engine
     from .dataset import ShardDataset
     from .image import RandomResizedCrop
 
+    warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]
     records = request["measured_records"]
     whole = records == request["records"]
@@ -305,7 +307,7 @@ def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
         return
     from .loader import ShardLoader
 
-    with ShardLoader(dataset, workers=workers, threads=request["threads"]) as loader:
+    with ShardLoader(dataset, num_workers=workers, threads=request["threads"]) as loader:
         yield loader
 
 

@@ -133,24 +133,22 @@ class Setup(NamedTuple):
 
         if getattr(loader, "resident", None):
             return Setup("resident", cores=_cores())  # its workers left when all was decoded
-        cores, workers, threads = _cores(), number("workers"), number("threads")
+        cores, workers, threads = _cores(), number("num_workers"), number("threads")
+        factor = number("prefetch_factor")
         if workers is not None and threads is not None:
-            prefetch = number("prefetch")
             return Setup(
                 "ShardLoader",
                 workers,
                 max(1, threads),
-                prefetch,
+                factor,
                 cores=cores,
                 device=_device(loader),
                 copies=bool(getattr(loader, "copy", False)),
                 tiles=_tiles(loader),
                 torch_threads=_torch_threads(),
             )
-        workers = number("num_workers")
         if workers is not None:
             restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
-            factor = number("prefetch_factor")
             return Setup("DataLoader", workers, 1, factor, restarts, cores, tiles=_tiles(loader))
         return Setup(cores=cores)
 
@@ -222,6 +220,9 @@ class Report:
             found["loader/first_batch_s"] = self.first_s
         return found | {f"loader/{stage}_s": value for stage, value in self.stages.items()}
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         of = "" if self.batches is None else f" of {self.batches:,}"
         ratio = f"{self.ratio:,.0f}" if self.ratio >= 99.5 else f"{self.ratio:.2g}"
@@ -242,6 +243,9 @@ class Verdict:
     stage: str  # of STAGES, the one that limits a loader; "": not known
     text: str  # in words, with the one thing to change
 
+    def __repr__(self) -> str:
+        return f"<{self.bound}: {self.text}>"
+
     def __str__(self) -> str:
         return self.text
 
@@ -254,7 +258,7 @@ def to_stderr(line: str) -> None:
 
 
 class watch(Generic[T]):  # lower case, as enumerate and zip
-    """A loader that is watched: the same batches, and a line on how long they were waited for.
+    """Watch a loader: hand out its batches, and say in a line how long they were waited for.
 
     loader   any iterable of batches. What else it can do (len, set_epoch, dataset, state_dict ...)
              the watched one can as well
@@ -586,16 +590,15 @@ def _uneven(making: Making, setup: Setup) -> str:
 def _few_late(late: float, step: float, making: Making, setup: Setup) -> str:
     """Advice where most batches are there in time, and a few are not. Seconds: the wait for one of
     those, and a step."""
-    queue = {"DataLoader": "prefetch_factor", "ShardLoader": "prefetch"}.get(setup.kind)
     knob = "prefetch more batches, which hides them"
     if setup.workers == 0:  # there is no queue
         knob = _more(setup) or knob
-    elif queue and setup.workers and setup.prefetch:
+    elif setup.workers and setup.prefetch:
         # What is queued before a slow batch is used while it is made.
         enough = setup.prefetch + math.ceil(round(late / max(step * setup.workers, 1e-9), 3))
         wanted = min(max(enough, 2 * setup.prefetch), max(QUEUE, 2 * setup.prefetch))
         what = "them" if wanted >= enough else "more of them"
-        knob = f"{queue}={wanted} (now {setup.prefetch}) hides {what}"
+        knob = f"prefetch_factor={wanted} (now {setup.prefetch}) hides {what}"
     found = "Most batches are there in time, a few are late"
     if not making.slowest:
         who = "" if making.batches else ". ShardLoader names the records that were slow"
@@ -655,10 +658,10 @@ def _more(setup: Setup) -> str | None:
     """More workers, where there are cores for them."""
     if setup.workers is None or (setup.workers and setup.workers * setup.threads >= setup.cores):
         return None
-    name = "num_workers" if setup.kind == "DataLoader" else "workers"
     threads = f" of {setup.threads} threads" if setup.threads > 1 else ""
     wanted = max(setup.workers + 1, setup.cores // setup.threads)
-    return f"{name}={wanted} (now {setup.workers}{threads}; {show_count(setup.cores, 'core')} here)"
+    here = f"{show_count(setup.cores, 'core')} here"
+    return f"num_workers={wanted} (now {setup.workers}{threads}; {here})"
 
 
 # --- where it runs --------------------------------------------------------------------------------

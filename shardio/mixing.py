@@ -123,7 +123,7 @@ class MixedOptions(Options):
     @classmethod
     def of(cls, parts: Sequence[Options]) -> MixedOptions:
         first = parts[0]
-        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, tuple(parts))
+        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, tuple(parts))
 
 
 class Mixture(Stream):
@@ -157,6 +157,10 @@ class Mixture(Stream):
             for slots, dataset in zip(self._pattern.slots, self._datasets, strict=True)
         )
         return f"<{self.length:,} rows an epoch: {shares}>"
+
+    @property
+    def name(self) -> str:
+        return f"the mixture of {len(self._datasets)} datasets"
 
     @property
     def image_place(self) -> int | str | None:

@@ -36,6 +36,7 @@ class Options:
     tail: Tail
     canonical_workers: int
     unit: int
+    shuffle: bool  # False: the order of the index; shuffle_buffer and canonical_workers are 1 then
 
     def epoch(self, shard_records: Int64s, epoch: int) -> Epoch:
         """One epoch over these shards. Raises OptionError."""
@@ -46,6 +47,7 @@ class Options:
             canonical_workers=self.canonical_workers,
             unit=self.unit,
             shuffle_buffer=self.shuffle_buffer,
+            shuffle=self.shuffle,
         )
 
     def share(self, epoch: Epoch, **consumer: int) -> Share:
@@ -53,9 +55,10 @@ class Options:
         return Share(epoch, self.batch_size, tail=self.tail, **consumer)
 
     def state(self) -> dict[str, Any]:
-        """The options as a saved state holds them: plain JSON."""
+        """The options as a saved state holds them: plain JSON. No shuffle: a buffer of False."""
+        buffer = "all" if self.shuffle_buffer is None else self.shuffle_buffer
         return {
-            "shuffle_buffer": "all" if self.shuffle_buffer is None else self.shuffle_buffer,
+            "shuffle_buffer": buffer if self.shuffle else False,
             "seed": self.seed,
             "tail": self.tail,
             "canonical_workers": self.canonical_workers,
@@ -73,12 +76,14 @@ class Given:
     tail: Tail | None = None
     canonical_workers: int | None = None
     unit: int | None = None
+    shuffle: bool | None = None
 
     def resolve(self, mean_bytes: float, saved: Mapping[str, Any] | None = None) -> Options:
         """All options. mean_bytes: of a record, for a shuffle_buffer in bytes.
 
         Raises OptionError, StateError when the user gave something else than was saved.
         """
+        self._check_shuffle()
         default_unit = 1 if self.batch_size is None else order.default_unit(self.batch_size)
         values: dict[str, Any] = {
             "shuffle_buffer": SHUFFLE_BUFFER,
@@ -93,12 +98,21 @@ class Given:
                 values[name] = given
             elif saved is not None:
                 values[name] = saved[name]
-        values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
+        shuffle = values["shuffle_buffer"] is not False if self.shuffle is None else self.shuffle
+        if shuffle and values["shuffle_buffer"] is not False:
+            values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
+        else:
+            values["shuffle_buffer"] = values["canonical_workers"] = 1
         for name in ("seed", "canonical_workers", "unit"):  # numpy's are no JSON
             if isinstance(values[name], np.integer):
                 values[name] = int(values[name])
-        options = Options(self.batch_size, **values)
+        options = Options(self.batch_size, **values, shuffle=shuffle)
         if saved is not None:
+            if shuffle == (saved["shuffle_buffer"] is False):
+                raise StateError(
+                    f"shuffle is {shuffle}, but the state was saved with {not shuffle}: leave "
+                    "shuffle out to go on in the order of the saved run, or start a new one"
+                )
             for name, value in options.state().items():
                 if value != saved[name]:
                     raise StateError(
@@ -107,6 +121,26 @@ class Given:
                         "of the saved run, or start a new one"
                     )
         return options
+
+
+    def _check_shuffle(self) -> None:
+        """Raises OptionError when what is given of shuffling is no choice, or two."""
+        if self.shuffle not in (None, True, False):
+            raise OptionError(f"shuffle is {self.shuffle!r}: expected True or False")
+        if self.shuffle is False:
+            for name in ("shuffle_buffer", "canonical_workers"):
+                if getattr(self, name) is not None:
+                    raise OptionError(
+                        f"shuffle=False reads in the order of the index, and {name} is "
+                        f"{getattr(self, name)!r}: leave one of them out"
+                    )
+        buffer = self.shuffle_buffer
+        few = isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool)
+        if few and buffer in (0, 1):
+            raise OptionError(
+                f"shuffle_buffer is {buffer}, which shuffles nothing: give shuffle=False for the "
+                "order of the index, or a shuffle_buffer of 2 or more"
+            )
 
 
 def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:

@@ -338,6 +338,8 @@ class Epoch:
     shuffle_buffer     records in the windows of all spans together, >= 0; each span has
                        ceil(shuffle_buffer / C), at least 1. None ("all"), or at least as many as
                        there are records: a uniform permutation of all records, at 8 bytes each.
+    shuffle            False: the records in the manifest's order, from one span; shuffle_buffer
+                       and canonical_workers are to be 1
 
     Costs O(shards), not O(records), unless the buffer holds all. Raises OptionError.
     """
@@ -349,6 +351,7 @@ class Epoch:
     canonical_workers: int
     unit: int
     shuffle_buffer: int | None
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.shard_records)
@@ -384,6 +387,8 @@ class Epoch:
     @property
     def shuffles_all(self) -> bool:
         """True when the buffer holds every record, and the order is a uniform permutation."""
+        if not self.shuffle:
+            return False
         return self.shuffle_buffer is None or self.shuffle_buffer >= self.records
 
     @property
@@ -463,7 +468,7 @@ class Epoch:
     @cached_property
     def _layout(self) -> tuple[Int64s, Int64s, Int64s]:
         """Shard numbers in virtual order, and the virtual end and start of each."""
-        if self.shuffles_all:  # the records are permuted, shards need not be
+        if self.shuffles_all or not self.shuffle:  # where records are permuted, shards need not be
             shards = np.arange(len(self.shard_records), dtype=np.int64)
         else:
             shards = permutation(len(self.shard_records), key(SHARDS, self.seed, self.epoch))

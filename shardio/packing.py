@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ from .errors import (
     StorageError,
     printable,
 )
+from .fieldnames import described as fields_text
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
 from .plan import Plan
@@ -53,6 +54,7 @@ from .shard import check_packed
 from .sizes import show_count
 from .storage import local, local_path, locate
 
+_FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
 
 Path_ = str | bytes | os.PathLike[Any]
@@ -88,7 +90,83 @@ class Packed:
     untiled: dict[str, int] = field(default_factory=dict)  # why others stayed as they were
     committed: bool = False
     already: bool = False  # it was packed before; nothing was touched
+    checked: bool = False  # `commit` found all shards built, by parts
     unlocked: bool = False  # the file system has no locks
+    dry_run: bool = False  # nothing was touched: what would be done
+
+    def __repr__(self) -> str:
+        out = f"; {len(self.rejected):,} left out" if self.rejected else ""
+        return f"<{printable(self.out)}: {self._summary()}{out}>"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, skips: bool = True) -> str:
+        """Say what was done, and what is to be noted. skips: of a dry run, as on_error says."""
+        where = printable(self.out)
+        lines = [self._summary()]
+        if self.source != "imagefolder":
+            lines.append(f"{self.source}: {fields_text(self.fields, self.theirs)}")
+        if self.full_size:
+            lines.append(
+                f"not resized: {show_count(self.full_size, 'image')}, of several pages or pictures "
+                "(animations, too), or of formats that are not written"
+            )
+        if self.tiles is not None and not self.dry_run:
+            lines.append(self._tiles())
+        if self.enlarged:
+            lines.append(f"enlarged, since smaller: {show_count(self.enlarged, 'image')}")
+        if self.ignored:
+            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+        if self.rejected:
+            fate = f"left out; see {journal.REJECTED}"
+            if self.dry_run:
+                fate = "would be left out" if skips else "cannot be packed, so nothing would be"
+            lines.append(f"{show_count(len(self.rejected), 'file')} {fate}:")
+        said = [f"{where}: {line}" for line in lines]
+        said += [f"  {printable(key)}: {why}" for key, why in self.rejected[:10]]
+        if len(self.rejected) > 10:
+            said.append(f"  ... and {len(self.rejected) - 10:,} more")
+        said += [f"{where}: {note}" for note in self.notes[:10]]
+        if self.unlocked:
+            said.append(f"{where}: this file system has no locks; do not pack here twice at once")
+        return "\n".join(said)
+
+    def _summary(self) -> str:
+        labels = "no classes"
+        if self.classes is not None:
+            labels = show_count(self.classes, "class", "classes")
+        unit = "file" if self.source == "imagefolder" else "record"
+        what = f"{show_count(self.records, unit)}, {labels}, {sizes.show_size(self.source_bytes)}"
+        if self.already:
+            return (
+                f"already packed: {what}, with the same keys, sizes and options (contents are not "
+                "compared; --overwrite packs again)"
+            )
+        if self.dry_run:
+            there = f"; {self.kept:,} of these are there, to be checked" if self.kept else ""
+            return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"
+        resumed = self.kept and not self.checked
+        kept = f", {self.kept:,} kept from before" if resumed else ""
+        size = f", {sizes.show_size(self.bytes)}" if self.committed else " (not committed)"
+        rate = self.source_bytes / max(self.seconds, 1e-9) / 1e6
+        return (
+            f"{what} -> {show_count(self.built + self.kept, 'shard')}{kept}{size}, in "
+            f"{self.seconds:.1f} s, {rate:,.0f} MB/s"
+        )
+
+    def _tiles(self) -> str:
+        """How many images are tiles, what this call did for it, and why others are none."""
+        text = f"{self.tiles:,} of {self.records:,} images are JPEG tiles"
+        if self.tiled:
+            text += (
+                f": {self.tiled:,} rewritten, {sizes.show_size(self.tiled_from)} -> "
+                f"{sizes.show_size(self.tiled_to)} ({self.tiled_to / self.tiled_from - 1:+.1%})"
+            )
+        if self.untiled:
+            reasons = sorted(self.untiled.items(), key=lambda found: (-found[1], found[0]))
+            text += "; left as they were: " + ", ".join(f"{n:,} {why}" for why, n in reasons)
+        return text
 
     def add(self, done: Recoded) -> None:
         """What was done to the images of one more shard."""
@@ -121,7 +199,7 @@ def pack(
     splits: bool | None = None,
     classes: Path_ | None = None,
     resize: int | None = None,
-    quality: int = recoding.QUALITY,
+    quality: int | None = None,
     encode: str | None = None,
     jpeg_tiles: bool = False,
     keep_original: bool = False,
@@ -151,7 +229,8 @@ def pack(
                    built
     splits         whether top folders are splits; default: when all have names of splits
     classes        another dataset, whose numbering of classes is taken
-    resize         shrink images to this short side (pixels), at `quality`; never enlarges
+    resize         shrink images to this short side (pixels), at `quality` (default 90); never
+                   enlarges
     encode         "raw": images as pixels, which need no decoding; all of one size, or with
                    `resize` the central square of that side, of which all are made
     jpeg_tiles     rewrite JPEGs, without loss, so that a crop decodes only its part of them;
@@ -247,7 +326,10 @@ def pack(
         made = plan.make(listing, options, each)
         packings.append(_Packing(made, folders[name], listing.source, chosen))
     for packing in packings:
-        packing.check(overwrite)  # all of them, before any is touched
+        packing.check(
+            overwrite, () if shard_size else ("shard_size",)
+        )  # all of them, before any is touched
+    local.refuse_if_full(out, sum(packing.least_bytes() for packing in packings))
     if announce is not None:
         for packing in packings:
             if packing.result.pixels is not None and not packing.result.already:
@@ -257,7 +339,7 @@ def pack(
     total = sum(int(packing.plan.sizes.sum()) for packing in packings)
     report = parallel.Report(progress, total)
     problems: list[Problem] = []
-    with contextlib.ExitStack() as locks:
+    with _resumable(), contextlib.ExitStack() as locks:
         for packing in packings:
             found = packing.build(
                 locks,
@@ -297,7 +379,7 @@ def commit(
     if not os.path.lexists(os.path.join(out, JOURNAL)):
         splits = manifest.planned_splits(out)
     packings = []
-    with contextlib.ExitStack() as locks:
+    with _resumable(), contextlib.ExitStack() as locks:
         for folder in [os.path.join(out, name) for name in splits] or [out]:
             try:
                 held = locks.enter_context(lock.whole(folder))
@@ -368,9 +450,28 @@ class _Packing:
         self._problems: list[Problem] = []
         self._started = time.monotonic()
 
-    def check(self, overwrite: bool) -> None:
-        """Raises ExistsError when another dataset is here."""
-        self.result.already = self._is_packed(overwrite)
+    def check(self, overwrite: bool, by_default: Sequence[str]) -> None:
+        """Raises ExistsError when another dataset is here; by_default: options not given."""
+        self.result.already = self._is_packed(overwrite, by_default)
+
+    def least_bytes(self) -> int:
+        """The bytes that `build` will surely write, as far as that is known before."""
+        if self.result.already:
+            return 0
+        if self._recoding.pixels is not None:
+            height, width = self._recoding.pixels
+            needed = self.result.records * 3 * height * width
+        elif self._recoding.resize is not None or self.result.source not in _FILES:
+            return 0
+        else:
+            needed = self.result.source_bytes
+            if self._recoding.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
+                needed = needed * 9 // 10
+        if os.path.lexists(os.path.join(self.directory, JOURNAL)):  # what is there may be kept
+            for name in journal.shards_in(self.directory):
+                with contextlib.suppress(OSError):
+                    needed -= os.path.getsize(os.path.join(self.directory, name))
+        return max(0, needed)
 
     def announced(self) -> str:
         """How large raw pixels will be, of all parts, for who may want to think again."""
@@ -385,6 +486,7 @@ class _Packing:
 
     def dry_run(self, restart: bool) -> Packed:
         """What `build` would find. Raises what it would raise for what lies in the directory."""
+        self.result.dry_run = True
         self.result.rejected = self.plan.problems
         self.result.tiles = None  # nobody has looked
         if self.result.already:
@@ -440,6 +542,7 @@ class _Packing:
         Raises ExistsError, SourceError.
         """
         assert self._held is not None
+        self.result.checked = True
         data = self._held.read()
         self.result.unlocked = self._held.held is None
         if journal.is_committed(self.directory, data):  # and killed before it had cleaned up
@@ -453,7 +556,7 @@ class _Packing:
             )
         problems = journal.load_rejected_part(self.directory, _SCAN)
         if problems is None and self.plan.problems:
-            raise SourceError(_explain(self.plan.problems, self.directory))
+            raise SourceError(_explain(self.plan.problems, self.directory, "the parts"))
         self._build(jobs, True, True, report, build=False)
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         self._sum_up(problems or [], True)
@@ -475,9 +578,11 @@ class _Packing:
         journal.clean(self.directory, data)
         self._held.release()
 
-    def _is_packed(self, overwrite: bool) -> bool:
+    def _is_packed(self, overwrite: bool, by_default: Sequence[str] = ()) -> bool:
         """Whether just this dataset is committed here. Raises ExistsError when another one is."""
-        return not overwrite and destination.is_packed(self.directory, self.dataset_id)
+        return not overwrite and destination.is_packed(
+            self.directory, self.dataset_id, self.plan.header["options"], by_default
+        )
 
     def _leave(self, skip: bool) -> list[Problem]:
         """What is committed here is what was asked for: say so, and clean up what a kill left."""
@@ -672,14 +777,28 @@ def _under(split: str, key: bytes) -> bytes:
     return os.fsencode(split) + b"/" + key if split else key
 
 
-def _explain(problems: Sequence[Problem], source: str) -> str:
-    sizes = ""
-    if any(why.endswith(recoding.ONE_SIZE) for _, why in problems):
-        sizes = "Make all of one size with --resize N --restart: squares of N x N\n"
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    """Say of a disk that is full that what was written to it is not lost."""
+    try:
+        yield
+    except StorageError as error:
+        if not local.is_full(error):
+            raise
+        raise StorageError(
+            f"{error}\nWhat is finished is kept: make room, then run the same command again, and "
+            "it goes on where it was"
+        ) from error
+
+
+def _explain(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:
+    one_size = any(why.endswith(recoding.ONE_SIZE) for _, why in problems)
     return (
         f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
         "was committed:\n"
         f"{sources.listed(sorted(problems))}\n"
-        f"{sizes}Leave them out with --on-error skip, which keeps what is finished; or mend or "
-        "remove them, and pack anew with --restart"
+        f"Run {what} again, with\n"
+        "  --on-error skip        to leave them out; what is finished is kept\n"
+        + ("  --restart --resize N   to make all images squares of N x N\n" if one_size else "")
+        + "  --restart              once you have mended or removed them, to pack anew"
     )

@@ -24,7 +24,7 @@ from .formats.record import RecordShard
 from .manifest import Manifest
 from .sample import BLOBS
 
-_JPEG = b"\xff\xd8\xff"  # how each begins
+JPEG = b"\xff\xd8\xff"  # how each begins
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then
 _FAILURES = 4  # batches that may be read in vain before all are read the ordinary way
 
@@ -138,7 +138,7 @@ class SmallJpegs(Pixels):
         shard, record = part.shard, int(part.records[0])
         try:
             data = shard.read(record)[IMAGE]
-            if data is None or not data.startswith(_JPEG):
+            if data is None or not data.startswith(JPEG):
                 return False
             height, width, _ = image.pixels(data, max_pixels=_MOST).shape
         except ShardioError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,13 +232,41 @@ def parse(data: bytes, where: str) -> Plan:
         ) from None
 
 
-def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Options that differ, a line each."""
+def changed(
+    before: dict[str, Any], after: dict[str, Any], by_default: Sequence[str] = ()
+) -> list[str]:
+    """Say which options differ, a line each; not of what follows from another one that does.
+
+    by_default: those of `after` that nobody gave.
+    """
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    if "resize" in names and None in (before.get("resize"), after.get("resize")):
+        names.discard("quality")
+    if "shuffle" in names:
+        names.discard("seed")
     return [
-        f"{name}: was {before.get(name)!r}, now {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
+        f"{name}: was {_shown(name, before.get(name))}, now {_shown(name, after.get(name))}"
+        + (", the default" if name in by_default else "")
+        for name in sorted(names)
     ]
+
+
+def _shown(name: str, value: Any) -> str:
+    """The value of an option, as it is given."""
+    if value is None:
+        return "not given"
+    if name == "shard_size" and isinstance(value, int):
+        return sizes.exact_size(value)
+    if name == "where" and isinstance(value, dict):
+        return printable(" and ".join(field + _condition(one) for field, one in value.items()))
+    return printable(repr(value))
+
+
+def _condition(wanted: Any) -> str:
+    """What a field is to be: =cat,dog or >=256."""
+    if isinstance(wanted, str):
+        return wanted if wanted.startswith(("=", "!", "<", ">")) else f" by {wanted}"
+    return "=" + ",".join("null" if one is None else str(one) for one in wanted)
 
 
 def difference(old: Plan, new: Plan) -> str:

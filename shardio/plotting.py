@@ -23,7 +23,7 @@ from .benching import Bench, cells
 from .benching import Row as Way
 from .errors import DependencyError, OptionError, printable
 from .sizes import show_size
-from .storage.local import write_file
+from .storage.local import check_target, write_file
 from .tuning import AGAIN, Row, Tuning, show_buffer
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ _LOADERS: Final = {"DataLoader": "#56b4e9", "ShardLoader": "#e69f00"}
 def check(path: str | os.PathLike[str]) -> str:
     """The kind of picture that a file is to be. Call it before the work that is to be drawn.
 
-    Raises OptionError for other endings, DependencyError without matplotlib.
+    Raises OptionError for other endings, DependencyError without matplotlib, StorageError where no
+    file can be written.
     """
     kind = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if kind not in KINDS:
@@ -54,8 +55,9 @@ def check(path: str | os.PathLike[str]) -> str:
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise DependencyError(
-            "a plot needs matplotlib, which is not installed: pip install 'shardio[plot]'"
+            "a plot needs matplotlib, which is not installed: pip install 'shardio-torch[plot]'"
         )
+    check_target(path)
     return kind
 
 

@@ -102,7 +102,7 @@ class Recoded:
 def options(
     *,
     resize: int | None,
-    quality: int,
+    quality: int | None,
     encode: str | None,
     jpeg_tiles: bool,
     keep_original: bool,
@@ -114,7 +114,18 @@ def options(
         resize = sizes.whole("resize", resize)
         if encode is not None:
             sizes.whole("resize", resize, 1, _MAX_SQUARE)
-    quality = sizes.whole("quality", quality, 1, 100)
+    shrinks = resize is not None and encode is None
+    if quality is not None:
+        quality = sizes.whole("quality", quality, 1, 100)
+        if not shrinks:
+            raise OptionError(
+                f"quality is {quality}, but "
+                + (
+                    "no JPEG is written; leave it out"
+                    if encode is not None
+                    else "images are packed as they are: give --resize N, too, or leave it out"
+                )
+            )
     if keep_original and not jpeg_tiles:
         as_they_are = resize is None and encode is None
         raise OptionError(
@@ -125,9 +136,8 @@ def options(
         raise OptionError(
             "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
         )
-    shrinks = resize is not None and encode is None
     asked = {"encode": encode, "jpeg_tiles": jpeg_tiles, "keep_original": keep_original}
-    return {"resize": resize, "quality": quality if shrinks else None} | {
+    return {"resize": resize, "quality": (quality or QUALITY) if shrinks else None} | {
         name: wanted for name, wanted in asked.items() if wanted
     }
 

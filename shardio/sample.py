@@ -25,6 +25,7 @@ kind that names code. Source: https://github.com/msgpack/msgpack/blob/master/spe
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -112,7 +113,7 @@ class Schema:
             except (TypeError, ValueError, OverflowError) as error:
                 raise SampleError(
                     f"sample {printable(_key_of(sample))}: field {name!r} is declared {kind!r}, "
-                    f"but {error}"
+                    f"but {error}{_advice(kind, value)}"
                 ) from None
             values.append(head)
             if blob is not None:
@@ -203,8 +204,11 @@ def infer_fields(sample: Mapping[str, Any]) -> list[tuple[str, str]]:
         kind = next((kind for types, kind in _INFER if isinstance(value, types)), None)
         if kind is None:
             raise SampleError(
-                f"field {name!r}: no kind fits {_found(value)}; give `fields={{name: kind, ...}}` "
-                f"with kinds of {', '.join(KINDS[1:])}"
+                f"field {name!r}: no kind fits {_found(value)}"
+                + (
+                    _advice("image" if _is_picture(value) else "array", value)
+                    or f"; kinds are {', '.join(KINDS[1:])}"
+                )
             )
         fields.append((name, "image" if kind == "bytes" and name == "image" else kind))
     return fields
@@ -369,7 +373,42 @@ def _unpack_array(code: int, data: bytes) -> np.ndarray[Any, Any]:
 
 
 def _found(value: Any) -> str:
+    if _is_picture(value):
+        return "a PIL image"
+    if _is_tensor(value):
+        return "a tensor"
     return f"a value of type {type(value).__name__}"
+
+
+def _is_picture(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "PIL"
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "numpy")
+
+
+def _advice(kind: str, value: Any) -> str:
+    """What to give instead of a value that does not fit a kind; "": that is plain."""
+    if kind == "image" and _is_picture(value):
+        return (
+            ". Give the bytes of an image file: those that it was read from, or buffer = "
+            'io.BytesIO(); image.save(buffer, "PNG"); buffer.getvalue()'
+        )
+    if kind == "image" and (isinstance(value, np.ndarray) or _is_tensor(value)):
+        return (
+            '. Give the bytes of an image file, as Image.fromarray(array).save(buffer, "PNG") '
+            "makes them, or declare the field 'array'"
+        )
+    if kind in ("image", "bytes") and isinstance(value, (str, os.PathLike)):
+        return '. Give the content of the file: open(path, "rb").read()'
+    if kind == "array" and _is_tensor(value):
+        return ". Give tensor.cpu().numpy()"
+    if kind == "array" and isinstance(value, (list, tuple, int, float)):
+        return ". Give numpy.array(value)"
+    if kind in ("int", "float", "bool") and (isinstance(value, np.ndarray) or _is_tensor(value)):
+        return ". Give value.item()"
+    return ""
 
 
 def _encode_key(value: Any) -> tuple[Any, None]:

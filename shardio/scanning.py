@@ -71,6 +71,7 @@ class Found:
     options: Mapping[str, Any] = field(default_factory=dict)
     ignored: int = 0
     notes: list[str] = field(default_factory=list)
+    problems: Sequence[tuple[bytes, str]] = ()  # files that cannot be indexed, seen so far
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,10 @@ def scan_all(
     jobs: int,
     progress: parallel.Progress | None,
 ) -> list[Scanned]:
-    """Every shard, with its index written into a folder, or kept. Raises SourceError."""
+    """Scan every shard; its index is written into a folder, or kept.
+
+    Raises SourceError, which lists all files that cannot be indexed.
+    """
     extras = found.extras or [b""] * len(found.names)
     tasks = [
         Task(found.format, found.root, name, number, folder, dataset_id, extra)
@@ -112,7 +116,7 @@ def scan_all(
     ]
     report = parallel.Report(progress, sum(found.sizes))
     scanned = list(parallel.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
-    problems = [one for shard in scanned for one in shard.problems]
+    problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
         raise SourceError(explain(found.root, problems))
     return scanned

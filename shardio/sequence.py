@@ -18,17 +18,19 @@ import numpy as np
 
 from . import manifest, order
 from .decoding import Decode, Decoder
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 from .fetch import Described, Reader
 from .formats.base import Column
 from .formats.columns import key_hash
 from .sample import Sample
+from .sizes import show_count
 from .storage import locate
 
 
 def open(
     path: str | os.PathLike[str],
     *,
+    split: str | None = None,
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
@@ -37,6 +39,7 @@ def open(
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
+    split      "train": the dataset of this name in `path`, which holds several
     decode     "pil": images as PIL images, RGB, upright. "numpy": as arrays of these, (H, W, 3)
                uint8. None: as the bytes of their files. Or a function of those bytes
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
@@ -44,7 +47,7 @@ def open(
     root       where the data lies, when `shardio index --out` put its index elsewhere
     verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     """
-    storage = locate(path)
+    storage = locate(manifest.split_folder(path, split))
     found = manifest.load(storage)
     decoder = Decoder(found.schema, fields=fields, decode=decode, transform=transform)
     shards = None if root is None else locate(root)
@@ -70,7 +73,9 @@ class ShardSequence(Described, Sequence[Any]):
 
     def __repr__(self) -> str:
         url = printable(self._reader.storage.url)
-        return f"<{len(self):,} records of {url}: {', '.join(self.manifest.schema.names)}>"
+        return (
+            f"<{show_count(len(self), 'record')} of {url}: {', '.join(self.manifest.schema.names)}>"
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -143,8 +148,7 @@ class ShardSequence(Described, Sequence[Any]):
         if name not in scalars:
             kind = dict(self.manifest.schema.fields).get(name)
             raise OptionError(
-                f"no column is called {name!r}; "
-                + (f"there are {', '.join(scalars)}" if scalars else "this dataset has none")
+                f"no column is called {name!r}; {there_are(scalars, name)}"
                 + (f". It is a field of kind {kind}, which the index lacks" if kind else "")
             )
         kind = scalars[name]

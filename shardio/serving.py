@@ -39,6 +39,7 @@ from .order import key
 from .parcel import Parcel, wrap
 from .slots import Slots
 from .stream import Consumers, Items, Stream
+from .whereabouts import Whereabouts
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
 
@@ -95,7 +96,13 @@ def as_socket(connection: Connection) -> socket.socket:
 
 
 def serve(
-    connection: Connection, stream: Stream, worker: int, workers: int, threads: int, seed: int
+    connection: Connection,
+    stream: Stream,
+    worker: int,
+    workers: int,
+    threads: int,
+    seed: int,
+    whereabouts: Whereabouts,
 ) -> None:
     """All that a loader process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
@@ -106,7 +113,7 @@ def serve(
             ends = number == signal.SIGTERM  # as multiprocessing ends what is left
             signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
     torch.set_num_threads(1)  # there is a process for each core
-    _Server(connection, stream, worker, workers, threads, seed).serve()
+    _Server(connection, stream, worker, workers, threads, seed, whereabouts).serve()
 
 
 class _Server:
@@ -118,9 +125,16 @@ class _Server:
         workers: int,
         threads: int,
         seed: int,
+        whereabouts: Whereabouts,
     ) -> None:
         self._connection = connection
         self._socket = as_socket(connection)
+        # A transform may fork. With the socket in its child, the trainer would not learn of the end
+        # of this process; and a child that comes back from the transform is not to send batches.
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=connection.close)
+            os.register_at_fork(after_in_child=self._socket.close)
+        self._places = whereabouts.places(worker)
         self._stream = stream
         self._worker, self._workers, self._threads = worker, workers, threads
         self._seed = seed
@@ -155,7 +169,9 @@ class _Server:
         except Exception as error:
             emit(None, Failure(error, ""))
             return
-        maker = Maker(self._stream, reads, self._slots, pack, emit, self._layout)
+        maker = Maker(
+            *(self._stream, reads, self._slots, pack, emit, self._layout), places=self._places
+        )
         with self._lock:
             wanted = self._wanted.pop(number, 0)
             if number < self._oldest:

@@ -13,6 +13,7 @@ _UNITS = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGT", 1)
     for ending, base in (("", 1024), ("iB", 1024), ("B", 1000))
 }
+_LEAST = 1_000  # bytes: no shard and no memory is smaller
 _BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
 
 
@@ -31,13 +32,23 @@ def whole(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> i
 
 
 def size(name: str, value: Any, least: int = 1) -> int:
-    """An option that is a size: bytes, or as `parse_size` reads them. Raises OptionError."""
+    """Read an option that is a size: bytes, or as `parse_size` reads them.
+
+    Raises OptionError, also for 1 to 999 without a unit: who writes that means another one.
+    """
+    bare = not isinstance(value, str) or value.strip().isdigit()
     if isinstance(value, str):
         try:
             value = parse_size(value)
         except OptionError as error:
             raise OptionError(f"{name}: {error}") from None
-    return whole(name, value, least)
+    number = whole(name, value, least)
+    if bare and 0 < number < _LEAST:
+        raise OptionError(
+            f"{name} is {number}, without a unit: did you mean {number}GB, or {number}MB? "
+            f"{show_count(number, 'byte')} would be {number}B"
+        )
+    return number
 
 
 def parse_size(text: str) -> int:
@@ -50,6 +61,13 @@ def parse_size(text: str) -> int:
         )
     whole, _, part = match[1].partition(".")
     return int(int(whole) * factor + int(part or 0) * factor // 10 ** len(part))
+
+
+def exact_size(count: int) -> str:
+    """Bytes as `parse_size` reads them back, to the last one: 2MB, 256MiB, 12345B."""
+    fitting = (one for one in _UNITS.items() if one[0].endswith("B") and count % one[1] == 0)
+    unit, factor = max(fitting, key=lambda one: one[1]) if count else ("B", 1)
+    return f"{count // factor}{unit}"
 
 
 def show_count(count: int, one: str, more: str | None = None) -> str:

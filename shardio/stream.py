@@ -7,8 +7,8 @@
 
 How it works. A stream knows its options and the records of its shards, which is all that decides
 the order. Each worker of each rank asks order.Share which batches are its own. Epoch, and place
-within it, live in one tensor in shared memory, so that `set_epoch` in the trainer reaches workers
-that are running already, forked or spawned. An iterator keeps the epoch it was made for.
+within it, live in an EpochState, which the trainer and all workers share. An iterator keeps the
+epoch it was made for.
 
 A place is one number: the units that all ranks together have consumed. It belongs to its epoch;
 `set_epoch` of another one starts that one from its beginning. In the trainer only the loop knows
@@ -25,7 +25,6 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -34,7 +33,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 from . import sizes
 from .collating import Empty, collate, empty
 from .decoding import Work
-from .errors import EpochError, OptionError, StateError, printable
+from .epoch_state import (
+    Decision,
+    EpochState,
+    Loading,
+    Ticket,
+    Verdict,
+    frames,
+    loading,
+    loading_iterator,
+    new_number,
+    number_of,
+    ticket,
+)
+from .errors import EpochError, OptionError, StateError, as_error, printable
 from .options import Options
 from .order import ORDER_VERSION, Int64s, Share, Tail, key
 
@@ -43,9 +55,6 @@ VALID = "valid"  # the field that tail="exact" adds
 Source = Callable[[Share], Iterator[Any]]
 
 _END = object()
-
-# Places in the shared tensor.
-_EPOCH, _START, _PASSES, _WARNED, _CHOSEN, _PRINT, _MOVES, _WANTED, _ELSEWHERE = range(9)
 
 # Classes that split what a dataset yields among the ranks, and the modules they are of. Older
 # releases of transformers had one of their own.
@@ -96,15 +105,13 @@ class Stream(IterableDataset[Any]):
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
         self._captured_for = 0  # the process that was given them; those it forks ask anew
         self._iterating: Callable[[], Iteration | None] = _nothing  # the last one of this process
-        self._moves: int | None = None  # _MOVES when this worker was started, until its first pass
+        self._ticket: Ticket | None = None  # of the worker that this process is, or is to start
         self._start_anew()
 
     def _start_anew(self) -> None:
         """A place of its own, at the beginning. Raises now what iterating would raise later."""
-        self._shared = torch.zeros(9, dtype=torch.int64)
-        self._shared[_PRINT] = self._print()
-        self._shared[_WANTED] = -1
-        self._share_memory()
+        self._epochs = EpochState(self._print())
+        _STREAMS.add(self)
         self._steps(self._share(0))
 
     # --- what subclasses say ---
@@ -120,6 +127,11 @@ class Stream(IterableDataset[Any]):
     @abstractmethod
     def _adopted(self, state: Mapping[str, Any]) -> Options:
         """The options to go on with after this state. Raises StateError."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What messages call it."""
 
     @property
     def draws(self) -> bool:
@@ -152,27 +164,26 @@ class Stream(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        return int(self._shared[_EPOCH])
+        """The epoch that is read, or was read last; before the first pass, the one to be read."""
+        return self.epochs.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` reads; reaches workers that are running.
 
-        From its beginning; only the epoch of a loaded state goes on where that was saved.
+        From its beginning; only the epoch of a loaded state goes on where that was saved. From
+        then on epochs follow only by further calls. Without any call, the pass after a complete
+        one reads the next epoch. Raises OptionError.
         """
         epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
         self.ranks()  # what is wrong with them is told here on every rank, and none waits for ever
-        shared = self._shared
-        if not shared[_CHOSEN] and epoch < int(shared[_EPOCH]):  # it was loaded
+        epochs = self.epochs
+        if epochs.loaded and epoch < epochs.epoch:
             warnings.warn(
-                f"set_epoch({epoch}) drops the state that was loaded, of epoch "
-                f"{int(shared[_EPOCH])}: begin your loop there, range(dataset.epoch, epochs)",
-                stacklevel=_outside(),
+                f"set_epoch({epoch}) drops the state that was loaded, of epoch {epochs.epoch}: "
+                "begin your loop there, range(dataset.epoch, epochs)",
+                stacklevel=_users_level(),
             )
-        moves = epoch != int(shared[_EPOCH])
-        start = 0 if moves else int(shared[_START])
-        shared[_MOVES] += moves  # first: who sees the new epoch is to see this too
-        shared[_ELSEWHERE] = 0
-        shared[: _CHOSEN + 1] = torch.tensor([epoch, start, 0, int(shared[_WARNED]), 1])
+        epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
         """This rank's batches in a full epoch; without `batch_size`, its samples."""
@@ -185,8 +196,9 @@ class Stream(IterableDataset[Any]):
 
     @property
     def remaining(self) -> int:
-        """As len, but from where the next `iter()` of this epoch starts: less after a resume."""
-        return self._share(self.epoch, start=int(self._shared[_START])).steps
+        """As len, but from where the next `iter()` starts: less after a resume."""
+        epoch, start, _ = self.epochs.next_place(fixed=self.evaluates)
+        return self._share(epoch, start=start).steps
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Where this epoch stands after `steps` batches of the loop that reads it, on every rank.
@@ -199,7 +211,8 @@ class Stream(IterableDataset[Any]):
         """
         if get_worker_info() is not None:
             return {}  # StatefulDataLoader asks; the iterator holds all there is to know
-        if int(self._shared[_PRINT]) != self._print():
+        epochs = self.epochs
+        if epochs.order != self._print():
             raise StateError(
                 "another copy of this dataset, with other options, is being read; ask that one"
             )
@@ -216,20 +229,21 @@ class Stream(IterableDataset[Any]):
                 "state_dict(steps=...) needs batches that do not depend on the workers: give "
                 "batch_size to the dataset, and batch_size=None to the DataLoader"
             )
-        if self._shared[_ELSEWHERE]:
+        if epochs.elsewhere:
             raise StateError(
                 "state_dict(steps=...): a StatefulDataLoader went on in this epoch from its own "
                 "state, which only its workers know; save dataset.state_from(loader.state_dict())"
             )
-        steps = sizes.whole("steps (since iter() began)", steps, 0, self.remaining)
-        share = self._share(self.epoch)
-        start = int(self._shared[_START])
-        return self._state(self.epoch, start + steps * share.batch_units * share.world_size)
+        share = self._share(epochs.epoch, start=epochs.start)
+        steps = sizes.whole("steps (since iter() began)", steps, 0, share.steps)
+        units = epochs.start + steps * share.batch_units * share.world_size
+        return self._state(epochs.epoch, units)
 
     def state_of(self, items: Iteration | None) -> dict[str, Any]:
         """Where an iteration in this process stands; None: where the next one begins."""
-        if items is None or items.moves != int(self._shared[_MOVES]):  # it is of another place
-            return self._state(self.epoch, int(self._shared[_START]))
+        epochs = self.epochs
+        if items is None or items.moves != epochs.moves:  # it is of another place
+            return self._state(epochs.epoch, epochs.start)
         return self._state(items.epoch, items.start + items.done * items.stride)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,12 +268,7 @@ class Stream(IterableDataset[Any]):
         except OptionError as error:
             self.options = before
             raise StateError(f"the state does not fit: {error}") from None
-        chosen = [state["epoch"], share.start, 0, int(self._shared[_WARNED]), 0, self._print()]
-        # StatefulDataLoader without workers loads this first, and the iterator's state then.
-        self._shared[_WANTED] = self._shared[_EPOCH] if self._shared[_CHOSEN] else -1
-        self._shared[_ELSEWHERE] = 0
-        self._shared[_MOVES] += 1
-        self._shared[:_MOVES] = torch.tensor(chosen)
+        self.epochs.load(state["epoch"], share.start, self._print())
 
     def state_from(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
         """A state for `load_state_dict`, of the state of a StatefulDataLoader over this dataset.
@@ -323,31 +332,52 @@ class Stream(IterableDataset[Any]):
         return items
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker has neither the launcher's process group nor a say in the ranks.
+        # A spawned worker has neither the launcher's process group nor a say in the ranks, nor in
+        # the epoch of its first pass. What is pickled for anybody else has an epoch of its own.
+        iterator = loading_iterator()
         return self.__dict__ | {
             "_captured": self.ranks(),
             "_iterating": _nothing,
-            "_moves": int(self._shared[_MOVES]),
+            "_epochs": self.epochs if iterator is not None else self.epochs.detached(),
+            "_ticket": self._new_ticket(iterator),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _captured_for=os.getpid())
-        self._share_memory()
-
-    def _share_memory(self) -> None:
-        self._shared.share_memory_()  # type: ignore[no-untyped-call]
         _STREAMS.add(self)
+
+    def __copy__(self) -> Stream:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        _STREAMS.add(twin)
+        return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = ("_shared", "_reader", "_iterating")
+        shared = ("_epochs", "_reader", "_iterating")
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         _STREAMS.add(twin)
         return twin
 
     # --- inside ---
+
+    @property
+    def epochs(self) -> EpochState:
+        """The state that this process shares with the workers of its DataLoaders."""
+        epochs = self._epochs
+        if epochs.owner != os.getpid() and get_worker_info() is None:
+            self._epochs = epochs = epochs.detached()
+        return epochs
+
+    def _new_ticket(self, iterator: Any) -> Ticket | None:
+        """Make the ticket of a worker that a DataLoader's iterator starts in this process."""
+        if iterator is None or get_worker_info() is not None:
+            return self._ticket
+        found = loading(iterator, self)
+        begins = found.direct and not _batches_of_batches(self, found)
+        return ticket(iterator, found, self.epochs, fixed=self.evaluates, begins=begins)
 
     def ranks(self) -> tuple[int, int]:
         """Rank and world size. Raises OptionError when what was given contradicts what is."""
@@ -378,6 +408,35 @@ class Stream(IterableDataset[Any]):
             done=done,
         )
 
+    def _warning(self, decision: Decision) -> tuple[Verdict, str] | None:
+        """Return what to warn of, when this pass begins; or raise EpochError."""
+        epoch, verdict = decision.epoch, decision.verdict
+        rank, world_size = self.ranks()
+        if verdict == "left":
+            return verdict, (
+                f"{self.name}: the pass over epoch {epoch} was left before its end, and begins "
+                "again: the same order, and the same random crops. For another epoch call "
+                "dataset.set_epoch(epoch) before iter()"
+            )
+        if verdict == "spent" and self._share(epoch, start=decision.start).steps:
+            raise EpochError(
+                f"epoch {epoch} was resumed in its middle and has been read to its end; call "
+                "set_epoch with the next one before iter(): another pass would be of its rest"
+            )
+        if verdict == "repeated":
+            return verdict, (
+                f"{self.name}: epoch {epoch} is being read again, in the same order: after a first "
+                "set_epoch call dataset.set_epoch(epoch) before each iter()"
+            )
+        if verdict == "next" and world_size > 1:
+            return verdict, (
+                f"{self.name}: rank {rank} of {world_size} goes on with epoch {epoch}, since its "
+                "last pass was complete; nobody called set_epoch. A rank that reads a pass more "
+                "than the others would leave them: call dataset.set_epoch(epoch) before each "
+                "iter(), on every rank"
+            )
+        return None
+
     def _steps(self, share: Share) -> int:
         if share.steps == 0 and share.tail == "drop" and share.epoch.records and not share.start:
             size = share.batch_size or 1
@@ -397,7 +456,7 @@ class Stream(IterableDataset[Any]):
 
     @property
     def evaluates(self) -> bool:
-        """Whether an epoch may well be read twice in one order."""
+        """Whether every pass reads the same epoch, until `set_epoch`: as validation wants it."""
         return self.tail == "exact"
 
 
@@ -410,40 +469,79 @@ class Iteration:
     def __init__(self, stream: Stream, source: Source | None = None) -> None:
         self._stream = stream
         self._source = source
-        self._clock = stream._shared.numpy()  # a view, which set_epoch writes to
+        self._epochs = stream.epochs
         info = get_worker_info()
+        self._here = info is None
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
+        self._work = Work()
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
+        self._warning: tuple[Verdict, str] | None = None
         try:
-            if self._clock[_PRINT] != stream._print():
-                raise StateError(
-                    "load_state_dict changed the options of this dataset after the workers of the "
-                    "DataLoader had started; make a new DataLoader after it"
-                )
-            self.moves = int(self._clock[_MOVES])  # before what is read below
-            epoch, start = int(self._clock[_EPOCH]), int(self._clock[_START])
-            # A worker may be slow to start; what others made before belongs to another pass.
-            # Persistent ones go on, in their next pass, with what is chosen then.
-            moves, stream._moves = stream._moves, None
-            if info is not None and moves not in (None, self.moves):
-                raise EpochError(
-                    f"the epoch was set to {epoch} while the workers of a pass were "
-                    "starting; call set_epoch before iter(), and make a new iterator after it"
-                )
-            if self._leads and start and self._clock[_PASSES] and stream.remaining:
-                raise EpochError(
-                    f"epoch {epoch} was resumed in its middle and has been read to its end; call "
-                    "set_epoch with the next one before iter(): another pass would be of its rest"
-                )
-            self._begin(epoch, start, 0)
+            self._pass()
         except Exception as error:
             if info is None:
                 raise
             self._error = error  # a persistent worker of torch dies of an error here, and says none
-            return
-        if self._leads:
-            self._warn()
+
+    def _pass(self) -> None:
+        """Begin a pass: find out which epoch it reads."""
+        stream, epochs = self._stream, self._epochs
+        decision, found = self._decided()
+        self.number, self.moves = decision.number, decision.moves
+        if epochs.order != stream._print():
+            raise StateError(
+                "load_state_dict changed the options of this dataset after the workers of the "
+                "DataLoader had started; make a new DataLoader after it"
+            )
+        if epochs.moves != self.moves:
+            raise EpochError(
+                f"the epoch was set to {epochs.epoch} while the workers of a pass were "
+                "starting; call set_epoch before iter(), and make a new iterator after it"
+            )
+        drops = 1  # items that the loader leaves out where they are fewer
+        if found is not None and found.direct:
+            if _batches_of_batches(stream, found):
+                raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.batch_size))
+            drops = found.batch_size or 1 if found.drop_last else 1
+        self._drops = drops
+        if self._leads and not stream.evaluates:
+            self._warning = stream._warning(decision)
+        self._begin(decision.epoch, decision.start, 0)
+
+    def _decided(self) -> tuple[Decision, Loading | None]:
+        """Return what this pass reads, and the DataLoader that it is for, if there is one.
+
+        Every worker of the pass gets the same answer: see epoch_state.
+        """
+        stream, epochs = self._stream, self._epochs
+        fixed, info = stream.evaluates, get_worker_info()
+        if info is None:
+            iterator = loading_iterator()
+            found = None if iterator is None else loading(iterator, stream)
+            decision = epochs.decide(new_number(), fixed=fixed)
+            if found is None or not _batches_of_batches(stream, found):
+                epochs.begin(decision, 1)
+            return decision, found
+        own = stream._ticket
+        if own is None:  # started by a loader that is not torch's
+            decision = epochs.decide(new_number(), fixed=fixed)
+            if self._leads:
+                epochs.begin(decision, info.num_workers)
+            return decision, None
+        first, own.decision = own.decision, None
+        number = number_of(own)
+        own.passes += 1
+        if first is not None:
+            if self._leads and not _batches_of_batches(stream, own.loading):
+                epochs.begin(first, info.num_workers)
+            return first, own.loading
+        if not self._leads:
+            return epochs.published(number), own.loading
+        decision = epochs.decide(number, fixed=fixed)
+        epochs.publish(decision)  # whatever comes next, the others are not to wait for ever
+        epochs.begin(decision, info.num_workers)
+        return decision, own.loading
 
     def _begin(self, epoch: int, start: int, done: int) -> None:
         stream = self._stream
@@ -456,10 +554,12 @@ class Iteration:
         if self._source is not None:
             self._items = self._source(share)
         else:
-            self._items = _make(
-                stream, stream._read(share, consumers(share.world_size, self._workers))
-            )
-        self._ended = False
+            reads = stream._read(share, consumers(share.world_size, self._workers))
+            self._items = _make(stream, reads, self._work)
+        left = len(share.worker_steps)
+        self._last = done + left - left % self._drops  # batches when the last one is handed out
+        if self.done == self._last:
+            self._epochs.ended(self.number, self._worker)
 
     def __iter__(self) -> Iteration:
         return self
@@ -467,27 +567,38 @@ class Iteration:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error  # and not StopIteration: the epoch did not end here
+        if self._warning is not None:
+            self._warn(*self._warning)
         try:
             item = next(self._items, _END)
         except Exception as error:
             self._error = error
             raise
-        except BaseException as error:  # Ctrl-C: what was being made is lost
+        except BaseException as error:
+            told = error if self._source is not None else self._as_error(error)
+            if isinstance(told, Exception):
+                self._error = told
+                raise told from error
+            # Ctrl-C: what was being made is lost.
             self._error = EpochError(
                 f"this pass was ended by {type(error).__name__}; make a new iterator"
             )
             raise
+        epochs = self._epochs
         if item is _END:
-            self._end()
+            if self._leads:
+                epochs.asked(self.number)
             raise StopIteration
-        if self._clock[_EPOCH] != self.epoch or self._clock[_MOVES] != self.moves:
-            moved = self._clock[_EPOCH] != self.epoch
-            what = f"the epoch was set to {self._clock[_EPOCH]}" if moved else "a state was loaded"
+        if epochs.moves != self.moves:
+            moved = epochs.epoch != self.epoch
+            what = f"the epoch was set to {epochs.epoch}" if moved else "a state was loaded"
             raise EpochError(
                 f"{what} while epoch {self.epoch} was being read; call set_epoch before iter(), "
                 "as load_state_dict, and make a new iterator after it"
             )
         self.done += 1
+        if self.done == self._last:
+            epochs.ended(self.number, self._worker)
         return item
 
     @property
@@ -520,7 +631,7 @@ class Iteration:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` said of the same worker. Raises StateError."""
         _check(state, _STATE + _ITERATOR)
-        clock = self._clock
+        epochs = self._epochs
         here = self.state_dict()
         advice = "load dataset.state_from(state) into the dataset, and make a new loader"
         if (state["worker"], state["workers"]) != (self._worker, self._workers):
@@ -536,8 +647,8 @@ class Iteration:
                     f"{name} is {printable(repr(here[name]))}, but the state was saved with "
                     f"{printable(repr(state.get(name)))}; {advice}"
                 )
-        stream, chosen = self._stream, int(clock[_CHOSEN])
-        wanted = int(clock[_EPOCH if chosen else _WANTED])
+        self._warning = None  # this pass is not the one that was begun
+        stream, wanted = self._stream, epochs.wanted
         if wanted not in (-1, state["epoch"]):
             share = stream._share(
                 state["epoch"], self._worker, self._workers, state["units"], state["done"]
@@ -549,8 +660,10 @@ class Iteration:
                     f"set_epoch({state['epoch']})"
                 )
             # That epoch is over, and another one is to begin.
-            start = int(clock[_START]) if chosen else 0
-            clock[_EPOCH], clock[_START], clock[_CHOSEN] = wanted, start, 1
+            start = epochs.start if epochs.chosen else 0
+            if get_worker_info() is None:  # the number of before may be that of a complete pass
+                self.number = new_number()
+            epochs.moved_on(self.number, wanted, start)
             self._begin(wanted, start, 0)
             if share.steps % self._workers:  # and the loop had not met that end: the loader now
                 self._error = StateError(  # takes the next worker's batch first
@@ -559,55 +672,70 @@ class Iteration:
                     f"set_epoch({state['epoch']}), which ends that epoch, and then set {wanted}"
                 )
             return
-        clock[_EPOCH] = state["epoch"]
-        clock[_ELSEWHERE] = get_worker_info() is not None
+        epochs.resumed(state["epoch"], elsewhere=get_worker_info() is not None)
         self._begin(state["epoch"], state["units"], state["done"])
 
-    def _end(self) -> None:
-        if self._leads and not self._ended and self._clock[_EPOCH] == self.epoch:
-            self._clock[_PASSES] += 1
-        self._ended = True
+    def _as_error(self, error: BaseException) -> BaseException:
+        """Return what is no Exception as one that names the record."""
+        work, where = self._work, ""
+        if work.number >= 0:
+            where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        if not self._here:
+            where = f"{where}, in worker {self._worker}" if where else ""
+        return as_error(error, where, interrupts=self._here)
 
-    def _warn(self) -> None:
-        """Say once that an epoch comes in the same order again. Evaluation wants just that."""
-        clock = self._clock
-        if clock[_PASSES] and not clock[_WARNED] and not self._stream.evaluates:
-            clock[_WARNED] = 1
-            warnings.warn(
-                f"epoch {self.epoch} is being read again, in the same order: call "
-                "dataset.set_epoch(epoch) before each iter() for a new one",
-                stacklevel=_outside(),
-            )
+    def _warn(self, verdict: Verdict, message: str) -> None:
+        """Give the warning of this pass, once for all passes and workers of the dataset."""
+        self._warning = None
+        if self._epochs.first_time(verdict):
+            warnings.warn(message, stacklevel=_users_level())
 
 
-def _outside() -> int:
-    """The stacklevel, for who asks, of the first frame that is not of this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
-        level, frame = level + 1, frame.f_back
-    return level
+# Whose frames are no place that a user knows.
+_BETWEEN = ("torch", "torchdata", "multiprocessing", __package__)
+
+
+def _users_level() -> int:
+    """Return the stacklevel, for the caller's warning, of the user's own line.
+
+    In a forked worker that is where its loader was started. Where no frame is the user's, as in a
+    spawned worker, it is the outermost one.
+    """
+    level = 1
+    for level, frame in enumerate(frames()):  # noqa: B007
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _BETWEEN:
+            break
+    return max(1, level)
 
 
 def _nothing() -> None:
     return None
 
 
-# A forked worker is to know what was chosen when its loader started it, not when it got to run.
+# A forked worker is to know what was decided when its loader started it, not when it got to run.
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
-def _note_moves() -> None:
-    for stream in list(_STREAMS):
-        stream._moves = int(stream._shared[_MOVES])
+def _give_tickets() -> None:
+    iterator = loading_iterator()
+    if iterator is not None:
+        for stream in list(_STREAMS):
+            stream._ticket = stream._new_ticket(iterator)
+
+
+def _take_tickets() -> None:
+    if get_worker_info() is None:
+        for stream in list(_STREAMS):
+            stream._ticket = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_note_moves)
+    os.register_at_fork(before=_give_tickets, after_in_parent=_take_tickets)
 
 
-def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
+def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
-    collate_fn, work = stream.collate_fn, Work()
+    collate_fn = stream.collate_fn
     for batch in batches:
         if batch.whole is not None and collate_fn is collate:
             whole = batch.whole(empty)
@@ -620,7 +748,9 @@ def _make(stream: Stream, batches: Iterator[Items]) -> Iterator[Any]:
         if stream.tail == "exact":
             items = map(mark, items, (i < batch.valid for i in range(batch.size)))
         if stream.batch_size is not None:
-            yield collate_fn(list(items))
+            samples = list(items)
+            work.number = -1
+            yield collate_fn(samples)
         else:
             yield from items
 
@@ -691,6 +821,21 @@ def _found_ranks() -> tuple[tuple[int, int] | None, str]:
         raise OptionError(f"{where} says rank {rank!r} of {world_size!r}: not numbers") from None
 
 
+_BATCHES = (
+    "the dataset makes batches of {size} itself, and the DataLoader's batch_size={again} makes "
+    "batches of {again} such batches, of shape ({again}, {size}, ...). Either give batch_size=None "
+    "to the DataLoader: DataLoader(dataset, batch_size=None, num_workers=...); or leave batch_size "
+    "out of the dataset, and the DataLoader makes batches of its samples"
+)
+
+
+def _batches_of_batches(stream: Stream, loader: Loading) -> bool:
+    """Say whether a DataLoader would batch the batches of this dataset once more."""
+    if not loader.direct or stream.batch_size is None or loader.batch_size is None:
+        return False
+    return loader.batch_size > 1 or not loader.own_collate
+
+
 def _refuse_second_split(rank: int, world_size: int) -> None:
     """Raises OptionError when Accelerate gives each rank only a part of what that rank yields.
 
@@ -701,8 +846,7 @@ def _refuse_second_split(rank: int, world_size: int) -> None:
     """
     if world_size == 1 or not any(name in sys.modules for name in _SPLITTING):
         return
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames():
         if frame.f_globals.get("__name__") in _SPLITTING:
             owner = frame.f_locals.get("self")
             parts = getattr(getattr(owner, "state", owner), "num_processes", 2)
@@ -714,7 +858,6 @@ def _refuse_second_split(rank: int, world_size: int) -> None:
                     "accelerator.prepare(); with a Trainer of transformers, override "
                     "get_train_dataloader and get_eval_dataloader (docs/order.md shows both)"
                 )
-        frame = frame.f_back
 
 
 def consumers(world_size: int, num_workers: int) -> Consumers:

@@ -166,6 +166,9 @@ class Tuning:
                 return digits
         return 6
 
+    def __repr__(self) -> str:
+        return self.text()  # as a notebook shows it
+
     def text(self) -> str:
         """For a terminal of 100 columns; the last line is the call."""
         blocks = [self._head()]

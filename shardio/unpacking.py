@@ -29,8 +29,9 @@ from .imagetypes import ENDINGS, image_type
 from .manifest import Manifest
 from .parallel import Progress
 from .recoding import ORIGINAL
-from .sample import KEY, Sample
+from .sample import BLOBS, KEY, Sample
 from .sequence import ShardSequence
+from .sizes import show_count, show_size
 from .storage import local, local_path
 
 _OPEN = 256  # folders at a time
@@ -42,6 +43,7 @@ _MAX_PATH = 4096  # bytes of a key; no file that was packed has a longer path
 class Unpacked:
     """What one call of `unpack` wrote."""
 
+    out: str = ""
     files: int = 0
     bytes: int = 0
     folders: int = 0  # of classes
@@ -49,6 +51,27 @@ class Unpacked:
     tiles: int = 0  # JPEGs that packing made tiles: pixels as they were, bytes not
     resized: bool = False  # whether packing shrank larger images
     raw: bool = False  # whether packing made pixels of images
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{show_count(self.files, 'file')}, {show_size(self.bytes)}, in {printable(self.out)}"
+        ]
+        if self.without:
+            lines.append(f"{show_count(self.without, 'record')} without a file")
+        if self.tiles:
+            lines.append(
+                f"of these {show_count(self.tiles, 'JPEG tile')}, as packing made them without "
+                "loss: the same pixels in other bytes"
+            )
+        if self.resized or self.raw:
+            how = " and ".join(["resized"] * self.resized + ["made raw pixels"] * self.raw)
+            lines.append(
+                f"images were {how} when they were packed: these are not the files themselves"
+            )
+        return "\n".join(lines)
 
 
 def unpack(
@@ -80,7 +103,10 @@ def unpack(
         (dataset, target if _is_trees(dataset.manifest) else into) for dataset, into in datasets
     ]  # whose folders are named from the source on
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
-    done = Unpacked()
+    done = Unpacked(target)
+    fields = [kind for one, _ in datasets for _, kind in one.manifest.schema.fields]
+    if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written
+        local.refuse_if_full(target, total)
     for dataset, _ in datasets:  # all of them, before a file is written
         if _files_of(dataset.manifest) is _one:  # else the keys are those of files side by side
             _check_keys(dataset, _content_field(dataset.manifest))

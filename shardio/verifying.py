@@ -18,6 +18,7 @@ from .formats import check_format, open_shard, sha256
 from .formats.base import Opening, Shard, ShardInfo
 from .formats.columns import key_hash
 from .sample import KEY, Sample
+from .sizes import show_count, show_size
 from .storage import locate
 
 Bad = DamageError | StorageError
@@ -34,6 +35,15 @@ class Damage:
     key: bytes | None  # where it can still be read
     what: str
 
+    def __str__(self) -> str:
+        if self.record is None:
+            return f"{self.shard}: {self.what.removeprefix(f'{self.shard}: ')}"
+        key = "unknown" if self.key is None else printable(self.key)
+        what = self.what.splitlines()[0]
+        if what.startswith(self.shard):  # with the place, which is said here
+            what = what.split("): ", 1)[-1]
+        return f"{self.shard}: record {self.record} at byte {self.offset}, key {key}: {what}"
+
 
 @dataclass
 class Verified:
@@ -43,6 +53,17 @@ class Verified:
     records: int = 0  # that were read
     bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<{self._summary()}>"
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.damages), self._summary()])
+
+    def _summary(self) -> str:
+        what = f"{show_count(self.records, 'record')} in {show_count(self.shards, 'shard')}"
+        verdict = f"{len(self.damages):,} damaged" if self.damages else "all as packed"
+        return f"{what}, {show_size(self.bytes)}: {verdict}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import weakref
@@ -36,11 +37,14 @@ from .parcel import Parcel, unwrap
 from .serving import Pass, Sent, as_socket, serve
 from .slots import Bytes, Lock, Mapped
 from .stream import Stream
+from .whereabouts import PATIENCE_S, Late, Whereabouts
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
 # that are kept beyond what can be spared of these are copied to memory without any.
 _KEPT = 100
+_ENDED_S = 0.02  # between two looks whether one that is to end has
+_ALIVE_S = 1.0  # between two looks whether a process that sends nothing is still there
 _LOOK = 32  # batches of a process after which a slot that was free all the time is given back
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
@@ -49,11 +53,20 @@ class _Process:
     """A loader process, as the trainer sees it."""
 
     def __init__(
-        self, number: int, process: Any, connection: Connection, most: int, lock: Lock | None
+        self,
+        number: int,
+        process: Any,
+        connection: Connection,
+        most: int,
+        lock: Lock | None,
+        late: Late,
     ) -> None:
         self.number = number
         self.process = process
         self.connection = connection
+        self._late = late
+        self._arrives = select.poll()
+        self._arrives.register(connection.fileno(), select.POLLIN)
         self.lock = lock
         self.most = most  # slots that it keeps when they are free
         self.told = -1  # the number of the pass that it was told last
@@ -79,7 +92,7 @@ class _Process:
         """Receive what was made of a pass that was left: its slots serve the one that is told next,
         or that would be made in others."""
         while self.connection.poll():
-            self.drop(self.receive())
+            self.drop(self.receive(perf_counter()))
 
     def drop(self, sent: Sent) -> None:
         """Nobody wants it."""
@@ -107,11 +120,15 @@ class _Process:
         with contextlib.suppress(OSError):  # it is gone: `receive` says so, after what it had sent
             self.connection.send_bytes(pickle.dumps((number, what, follows, wanted, free, gone)))
 
-    def receive(self) -> Sent:
-        """What it sends next. Raises WorkerError when it is gone."""
+    def receive(self, since: float) -> Sent:
+        """What it sends next, awaited since then. Raises WorkerError when it is late, or gone."""
         try:
+            self._wait(since)
             sent: Sent = pickle.loads(self.connection.recv_bytes())
-            fd = self._descriptor() if sent.fresh else -1
+            fd = -1
+            if sent.fresh:
+                self._wait(since)
+                fd = self._descriptor()
         except (EOFError, OSError) as error:
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
                 raise WorkerError(
@@ -125,6 +142,30 @@ class _Process:
         if sent.slot >= 0 and self.mapped[sent.slot].size < sent.size:
             self.mapped[sent.slot].map(sent.size)
         return sent
+
+    def _wait(self, since: float) -> None:
+        """Until something comes from it, or it is gone."""
+        while not self._arrives.poll(1e3 * min(_ALIVE_S, self._late.pause_s(since)) + 1):
+            # What it forked may hold its socket open.
+            if self.process.exitcode is not None and not self._arrives.poll(0):
+                self._gone()
+            self._late.look(since, self)
+
+    @property
+    def name(self) -> str:
+        return f"loader process {self.number} (pid {self.process.pid})"
+
+    def end(self) -> None:
+        """At once: it answers nothing."""
+        self.process.kill()
+
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal, as far as the system says so."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except (OSError, IndexError):
+            return False
 
     def _descriptor(self) -> int:
         with as_socket(self.connection) as one:
@@ -145,25 +186,33 @@ class _Process:
         self.mapped.clear()
 
     def _gone(self) -> NoReturn:
-        self.process.join(_WAIT_S)
+        _join(self.process, _WAIT_S)
         code = self.process.exitcode
         how = f"left with exit code {code}"
-        advice = "workers=0 does it all in this process, where a debugger sees it"
+        advice = "num_workers=0 does it all in this process, where a debugger sees it"
         if code is None:
             how = "closed its socket"
         elif code < 0:
             how = f"was killed by {_signal_name(-code)}"
             if -code == signal.SIGKILL:
                 how += ", as the system does where memory runs out (`dmesg` says so)"
-                advice = f"Fewer workers, or a smaller prefetch, take less memory; {advice}"
+                advice = f"Fewer workers, or a smaller prefetch_factor, take less memory; {advice}"
         elif self.told >= 0 and not self.mapped:
             how += " before it made a batch; what it said stands above"
             if getattr(self.process, "_start_method", "fork") != "fork":
                 how += '. A script needs `if __name__ == "__main__":` around all that it does'
+        last = self._late.whereabouts.last(self.number)
         raise WorkerError(
-            f"loader process {self.number} (pid {self.process.pid}) {how}. This pass is over; "
+            f"{self.name} {how}{last and f', while it was at {last}'}. This pass is over; "
             f"iterating anew starts new processes. {advice}"
         ) from None
+
+
+def _join(process: Any, wait_s: float) -> None:
+    """Wait for its end. Not by one join, which waits for what a child of it may hold open."""
+    end = perf_counter() + wait_s
+    while process.exitcode is None and perf_counter() < end:
+        process.join(_ENDED_S)
 
 
 def _signal_name(number: int) -> str:
@@ -190,12 +239,14 @@ class Processes:
         context: BaseContext,
         own: bool,
         lock: Lock | None,
+        timeout_s: float = 0.0,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise OptionError(
                 "this process is a daemon of multiprocessing, as the workers of a DataLoader or of "
-                "a Pool are, and such may not start processes: give ShardLoader workers=0, or "
-                "start this process with daemon=False"
+                "a Pool are, and such may not start processes: give ShardLoader "
+                "num_workers=0, or start this process with daemon=False"
             )
         self._prefetch = prefetch
         self._own = Own(lock, prefetch + 2)
@@ -214,6 +265,8 @@ class Processes:
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _close, self._all, self._own, self._owner)
         seed = torch.initial_seed()
+        whereabouts = Whereabouts(workers, threads)
+        late = Late(whereabouts, timeout_s, patience_s)
         method = context.get_start_method()
         if method != "fork":  # what these start is to get Ctrl-C as ever
             resource_tracker.ensure_running()
@@ -224,11 +277,11 @@ class Processes:
             _CONNECTIONS.add(here)
             process = context.Process(  # type: ignore[attr-defined]
                 target=serve,
-                args=(there, stream, number, workers, threads, seed),
+                args=(there, stream, number, workers, threads, seed, whereabouts),
                 name=f"shardio-loader-{number}",
                 daemon=True,
             )
-            self._all.append(_Process(number, process, here, prefetch + 2, lock))
+            self._all.append(_Process(number, process, here, prefetch + 2, lock, late))
             _PROCESSES.add(process)
             # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -291,7 +344,7 @@ class Processes:
         process = self._all[self._step % len(self._all)]
         start = perf_counter()
         with self._unbroken():
-            while (sent := process.receive()).number != self._now:
+            while (sent := process.receive(start)).number != self._now:
                 process.drop(sent)
             process.note(sent.spare)
             arrived = perf_counter()
@@ -415,10 +468,12 @@ def _close(processes: list[_Process], own: Own, owner: int) -> None:
     for one in processes:
         if one.process.pid is None:  # starting it failed
             continue
-        one.process.join(max(0.0, end - perf_counter()))
+        _join(one.process, end - perf_counter())
         if one.process.is_alive():
             one.process.kill()
-            one.process.join()
+            _join(
+                one.process, _WAIT_S
+            )  # where the system itself hangs, that does not end it either
     processes.clear()
 
 

@@ -26,8 +26,10 @@ from .errors import (
     SampleError,
     StorageError,
     printable,
+    there_are,
 )
 from .formats.base import MAX_RECORDS, ShardInfo
+from .imagetypes import image_type
 from .lock import WRITER_MAGIC
 from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields
@@ -38,7 +40,7 @@ _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 
 
 
 class Writer:
-    """Samples, in the order they are written, to a dataset in the directory `out`.
+    """Write samples, in the order they come, to a dataset in the directory `out`.
 
     fields       {name: kind}, or pairs; kinds are image, bytes, array, int, float, bool, str,
                  json. Default: those of the first sample. `__key__` (bytes or str, unique) is
@@ -79,9 +81,15 @@ class Writer:
         if not isinstance(id, (str, type(None))):
             raise OptionError(f"id is {id!r}; expected a str")
         self.out = local_path(out)
+        if os.path.lexists(self.out) and not os.path.isdir(self.out):
+            raise OptionError(
+                f"{printable(self.out)}: expected a directory, or nothing yet; this is a file"
+            )
         self._format = check_packed(format)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
+        kinds = () if self._schema is None else self._schema.fields
+        self._images = tuple(name for name, kind in kinds if kind == "image")
         self._classes = None if classes is None else tuple(map(str, classes))
         named = None if id is None else hashlib.sha256(id.encode()).digest()[:16]
         self._id = named or secrets.token_bytes(16)
@@ -94,6 +102,7 @@ class Writer:
         self._seen = _Seen()
         self._keys: list[bytes] = []  # of this shard
         self._shard: ShardWriter | None = None
+        self._check_free()  # before samples are made, which may take hours
 
     def __del__(self) -> None:
         # A fork's copy is not ours to end: the files are its parent's.
@@ -122,11 +131,13 @@ class Writer:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append one sample. Raises SampleError when it does not fit the fields."""
         self._begin()
-        if self._schema is None:
-            self._schema = Schema(infer_fields(sample))
         if KEY not in sample:
             sample = {KEY: b"%09d" % self.records, **sample}
         self._check_label(sample)
+        if self._schema is None:
+            self._schema = Schema(infer_fields(sample))
+            self._images = tuple(name for name, kind in self._schema.fields if kind == "image")
+        self._check_images(sample)
         with self._ending_on_error(StorageError):
             shard = self._shard or self._open_shard(self._schema)
         shard.write(sample)
@@ -245,8 +256,9 @@ class Writer:
         with contextlib.suppress(NotPackedError):
             there = manifest.load(storage)
             raise ExistsError(
-                f"{printable(self.out)}: a dataset is here ({there.records:,} records). Choose "
-                "another directory, or replace it with overwrite=True"
+                f"{printable(self.out)}: a dataset is here, of "
+                f"{sizes.show_count(there.records, 'record')}. Choose another "
+                "directory, or replace it with overwrite=True"
             )
 
     def _open_shard(self, schema: Schema) -> ShardWriter:
@@ -270,13 +282,52 @@ class Writer:
 
     def _check_label(self, sample: Mapping[str, Any]) -> None:
         label = sample.get("label")
+        if isinstance(label, str) and self._takes_numbers():
+            raise SampleError(f"sample {_shown_key(sample)}: {self._not_a_number(label)}")
         if self._classes is None or not isinstance(label, (int, np.integer)):
             return  # what is no int, the encoder refuses
         if not 0 <= label < len(self._classes):
             raise SampleError(
-                f"sample {printable(str(sample[KEY]))}: label {label} names none of the "
-                f"{len(self._classes)} classes"
+                f"sample {_shown_key(sample)}: label {label} names none of the "
+                f"{sizes.show_count(len(self._classes), 'class', 'classes')}, counted from 0"
             )
+
+    def _takes_numbers(self) -> bool:
+        """Whether `label` is to be a number; of nothing else it is said to be text."""
+        return self._schema is None or dict(self._schema.fields).get("label") == "int"
+
+    def _not_a_number(self, label: str) -> str:
+        """What to do about a label that is text."""
+        found = f"label is {printable(repr(label))}, and labels are numbers"
+        known = self._classes or ()
+        if label in known:
+            return f"{found}: give {known.index(label)}, its place in `classes`"
+        if known:
+            return f"{found}, the places of names in `classes`; {there_are(known, label)}"
+        return (
+            f"{found}: give Writer(classes=[...]) the names of all classes, and their places in it "
+            "as labels; or, if text is meant, fields={..., 'label': 'str'}"
+        )
+
+    def _check_images(self, sample: Mapping[str, Any]) -> None:
+        """Raise SampleError where the bytes of an image are none: nobody could decode them."""
+        for name in self._images:
+            value = sample.get(name)
+            if not isinstance(value, (bytes, bytearray, memoryview)):
+                continue  # what is no bytes, the encoder refuses
+            start = bytes(value[:32])
+            if image_type(start) is None:
+                raise SampleError(
+                    f"sample {_shown_key(sample)}: field {name!r} is of kind 'image', but its "
+                    f"{sizes.show_count(len(value), 'byte')} begin with {start[:16]!r}, as no file "
+                    "of an image does. Bytes of something else are of kind 'bytes': "
+                    f"fields={{..., {name!r}: 'bytes'}}"
+                )
+
+
+def _shown_key(sample: Mapping[str, Any]) -> str:
+    key = sample[KEY]
+    return printable(key if isinstance(key, (bytes, str)) else repr(key))
 
 
 class _Seen:

@@ -80,6 +80,12 @@ def make(
     return folder
 
 
+def of_order(options: Mapping[str, Any]) -> dict[str, Any]:
+    """These options, without those that say how to shuffle where nothing is to be shuffled."""
+    out = {} if options.get("shuffle", True) else {"shuffle_buffer", "canonical_workers"}
+    return {name: value for name, value in options.items() if name not in out}
+
+
 def shard_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.shard"))
 

@@ -58,10 +58,10 @@ def numbers(batch: Any) -> list[int]:
 def train(folder: str, method: str, hangs: str = "") -> None:
     dataset = images(folder, Decode(60 if hangs else -1))
     workers = 2 if method == "fork" else 1  # to start others takes seconds
-    loader = ShardLoader(dataset, workers=workers, threads=2, multiprocessing_context=method)
+    loader = ShardLoader(dataset, num_workers=workers, threads=2, multiprocessing_context=method)
     kept: list[Any] = []
     if method == "fork":  # these have copies of all that the trainer has open
-        other = ShardLoader(images(folder, Decode()), workers=1, multiprocessing_context=method)
+        other = ShardLoader(images(folder, Decode()), num_workers=1, multiprocessing_context=method)
         kept.append(next(iter(other)))
         torchs = DataLoader(images(folder, Decode()), batch_size=None, num_workers=1)
         kept.append(iter(torchs))
@@ -75,7 +75,7 @@ def train(folder: str, method: str, hangs: str = "") -> None:
 def notebook(folder: str, method: str, gate: str) -> None:
     expected = [numbers(batch) for batch in images(folder, Decode())]
     loader = ShardLoader(
-        images(folder, Decode(gate=gate)), workers=2, multiprocessing_context=method
+        images(folder, Decode(gate=gate)), num_workers=2, multiprocessing_context=method
     )
     iterator = iter(loader)
     try:
@@ -96,7 +96,7 @@ def notebook(folder: str, method: str, gate: str) -> None:
 
 def fork(folder: str, method: str) -> None:
     expected = [numbers(batch) for batch in images(folder, Decode())]
-    loader = ShardLoader(images(folder, Decode()), workers=2, multiprocessing_context=method)
+    loader = ShardLoader(images(folder, Decode()), num_workers=2, multiprocessing_context=method)
     got = []
     for step, batch in enumerate(loader):
         got.append(numbers(batch))

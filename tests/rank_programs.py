@@ -106,7 +106,7 @@ def main(folder: str, out: str) -> None:
             batch_size=4,
             fields=("image", "label"),
             transform=CenterCrop(8),
-            shuffle_buffer=1,
+            shuffle=False,
             tail="exact",
         )
         loader = DataLoader(val, batch_size=None, num_workers=workers)

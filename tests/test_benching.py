@@ -124,7 +124,7 @@ def test_the_call_runs_as_it_stands(found: Any, best: Row) -> None:
     exec(made.call, names)
     loader = names["loader"]
     assert type(loader).__name__ == best.loader
-    assert (loader.num_workers if best.loader == "DataLoader" else loader.workers) == best.workers
+    assert loader.num_workers == best.workers
     names["train"].set_epoch(3)
     images, labels = next(iter(loader))
     assert images.shape == (8, 3, 16, 16) and labels.shape == (8,)
@@ -479,7 +479,7 @@ def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
     made = benching._conclude(replace(plan(), rows=(*rows, fast)), [])
     assert made.best is fast
     assert "this one 1.10 times as many" in made.notes[1]
-    assert made.call.splitlines()[-1] == "loader = ShardLoader(train, workers=8, threads=1)"
+    assert made.call.splitlines()[-1] == "loader = ShardLoader(train, num_workers=8, threads=1)"
 
 
 @pytest.mark.parametrize("held_up", [0, 1])

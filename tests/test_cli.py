@@ -14,7 +14,9 @@ import sys
 import tarfile
 import termios
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from trees import (
     JPEG,
@@ -24,14 +26,17 @@ from trees import (
     environment,
     images,
     noise,
+    picture,
     plant,
     shardio,
     shardio_json,
     shards,
 )
 
-from shardio import cli, sizes
+import shardio as library
+from shardio import ShardDataset, cli, sizes
 from shardio import sequence as sequences
+from shardio.cleaning import gc
 from shardio.errors import OptionError
 from shardio.writer import Writer
 
@@ -174,9 +179,71 @@ def test_pack_says_what_it_left_out_and_ignored(tmp_path: Path) -> None:
     assert "--on-error skip" in failed.stderr
     assert "\x1b" not in failed.stderr
     done = shardio("pack", source, tmp_path / "out", "--on-error", "skip", code=4)
-    assert "1 hidden files were ignored" in done.stdout
+    assert "ignored: 1 hidden file\n" in done.stdout
     assert "1 file left out" in done.stdout
     assert "class0/no.jpg" in done.stdout
+
+
+def test_python_prints_what_the_command_line_prints_and_shows_one_line(tmp_path: Path) -> None:
+    """Times differ, and so do directories."""
+    source = plant(tmp_path / "src", {**images(), "class0/no.jpg": b"no"})
+
+    def same(said: Any, done: subprocess.CompletedProcess[str]) -> bool:
+        texts = (re.sub(r"\S+ s, \S+ MB/s|/[ab]\b", "", str(t)) for t in (done.stdout, f"{said}\n"))
+        assert len(repr(said).splitlines()) == 1 and len(repr(said)) < 200 + len(str(tmp_path))
+        return len(set(texts)) == 1
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    skip = ("--on-error", "skip")
+    [packed] = library.pack(source, a / "out", on_error="skip", jobs=1)
+    assert same(packed, shardio("pack", source, b / "out", *skip, code=4))
+    assert repr(packed).endswith("; 1 left out>")
+    [packed] = library.pack(source, a / "out", on_error="skip", jobs=1)
+    assert same(packed, shardio("pack", source, b / "out", *skip, code=4))
+    [packed] = library.pack(source, a / "dry", on_error="skip", jobs=1, dry_run=True)
+    assert same(packed, shardio("pack", source, b / "dry", *skip, "--dry-run"))
+    out = a / "out"
+    assert same(library.unpack(out, a / "back"), shardio("unpack", out, b / "back"))
+    done = library.export(out, a / "x", format="imagefolder")
+    assert same(done, shardio("export", out, b / "x", "--format", "imagefolder"))
+    (tmp_path / "src" / "class0" / "no.jpg").unlink()
+    assert same(library.index(source, out=a / "idx"), shardio("index", source, "--out", b / "idx"))
+    assert same(gc(out), shardio("gc", out))
+    assert same(library.verify(out, jobs=1), shardio("verify", out))
+    for report in (ShardDataset(out).explain(), ShardDataset(out, batch_size=4).tune()):
+        assert repr(report).startswith(("dataset      24 records", "24 records"))
+    [shard] = shards(out)
+    data = bytearray(shard.read_bytes())
+    data[2000] ^= 1
+    shard.write_bytes(data)
+    assert same(library.verify(out, jobs=1), shardio("verify", out, code=3))
+
+
+def test_each_way_out_that_a_failed_packing_offers_works(tmp_path: Path) -> None:
+    """Each line of its message, given by itself."""
+    tree = {"a/1.png": picture(9, 8, "PNG"), "a/2.png": picture(8, 8, "PNG"), "a/3.png": b"no"}
+    source = plant(tmp_path / "src", tree)
+    one = ("pack", source, tmp_path / "out")
+    assert re.findall(r"^  (--.*?)   ", shardio(*one, code=1).stderr, re.M) == [
+        "--on-error skip",
+        "--restart",
+    ]
+    shardio(*one, "--on-error", "skip", code=4)
+    raw = ("pack", source, tmp_path / "raw", "--encode", "raw")
+    (source / "a" / "3.png").unlink()
+    said = shardio(*raw, code=1).stderr
+    assert "1 file cannot be packed" in said
+    assert re.findall(r"^  (--.*?)   ", said, re.M) == [
+        "--on-error skip",
+        "--restart --resize N",
+        "--restart",
+    ]
+    shardio(*raw, "--restart", "--resize", "8")
+    raw = (*raw[:2], tmp_path / "raw2", *raw[3:])
+    shardio(*raw, code=1)
+    plant(source, {"a/2.png": picture(9, 8, "PNG")})
+    os.utime(source / "a" / "2.png")
+    shardio(*raw, "--restart")
 
 
 def test_a_dry_run_says_the_plan(source: Path, tmp_path: Path) -> None:
@@ -507,6 +574,54 @@ def test_wrong_usage_ends_with_2_and_a_message(
     assert content(out) == before
 
 
+def test_a_file_that_cannot_be_written_is_said_before_the_work(out: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("tune", out, "--plot"),
+        ("bench", out, "--plot"),
+        ("cat", out, 0, "--output"),
+    ):
+        for place, why in (
+            (tmp_path / "none" / "x.png", r"/none/x\.png: there is no directory .*/none to write"),
+            (tmp_path / "folder.png", r"/folder\.png: expected the name of a file, and this is a"),
+        ):
+            (tmp_path / "folder.png").mkdir(exist_ok=True)
+            done = shardio(*map(str, arguments), place, code=1)
+            assert done.stdout == "" and re.search(why, done.stderr), done.stderr
+
+
+def test_a_url_that_is_not_supported_says_what_is(out: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("pack", tmp_path, "s3://b/out"),
+        ("info", "s3://b/out"),
+        ("export", out, "s3://b/x", "--format", "mds"),
+    ):
+        said = shardio(*arguments, code=2).stderr
+        assert re.search(
+            r"s3://b/\w+: s3:// is not supported yet; .*; write into one, and copy", said
+        )
+
+
+def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
+    for given, said in (
+        ("packk a b", r"no command is called 'packk'; there are pack, .*: did you mean 'pack'\?"),
+        (
+            "pack a b --shuffel",
+            r"shardio pack: no option is called --shuffel; did you mean '--shuffle'\?",
+        ),
+        ("pack a b --shuffel=3", "no option is called --shuffel; did you"),
+        ("ls a --split train", "no option is called --split; a split is .*: OUT/train"),
+        ("pack a b c", "shardio pack: 'c' is one more than it takes\nusage: shardio pack SRC OUT"),
+        ("--json info a", "shardio info: --json goes behind the command"),
+        ("explain a --unit x", "argument --unit: 'x': expected a whole number"),
+        ("bench a --seconds x", "argument --seconds: 'x': expected a number"),
+        ("export a", "required: DIR, --format\nusage: shardio export OUT DIR --format FORMAT"),
+    ):
+        done = shardio(*given.split(), code=2)
+        assert re.search(said, done.stderr), done.stderr
+        assert done.stderr.count("\n") == 2, "the message, and how it is called"
+    assert "    pack " in shardio(code=2).stderr  # no command at all: what there are
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("pack", "index")])
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path) -> None:
     more = {
@@ -569,9 +684,17 @@ def test_sizes_are_read_as_users_write_them() -> None:
         "100000000000000.5B": 100000000000000,
     }.items():
         assert sizes.parse_size(text) == size
+        assert sizes.parse_size(sizes.exact_size(size)) == size
     for text in ("", "MB", "-1", "1e3", "1 MBs", "1..5", "inf", "0x10"):
         with pytest.raises(OptionError):
             sizes.parse_size(text)
+    for small in (1, 999, "64", np.int64(8)):
+        with pytest.raises(OptionError, match=f"shard_size is {small}, .* mean {small}GB, or "):
+            sizes.size("shard_size", small)
+    assert [sizes.size("x", size) for size in (1000, "1B", "64 B", "1KB")] == [1000, 1, 64, 1000]
+    assert sizes.size("x", 0, 0) == 0
+    exact = {0: "0B", 999: "999B", 2 * 10**6: "2MB", 1 << 20: "1MiB", 1_024_000: "1000KiB"}
+    assert {size: sizes.exact_size(size) for size in exact} == exact
     shown = {
         0: "0 B",
         1023: "1,023 B",

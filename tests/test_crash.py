@@ -195,6 +195,9 @@ def fail_at(stage: Stage, name: str, call: str, count: int, error: str) -> None:
         said = {"ENOSPC": "No space left on device", "EIO": "Input/output error"}[error]
         assert done.stderr.startswith("shardio: "), done.stderr
         assert said in done.stderr, (call, count, done.stderr)
+        goes_on = "run the same command again, and it goes on where it was\n"
+        if error == "EIO" or "cannot write" in done.stderr:
+            assert done.stderr.endswith(goes_on) == (error == "ENOSPC"), (call, count, done.stderr)
         assert not list(out.glob(".shardio-*.tmp")) or call in ("unlink", "unlinkat")
     stage.check(name, out)
 

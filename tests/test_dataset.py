@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
-from datasets import CLASSES, flip, jpeg, payload, shard_files
+from datasets import CLASSES, flip, jpeg, of_order, payload, shard_files
 from PIL import Image
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -30,6 +30,7 @@ from shardio import (
     OptionError,
     RandomResizedCrop,
     ShardDataset,
+    StateError,
     StorageError,
 )
 from shardio.image import decode as decode_image
@@ -47,11 +48,15 @@ KEYS = [b"k/%06d.jpg" % i for i in range(N)]
 def keyed(folder: Path, **options: Any) -> ShardDataset:
     """Yields keys only: a batch is a list of them."""
     given = {"shuffle_buffer": 30, "canonical_workers": 8} | options
-    return ShardDataset(folder, fields=("__key__",), decode=None, **given)
+    return ShardDataset(folder, fields=("__key__",), decode=None, **of_order(given))
 
 
 def batches(dataset: ShardDataset, workers: int = 0, **options: Any) -> list[list[bytes]]:
-    """All batches of one pass; in sample mode, each sample is a batch of one."""
+    """All batches of one pass over the dataset's epoch, or of its rest that was loaded.
+
+    In sample mode, each sample is a batch of one.
+    """
+    dataset.set_epoch(dataset.epoch)
     items = drain(DataLoader(dataset, batch_size=None, num_workers=workers, **options))
     return [list(item[0]) if dataset.batch_size is not None else [item[0]] for item in items]
 
@@ -172,10 +177,60 @@ def test_samples_can_be_batched_by_the_loader(packed: Packed) -> None:
     assert sorted(got) == KEYS
 
 
-@pytest.mark.parametrize("buffer", [0, 1, 5, 10**9, "all", "1kB", "0.5 MiB", "100B"])
+@pytest.mark.parametrize("buffer", [2, 5, 10**9, "all", "1kB", "0.5 MiB", "100B"])
 def test_shuffle_buffers_of_every_kind(packed: Packed, buffer: int | str) -> None:
     dataset = keyed(packed(COUNTS), batch_size=10, shuffle_buffer=buffer)
     assert sorted(flat(batches(dataset))) == KEYS
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_without_a_shuffle_it_is_the_order_of_the_index(
+    packed: Packed, batch_size: int | None, world_size: int, workers: int
+) -> None:
+    folder = packed(COUNTS)
+    options = {"shuffle": False, "batch_size": batch_size, "tail": "drop"}
+    ranks = [
+        keyed(folder, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+    for epoch in (0, 0, 3):
+        for ds in ranks:
+            ds.set_epoch(epoch)
+        found = [flat(step) for step in zip(*(batches(ds, workers) for ds in ranks), strict=True)]
+        if workers and batch_size is None:  # DataLoader's own order of samples
+            found = [sorted(flat(found))]
+        assert flat(found) == KEYS[: len(flat(found))] and len(flat(found)) >= 80
+
+
+def test_going_on_without_a_shuffle(packed: Packed) -> None:
+    folder = packed(COUNTS)
+    dataset = keyed(folder, shuffle=False, batch_size=10)
+    state = dataset.state_dict(steps=4)
+    again = ShardDataset(folder, batch_size=10, fields=("__key__",), decode=None)
+    again.load_state_dict(state)
+    assert not again.shuffle and flat(batches(again)) == KEYS[40:]
+    with pytest.raises(StateError, match="shuffle is True, but the state was saved with False"):
+        keyed(folder, shuffle=True, batch_size=10).load_state_dict(state)
+    with pytest.raises(StateError, match="shuffle is False, but the state was saved with True"):
+        dataset.load_state_dict(keyed(folder, batch_size=10).state_dict(steps=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle_buffer": 0}, "shuffle_buffer is 0, which shuffles nothing: give shuffle=False"),
+        ({"shuffle_buffer": 1}, "shuffle_buffer is 1, which shuffles nothing: give shuffle=False"),
+        ({"shuffle": False, "shuffle_buffer": 50}, "shuffle_buffer is 50: leave one of them out"),
+        ({"shuffle": False, "canonical_workers": 4}, "canonical_workers is 4: leave one of them"),
+        ({"shuffle": "all"}, "shuffle is 'all': expected True or False"),
+    ],
+)
+def test_there_is_one_way_not_to_shuffle(
+    packed: Packed, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        ShardDataset(packed([5]), **options)
 
 
 def test_a_buffer_in_bytes_is_counted_in_records_of_the_mean_size(packed: Packed) -> None:
@@ -190,7 +245,7 @@ def test_buffer_bytes_are_a_number_or_a_size(packed: Packed) -> None:
 
 
 def test_no_buffer_reads_spans_in_storage_order(packed: Packed) -> None:
-    dataset = keyed(packed([N]), batch_size=N, unit=1, shuffle_buffer=0, canonical_workers=1)
+    dataset = keyed(packed([N]), batch_size=N, unit=1, shuffle=False)
     assert flat(batches(dataset)) == KEYS
 
 
@@ -293,7 +348,7 @@ def test_samples_are_dicts_of_all_fields_or_tuples_of_some(packed: Packed) -> No
         assert type(image) is bytes and label in (0, 1, 2)
     for size, _ in ShardDataset(folder, fields=("image", "label"), decode=len):
         assert type(size) is int
-    with pytest.raises(OptionError, match="this dataset has __key__, image, label"):
+    with pytest.raises(OptionError, match="there are __key__, image, label"):
         ShardDataset(folder, fields=("image", "target"))
 
 
@@ -465,8 +520,9 @@ def test_the_epoch_is_shared_by_copies(packed: Packed) -> None:
     assert pickled.epoch == 7 and sorted(flat(batches(pickled))) == KEYS[:5]
 
 
-def test_a_second_pass_without_set_epoch_warns_once(packed: Packed) -> None:
+def test_a_second_pass_over_an_epoch_that_was_set_warns_once(packed: Packed) -> None:
     dataset = keyed(packed([5]), batch_size=2)
+    dataset.set_epoch(0)
     first = list(dataset)
     with pytest.warns(UserWarning, match=r"epoch 0 is being read again.*set_epoch") as caught:
         assert list(dataset) == first
@@ -480,6 +536,7 @@ def test_the_second_pass_of_workers_warns_once(packed: Packed) -> None:
     code = (
         "import sys; from shardio import ShardDataset; from torch.utils.data import DataLoader\n"
         "dataset = ShardDataset(sys.argv[1], batch_size=10, decode=None)\n"
+        "dataset.set_epoch(3)\n"
         "for _ in range(3): list(DataLoader(dataset, batch_size=None, num_workers=2))\n"
     )
     done = subprocess.run(
@@ -489,12 +546,9 @@ def test_the_second_pass_of_workers_warns_once(packed: Packed) -> None:
     assert done.stderr.count("is being read again") == 1
 
 
-def test_a_pass_that_was_broken_off_and_evaluation_do_not_warn(packed: Packed) -> None:
+def test_evaluation_does_not_warn(packed: Packed) -> None:
     folder = packed([9])
-    broken_off = keyed(folder, batch_size=2)
-    for _ in range(3):
-        next(iter(broken_off))
-    for options in ({"tail": "exact"}, {"shuffle_buffer": 0}):
+    for options in ({"tail": "exact"}, {"shuffle": False}):
         dataset = keyed(folder, batch_size=2, **options)
         for _ in range(3):
             list(dataset)
@@ -546,9 +600,12 @@ def test_a_copy_made_before_the_ranks_are_known_finds_them(
     copies = [dataset.select(range(N)), pickle.loads(pickle.dumps(dataset))]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
+    expected = batches(dataset)
     for copied in copies:
-        assert batches(copied, 2) == batches(copied) == batches(dataset)
-        assert len(batches(copied)) == 9
+        assert len(expected) == 9
+        for workers in (2, 0):
+            copied.set_epoch(0)
+            assert batches(copied, workers) == expected
 
 
 def test_spawned_workers_know_the_rank_of_their_parent(

@@ -573,7 +573,7 @@ def test_the_examples_of_the_documentation_run(
             ('"cuda"', '"cpu"'),
             ("batch_size=256", "batch_size=4"),
             ("RandomResizedCrop(224", "RandomResizedCrop(16"),
-            ("ShardLoader(train,", "ShardLoader(train, workers=0,"),
+            ("ShardLoader(train,", "ShardLoader(train, num_workers=0,"),
             ("num_workers=8, pin_memory=True", "num_workers=0"),
             ("...", "seen.append((images, labels))"),
         ):

@@ -443,6 +443,42 @@ def test_caffe_has_datums_in_the_order_of_the_records(packed: Packed, tmp_path: 
         assert datum == expected
 
 
+WITHOUT_LMDB = """
+import importlib, os, pkgutil, sys
+sys.modules["lmdb"] = None  # importing it is an ImportError, as where it is missing or broken
+import shardio
+for found in pkgutil.walk_packages(shardio.__path__, "shardio."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+from torch.utils.data import DataLoader
+for format in ("record", "lmdb"):
+    shardio.pack("src", format, format=format, jobs=1)
+    data = shardio.ShardDataset(format, batch_size=4, decode="numpy")
+    assert sum(len(b["label"]) for b in DataLoader(data, batch_size=None, num_workers=1)) == 8
+    shardio.export(format, f"{format}.tar", format="webdataset")
+try:
+    shardio.export("record", "caffe", format="lmdb-caffe")
+except shardio.DependencyError as error:
+    print(error)
+print(sorted(os.listdir()))
+"""
+
+
+def test_without_lmdb_only_its_export_is_missing(tmp_path: Path) -> None:
+    plant(tmp_path / "src", {f"c{i % 2}/{i}.png": picture(8, 8, "PNG") for i in range(8)})
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LMDB],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    said, there = found.stdout.splitlines()
+    assert said.startswith("export to lmdb-caffe needs the package lmdb, which does not import")
+    assert there == "['lmdb', 'lmdb.tar', 'record', 'record.tar', 'src']"
+
+
 def test_a_caffe_environment_grows_beyond_its_first_size(
     packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -746,6 +782,29 @@ def test_wrong_fields_are_refused(wide: Path, tmp_path: Path, fields: Any, why: 
     with pytest.raises(OptionError, match=re.escape(why)):
         export(wide, tmp_path / "x", format="webdataset", fields=fields)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_key_that_webdataset_would_split_is_told_with_what_to_do(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"a/1.jpg": datasets.jpeg(1), "a/2.1.jpg": datasets.jpeg(2)})
+    pack(source, tmp_path / "out", jobs=1, shuffle=False)
+
+    def said(folder: str, **options: Any) -> str:
+        with pytest.raises(OptionError) as caught:
+            export(tmp_path / folder, tmp_path / "wds", format="webdataset", **options)
+        return str(caught.value)
+
+    assert said("out").endswith(
+        "the key a/2.1.jpg has a dot in its last part, and webdataset splits names at the first "
+        "one: it would read a/2 as the key, and 1 as a part of the field. --keys number names the "
+        "records by their numbers"
+    )
+    without = said("out", fields={"label": "cls"})  # so the ending of the image's file stays
+    assert "a/1.jpg has a dot" in without and "and jpg as a part" in without
+    assert without.endswith("or write the image, too, whose ending goes: --fields image,...")
+    export(tmp_path / "out", tmp_path / "numbers", format="webdataset", keys="number")
+    with Writer(tmp_path / "odd") as writer:
+        writer.write({"__key__": "a//b", "n": 1})
+    assert "the key a//b is no path of a file in a tar" in said("odd")
 
 
 def test_wrong_options_are_refused(plain: Path, tmp_path: Path) -> None:

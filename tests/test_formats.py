@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import CLASSES, flip, jpeg
+from datasets import CLASSES, flip, jpeg, of_order
 from test_dataset import batches, drain, flat
 from test_order import naive_epoch
 from torch.utils.data import DataLoader
@@ -245,7 +245,7 @@ class Made:
         """Yields keys only: a batch is a list of them."""
         order = {"seed": 3, "shuffle_buffer": 40, "canonical_workers": 5, "unit": 2}
         given = {"batch_size": 8, "fields": (KEY,), "decode": None} | order
-        return ShardDataset(self.folder, **(given | options))
+        return ShardDataset(self.folder, **of_order(given | options))
 
     def numbers(self, each: Sequence[list[list[bytes]]]) -> list[list[int]]:
         """The batches of all ranks, side by side, as numbers of records."""
@@ -434,7 +434,7 @@ def test_the_order_is_the_law(made: Made, ranks: int, workers: int) -> None:
         assert got[N:] == (virtual[: -N % 8] if ranks > 1 else [])
 
 
-@pytest.mark.parametrize("options", [{"shuffle_buffer": "all"}, {"shuffle_buffer": 0}, {}])
+@pytest.mark.parametrize("options", [{"shuffle_buffer": "all"}, {"shuffle": False}, {}])
 def test_the_order_is_that_of_record_shards(
     made: Made, record: Made, options: dict[str, Any]
 ) -> None:

@@ -1204,7 +1204,7 @@ def test_without_pil_the_error_names_both_extras():
     )
     lines = out.splitlines()
     assert len(lines) == 4
-    assert all("shardio[simd]" in line and "shardio[pillow]" in line for line in lines)
+    assert all("shardio-torch[simd]" in line and "shardio-torch[pillow]" in line for line in lines)
 
 
 @pytest.mark.parametrize("version", ["9.5.0", "9.5.0.post2", "11.2.1"])

@@ -37,7 +37,8 @@ sources
 destination recoding
 building collating tuning pixels
 packing
-stream slots
+epoch_state slots whereabouts
+stream
 mixing parcel
 resident making
 serving
@@ -67,9 +68,9 @@ PACKING = {
 }
 READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
-    *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
+    *("explaining", "tuning", "plotting", "epoch_state", "stream", "mixing", "dataset"),
     *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
-    *("resident", "loader"),
+    *("resident", "loader", "whereabouts"),
 }
 
 DOORS = {  # what only these modules import
@@ -78,10 +79,10 @@ DOORS = {  # what only these modules import
     "tqdm": {"cli"},
     "PIL": {"image"},
     "torch": {
-        *("stream", "collating", "device", "measuring"),
-        *("parcel", "making", "serving", "workers", "resident", "loader"),
+        *("stream", "epoch_state", "collating", "device", "measuring"),
+        *("parcel", "making", "serving", "workers", "resident", "loader", "whereabouts"),
     },
-    "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
+    "lmdb": {"targets.caffe"},
     "matplotlib": {"plotting"},
     "google_crc32c": {"formats.tfrecord"},
     "zstandard": {"formats.mds"},

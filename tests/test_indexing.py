@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shlex
 import shutil
 import tarfile
@@ -28,6 +29,7 @@ from shardio import (
     lock,
 )
 from shardio.indexing import index
+from shardio.packing import pack
 from shardio.tuning import tune_path
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -163,13 +165,47 @@ def test_names_of_fields_can_be_chosen(tars: Path) -> None:
         index(tars)
 
 
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_a_packed_dataset_needs_no_index_and_its_index_says_so(tmp_path: Path, format: str) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "src" / split / "a").mkdir(parents=True)
+        (tmp_path / "src" / split / "a" / "1.jpg").write_bytes(jpeg(1))
+    pack(tmp_path / "src" / "train", tmp_path / "one", format=format, jobs=1)
+    pack(tmp_path / "src", tmp_path / "both", format=format, jobs=1)
+    [shard] = (path for path in (tmp_path / "one").iterdir() if path.suffix != ".json")
+    for packed in (tmp_path / "one", shard, tmp_path / "both", tmp_path / "both" / "val"):
+        with pytest.raises(ExistsError, match="is packed already, and needs no index"):
+            index(packed, out=tmp_path / "idx")
+    assert not (tmp_path / "idx").exists()
+
+
+def test_all_that_keeps_a_folder_of_images_from_being_indexed_is_listed_at_once(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").mkdir()
+    for name, content in (("1.jpg", jpeg(1)), ("2.jpg", b""), ("3.jpg", b"text")):
+        (tmp_path / "a" / name).write_bytes(content)
+    with pytest.raises(SourceError, match="2 files cannot be indexed") as caught:
+        index(tmp_path, jobs=1)
+    assert re.findall(r"a/(\d)\.jpg: is (\w+)", str(caught.value)) == [("2", "empty"), ("3", "not")]
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+
+
 def test_what_cannot_be_indexed_is_told(tmp_path: Path, tars: Path) -> None:
     with pytest.raises(SourceError, match="expected a directory"):
         index(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="no file in it looks like one of webdataset"):
+    with pytest.raises(SourceError, match="empty: holds no files; expected some of webdataset"):
         index(tmp_path / "empty")
-    with pytest.raises(OptionError, match="formats that are read in place are"):
+    (tmp_path / "empty" / "notes.zip").touch()
+    with pytest.raises(SourceError, match=r"holds 1 file, such as notes\.zip, of which none has"):
+        index(tmp_path / "empty")
+    index(tars, out=tmp_path / "idx")
+    with pytest.raises(SourceError, match=r"idx: holds the index of .* of webdataset, and no"):
+        index(tmp_path / "idx")
+    with pytest.raises(
+        OptionError, match="not a format that is read in place; there are webdataset"
+    ):
         index(tars, format="zip")
     with pytest.raises(SourceError, match="no file in it has a name of tfrecord"):
         index(tars, format="tfrecord")

@@ -895,6 +895,6 @@ def test_index_never_replaces_a_packed_dataset(tmp_path: Path) -> None:
         writer.write({"image": b"\xff\xd8\xff\xe0 jpeg", "label": 3})
     before = (tmp_path / "out/manifest.json").read_bytes()
     for overwrite in (False, True):
-        with pytest.raises(ExistsError, match="packed dataset, which needs no index"):
+        with pytest.raises(ExistsError, match="packed already, and needs no index"):
             index(tmp_path / "out", overwrite=overwrite)
     assert (tmp_path / "out/manifest.json").read_bytes() == before

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import numpy as np
 import programs
 import pytest
 import torch
-from datasets import flip, jpeg, payload, shard_files
+from datasets import flip, jpeg, of_order, payload, shard_files
 from programs import Program
 from test_workers import children, descriptors, nothing_left
 from torch.utils.data import DataLoader
@@ -46,6 +47,7 @@ from shardio import (
     ShardLoader,
     StorageError,
     WorkerError,
+    here,
     serving,
     workers,
 )
@@ -164,7 +166,7 @@ CASES: dict[str, dict[str, Any]] = {
     "exact dicts": {"decode": picture, "tail": "exact", "rank": 2, "world_size": 3},
     "ranks": TUPLES | {"decode": picture, "rank": 1, "world_size": 3},
     "where": TUPLES | {"decode": picture, "where": {"label": ["cat", "eel"]}},
-    "in order": TUPLES | {"decode": picture, "shuffle_buffer": 1},
+    "in order": TUPLES | {"decode": picture, "shuffle": False},
     "all": TUPLES | {"decode": picture, "shuffle_buffer": "all"},
 }
 REAL: dict[str, dict[str, Any]] = {
@@ -178,7 +180,7 @@ REAL: dict[str, dict[str, Any]] = {
 
 def stream(folder: Path, **options: Any) -> ShardDataset:
     given = {"batch_size": BATCH, "shuffle_buffer": 30, "canonical_workers": 8} | options
-    return ShardDataset(folder, **given)
+    return ShardDataset(folder, **of_order(given))
 
 
 def pictures(folder: Path, **options: Any) -> ShardDataset:
@@ -246,7 +248,7 @@ def test_batches_are_those_of_the_dataset(
 ) -> None:
     folder = packed(COUNTS)
     expected = list(stream(folder, **options))
-    with ShardLoader(stream(folder, **options), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(stream(folder, **options), num_workers=crew[0], threads=crew[1]) as loader:
         assert len(loader) == len(expected) == loader.remaining
         assert_same(loader, expected)
 
@@ -258,7 +260,7 @@ def test_batches_of_images_are_those_of_the_dataset(
 ) -> None:
     folder = packed([20, 13], image=lambda i: jpeg(i, (60, 50 + 10 * (i % 2))))
     expected = list(stream(folder, **options))
-    with ShardLoader(stream(folder, **options), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(stream(folder, **options), num_workers=crew[0], threads=crew[1]) as loader:
         assert_same(loader, expected)
         loader.set_epoch(1)
         again = stream(folder, **options)
@@ -281,7 +283,7 @@ def test_batches_are_those_of_a_dataloader(packed: Packed, name: str, workers: i
     folder = packed(COUNTS)
     torchs = DataLoader(stream(folder, **CASES[name]), batch_size=None, num_workers=workers)
     expected = [contents(batch) for batch in torchs]
-    with ShardLoader(stream(folder, **CASES[name]), workers=2) as loader:
+    with ShardLoader(stream(folder, **CASES[name]), num_workers=2) as loader:
         assert_same([contents(batch) for batch in loader], expected)
 
 
@@ -291,7 +293,9 @@ def test_any_number_of_batches_ahead(packed: Packed, prefetch: int, crew: tuple[
     folder = packed(COUNTS)
     expected = list(pictures(folder))
     dataset = pictures(folder)
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1], prefetch=prefetch) as loader:
+    with ShardLoader(
+        dataset, num_workers=crew[0], threads=crew[1], prefetch_factor=prefetch
+    ) as loader:
         assert_same(loader, expected)
 
 
@@ -303,7 +307,7 @@ def test_mixtures(packed: Packed, crew: tuple[int, int]) -> None:
         return ShardDataset.mix([first, second], [2, 1])
 
     expected = list(mixture())
-    with ShardLoader(mixture(), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(mixture(), num_workers=crew[0], threads=crew[1]) as loader:
         assert_same(loader, expected)
 
 
@@ -311,7 +315,7 @@ def test_mixtures(packed: Packed, crew: tuple[int, int]) -> None:
 def test_selections(packed: Packed, crew: tuple[int, int]) -> None:
     dataset = pictures(packed(COUNTS)).select(range(5, 60, 2))
     expected = list(pictures(packed(COUNTS)).select(range(5, 60, 2)))
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
         assert_same(loader, expected)
 
 
@@ -326,7 +330,7 @@ def test_other_ways_to_start_processes(packed: Packed, method: str) -> None:
 
     def two_epochs() -> None:
         loader = ShardLoader(
-            stream(folder, **CASES["own collate"]), workers=1, multiprocessing_context=method
+            stream(folder, **CASES["own collate"]), num_workers=1, multiprocessing_context=method
         )
         with loader:
             assert_same(loader, expected[0])
@@ -344,7 +348,7 @@ def test_what_cannot_be_sent_to_a_spawned_process_is_told(packed: Packed) -> Non
 
     def iterate() -> None:
         with pytest.raises(OptionError, match=r"'spawn'.*cannot be pickled.*lambda.*no lambda"):
-            iter(ShardLoader(dataset, workers=2, multiprocessing_context="spawn"))
+            iter(ShardLoader(dataset, num_workers=2, multiprocessing_context="spawn"))
 
     with nothing_left():
         iterate()
@@ -353,15 +357,22 @@ def test_what_cannot_be_sent_to_a_spawned_process_is_told(packed: Packed) -> Non
 def test_options_of_dataloader_are_explained(packed: Packed) -> None:
     dataset = pictures(packed(COUNTS))
     ours = inspect.signature(ShardLoader).parameters
-    assert "workers" in ours and "options" not in ours  # who asks is told the real ones
+    assert "num_workers" in ours and "options" not in ours  # who asks is told the real ones
     for name in inspect.signature(DataLoader).parameters.keys() - ours.keys():
         options: dict[str, Any] = {name: None}
         with pytest.raises(OptionError, match=rf"takes no {name}: \w"):
             ShardLoader(dataset, **options)
-    with pytest.raises(OptionError, match=r"num_workers: give workers="):
-        ShardLoader(dataset, num_workers=2)  # type: ignore[call-arg]
+    for name, instead in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
+        options = {name: 2}
+        with pytest.raises(OptionError, match=rf"takes no {name}: it is called {instead}"):
+            ShardLoader(dataset, **options)
     with pytest.raises(TypeError, match="colour"):
         ShardLoader(dataset, colour=1)  # type: ignore[call-arg]
+
+
+def test_options_that_are_passed_to_dataloader_without_workers(packed: Packed) -> None:
+    dataset = pictures(packed(COUNTS))
+    assert ShardLoader(dataset, num_workers=0, prefetch_factor=None).prefetch_factor == 2
 
 
 OF_A_DEVICE: dict[str, Any] = {
@@ -374,8 +385,8 @@ OF_A_DEVICE: dict[str, Any] = {
 def test_options_of_a_device_without_one_are_refused(packed: Packed, option: str) -> None:
     dataset = pictures(packed(COUNTS))
     with pytest.raises(OptionError, match=f"{option} without a device"):
-        ShardLoader(dataset, workers=0, **{option: OF_A_DEVICE[option]})
-    ShardLoader(dataset, workers=0, pin=False)  # nothing is
+        ShardLoader(dataset, num_workers=0, **{option: OF_A_DEVICE[option]})
+    ShardLoader(dataset, num_workers=0, pin=False)  # nothing is
 
 
 def test_descriptors_are_sent_whatever_sockets_do_elsewhere(
@@ -386,7 +397,7 @@ def test_descriptors_are_sent_whatever_sockets_do_elsewhere(
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(LIMIT_S)  # which makes each new socket non-blocking
     try:
-        with ShardLoader(pictures(folder), workers=2) as loader:
+        with ShardLoader(pictures(folder), num_workers=2) as loader:
             assert_same(loader, list(pictures(folder)))
     finally:
         socket.setdefaulttimeout(before)
@@ -398,9 +409,9 @@ def test_a_daemon_is_told_to_do_without_processes(
     folder = packed(COUNTS)
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     monkeypatch.setitem(config, "daemon", True)
-    with pytest.raises(OptionError, match=r"daemon of multiprocessing.*workers=0"):
-        iter(ShardLoader(pictures(folder), workers=2))
-    with ShardLoader(pictures(folder), workers=0) as loader:
+    with pytest.raises(OptionError, match=r"daemon of multiprocessing.*num_workers=0"):
+        iter(ShardLoader(pictures(folder), num_workers=2))
+    with ShardLoader(pictures(folder), num_workers=0) as loader:
         assert labels(loader) == labels(pictures(folder))
 
 
@@ -409,7 +420,7 @@ def test_threads_may_share_an_iterator(packed: Packed, crew: tuple[int, int]) ->
     folder = packed(COUNTS)
     options = {"batch_size": 2}
     found: list[Any] = []
-    with ShardLoader(pictures(folder, **options), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder, **options), num_workers=crew[0], threads=crew[1]) as loader:
         iterator = iter(loader)
         threads = [threading.Thread(target=lambda: found.extend(iterator)) for _ in range(4)]
         for thread in threads:
@@ -421,7 +432,7 @@ def test_threads_may_share_an_iterator(packed: Packed, crew: tuple[int, int]) ->
 
 def test_a_pickled_loader_makes_processes_of_its_own(packed: Packed) -> None:
     expected = list(pictures(packed(COUNTS)))
-    with ShardLoader(pictures(packed(COUNTS)), workers=1) as loader:
+    with ShardLoader(pictures(packed(COUNTS)), num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
         twin = pickle.loads(pickle.dumps(loader))
@@ -450,7 +461,7 @@ def test_what_is_kept_is_never_overwritten(
 ) -> None:
     folder = packed(COUNTS)
     expected = [keep(batch).tolist() for batch in pictures(folder)]
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         kept = []
         for step, batch in enumerate(loader):
             kept.append(keep(batch))
@@ -469,7 +480,7 @@ def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
     packed: Packed, crew: tuple[int, int], copy: bool
 ) -> None:
     dataset = pictures(packed(COUNTS))
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1], copy=copy) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1], copy=copy) as loader:
         for epoch in range(5):
             loader.set_epoch(epoch)
             for batch in loader:
@@ -487,7 +498,7 @@ def test_the_ring_is_no_longer_for_a_built_in_transform(
     """Threads must not keep the rows that they wrote last."""
     folder = packed([64], image=lambda i: jpeg(i, (60, 50)))
     dataset = stream(folder, transform=CenterCrop(64), **TUPLES)
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1], prefetch=1) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1], prefetch_factor=1) as loader:
         for epoch in range(6):
             loader.set_epoch(epoch)
             for _ in loader:
@@ -498,7 +509,7 @@ def test_the_ring_is_no_longer_for_a_built_in_transform(
 @pytest.mark.parametrize("copy", [False, True])
 def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bool) -> None:
     dataset = pictures(packed(COUNTS))
-    with ShardLoader(dataset, workers=2, prefetch=1, copy=copy) as loader:
+    with ShardLoader(dataset, num_workers=2, prefetch_factor=1, copy=copy) as loader:
         for _ in loader:
             pass
         before = loader.explain().slot_bytes
@@ -517,7 +528,7 @@ def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bo
 
 
 def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
-    with ShardLoader(pictures(packed(COUNTS)), workers=2) as loader:
+    with ShardLoader(pictures(packed(COUNTS)), num_workers=2) as loader:
         kept = []
         for epoch in range(3):
             loader.set_epoch(epoch)
@@ -529,7 +540,7 @@ def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
 @EACH_CREW
 def test_batches_may_be_written_to(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
             dataset = pictures(folder)
@@ -543,7 +554,7 @@ def test_batches_may_be_written_to(packed: Packed, crew: tuple[int, int]) -> Non
 def test_copies_are_right_and_free_their_slots_at_once(packed: Packed) -> None:
     folder = packed(COUNTS)
     expected = list(pictures(folder))
-    with ShardLoader(pictures(folder), workers=2, copy=True) as loader:
+    with ShardLoader(pictures(folder), num_workers=2, copy=True) as loader:
         kept = list(loader)
         assert loader.explain().slots <= loader.explain().ring
         loader.set_epoch(1)
@@ -557,13 +568,13 @@ def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed, room: i
     count = 800
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = packed([count])
-    options = {"batch_size": 5, "shuffle_buffer": 1}  # which may be read again
+    options = {"batch_size": 5, "shuffle": False}  # which may be read again
     expected = list(pictures(folder, **options))
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + room, limits[1]))
     try:
         for crew in (0, 1), (2, 1):
             dataset = pictures(folder, **options)
-            with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
+            with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
                 assert_same(loader, expected)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -586,7 +597,7 @@ def test_what_a_collate_fn_keeps_is_not_overwritten(packed: Packed, crew: tuple[
     folder = packed(COUNTS)
     expected = list(pictures(folder, collate_fn=MixWithEarlier()))
     dataset = pictures(folder, collate_fn=MixWithEarlier())
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1], prefetch=1) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1], prefetch_factor=1) as loader:
         for found, one in zip(loader, expected, strict=True):
             assert differences(found, one) == ""
 
@@ -611,7 +622,7 @@ def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: P
         return picture(data)
 
     dataset = pictures(folder, decode=decode, collate_fn=collate_fn)
-    with ShardLoader(dataset, workers=0, threads=2, prefetch=2) as loader:
+    with ShardLoader(dataset, num_workers=0, threads=2, prefetch_factor=2) as loader:
         with pytest.raises(ValueError, match="the first"):
             next(iter(loader))
         loader.set_epoch(1)
@@ -644,7 +655,7 @@ def test_a_slow_row_holds_up_no_other(packed: Packed, workers: int) -> None:
     order = labels(pictures(folder))
     decode = Waits(order[0][0], order[2][-1])
     dataset = pictures(folder, decode=decode)
-    with ShardLoader(dataset, workers=workers, threads=2, prefetch=3) as loader:
+    with ShardLoader(dataset, num_workers=workers, threads=2, prefetch_factor=3) as loader:
         assert labels(loader) == order
 
 
@@ -656,7 +667,7 @@ def test_without_threads_a_batch_is_made_when_it_is_asked_for(packed: Packed) ->
         calls.append(number(data))
         return picture(data)
 
-    with ShardLoader(pictures(packed(COUNTS), decode=counted), workers=0, threads=0) as loader:
+    with ShardLoader(pictures(packed(COUNTS), decode=counted), num_workers=0, threads=0) as loader:
         iterator = iter(loader)
         assert not calls
         for step in range(1, 4):
@@ -693,7 +704,7 @@ class Counts:
 def test_no_more_is_made_ahead_than_was_asked_for(packed: Packed, prefetch: int) -> None:
     with closing(Counts()) as counts:
         dataset = pictures(packed(COUNTS), decode=counts)
-        with ShardLoader(dataset, workers=1, prefetch=prefetch) as loader:
+        with ShardLoader(dataset, num_workers=1, prefetch_factor=prefetch) as loader:
             iterator = iter(loader)
             counts.wait(prefetch * BATCH)
             for _ in range(3):
@@ -706,7 +717,7 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(packed: Packed) -> None:
     folder, prefetch = packed(COUNTS), 2
     with closing(Counts()) as counts:
         dataset = pictures(folder, decode=counts)
-        with ShardLoader(dataset, workers=2, prefetch=prefetch) as loader:
+        with ShardLoader(dataset, num_workers=2, prefetch_factor=prefetch) as loader:
             assert len(list(loader)) == STEPS
             counts.wait(N)
             counts.wait(2 * prefetch * BATCH)  # nobody has called iter() yet
@@ -730,8 +741,8 @@ def test_transforms_draw_others_in_each_process_and_epoch_and_the_same_in_each_r
 ) -> None:
     def run(seed: int) -> Any:
         torch.manual_seed(seed)
-        dataset = stream(packed([32]), fields=("image",), decode=draws, shuffle_buffer=1)
-        with ShardLoader(dataset, workers=2) as loader:
+        dataset = stream(packed([32]), fields=("image",), decode=draws, shuffle=False)
+        with ShardLoader(dataset, num_workers=2) as loader:
             found = []
             for epoch in range(2):
                 loader.set_epoch(epoch)
@@ -759,7 +770,7 @@ def test_any_sequence_of_epochs(packed: Packed, crew: tuple[int, int]) -> None:
     """The next epoch is guessed: by one more, or the same again; wrong guesses cost no batch."""
     folder = packed(COUNTS)
     draw = random.Random(crew[0])
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         for epoch in (0, 1, 2, 7, 8, 3, 4, 4, 4, 5, 0, 9, 10):
             loader.set_epoch(epoch)
             with suppress(UserWarning):
@@ -774,9 +785,9 @@ def test_any_sequence_of_epochs(packed: Packed, crew: tuple[int, int]) -> None:
 def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
     folder = packed(COUNTS)
     with closing(Counts()) as counts:
-        dataset = pictures(folder, decode=counts, shuffle_buffer=1)
-        with ShardLoader(dataset, workers=2) as loader:
-            expected = labels(pictures(folder, shuffle_buffer=1))
+        dataset = pictures(folder, decode=counts, shuffle=False)
+        with ShardLoader(dataset, num_workers=2) as loader:
+            expected = labels(pictures(folder, shuffle=False))
             for _ in range(4):
                 assert labels(loader) == expected
             counts.wait(4 * N + 2 * 2 * BATCH)  # the same epoch was begun early, each time
@@ -825,13 +836,13 @@ def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
     with pytest.raises(OptionError, match=r"a stream.*shardio\.open"):
         dataset[0]
     with pytest.raises(OptionError, match="without a DataLoader"):
-        next(iter(DataLoader(ShardLoader(dataset, workers=0), batch_size=None)))  # type: ignore[arg-type]
+        next(iter(DataLoader(ShardLoader(dataset, num_workers=0), batch_size=None)))  # type: ignore[arg-type]
 
 
 @EACH_CREW
 def test_leaving_early_and_iterating_again(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         for epoch, steps in enumerate((1, 0, 5, STEPS - 1, 3)):
             loader.set_epoch(epoch)
             kept = [batch for batch, _ in zip(loader, range(steps))]  # noqa: B905
@@ -843,7 +854,7 @@ def test_leaving_early_and_iterating_again(packed: Packed, crew: tuple[int, int]
 def test_leaving_early_gives_the_slots_back_at_once(packed: Packed, crew: tuple[int, int]) -> None:
     gc.disable()  # in forked processes, too: what a dropped pass was at must not wait for it
     try:
-        with ShardLoader(pictures(packed(COUNTS)), workers=crew[0], threads=crew[1]) as loader:
+        with ShardLoader(pictures(packed(COUNTS)), num_workers=crew[0], threads=crew[1]) as loader:
             for epoch in range(12):
                 loader.set_epoch(2 * epoch)
                 for _batch in loader:
@@ -859,7 +870,7 @@ def test_leaving_early_gives_the_slots_back_at_once(packed: Packed, crew: tuple[
 def test_a_state_at_any_step_goes_on_exactly(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed(COUNTS)
     expected = expected_of(folder, 3)
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         loader.set_epoch(3)
         states = [loader.state_dict()]
         for _ in loader:
@@ -881,7 +892,7 @@ def test_a_state_at_any_step_goes_on_exactly(packed: Packed, crew: tuple[int, in
 def test_a_state_is_of_the_loop_and_not_of_what_was_made_ahead(packed: Packed) -> None:
     folder = packed(COUNTS)
     dataset = pictures(folder)
-    with ShardLoader(dataset, workers=2, prefetch=4) as loader:
+    with ShardLoader(dataset, num_workers=2, prefetch_factor=4) as loader:
         iterator = iter(loader)
         next(iterator)
         other = pictures(folder)
@@ -896,7 +907,7 @@ def test_options_of_a_loaded_state_reach_processes_that_run(packed: Packed) -> N
     saved.set_epoch(2)
     state = saved.state_dict(steps=4)
     dataset = ShardDataset(folder, batch_size=BATCH, decode=picture, fields=("image", "label"))
-    with ShardLoader(dataset, workers=2) as loader:
+    with ShardLoader(dataset, num_workers=2) as loader:
         list(loader)
         pids = loader.explain().pids
         given = {"canonical_workers": 8} | options
@@ -916,7 +927,7 @@ def test_options_of_a_mixture_s_loaded_state_reach_processes_that_run(packed: Pa
 
     saved = mixture(shuffle_buffer=5)
     state = saved.state_dict(steps=2)
-    with ShardLoader(mixture(), workers=2) as loader:
+    with ShardLoader(mixture(), num_workers=2) as loader:
         assert labels(loader) != labels(saved)
         loader.load_state_dict(state)
         saved.load_state_dict(state)
@@ -926,7 +937,7 @@ def test_options_of_a_mixture_s_loaded_state_reach_processes_that_run(packed: Pa
 @EACH_CREW
 def test_another_iterator_ends_the_first(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         first = iter(loader)
         next(first)
         second = iter(loader)
@@ -938,7 +949,7 @@ def test_another_iterator_ends_the_first(packed: Packed, crew: tuple[int, int]) 
 @EACH_CREW
 def test_the_epoch_cannot_change_under_a_loop(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         iterator = iter(loader)
         next(iterator)
         loader.set_epoch(1)
@@ -951,9 +962,9 @@ def test_two_loaders_at_once(packed: Packed) -> None:
     folder = packed(COUNTS)
     shared = pictures(folder)
     with (
-        ShardLoader(shared, workers=2) as first,
-        ShardLoader(shared, workers=1) as second,
-        ShardLoader(pictures(folder, seed=9), workers=0, threads=1) as other,
+        ShardLoader(shared, num_workers=2) as first,
+        ShardLoader(shared, num_workers=1) as second,
+        ShardLoader(pictures(folder, seed=9), num_workers=0, threads=1) as other,
     ):
         expected = labels(pictures(folder))
         alike = expected_of(folder, 0, seed=9)
@@ -963,7 +974,7 @@ def test_two_loaders_at_once(packed: Packed) -> None:
 
 
 def test_each_warns_the_loop_that_forgets_the_epoch(packed: Packed) -> None:
-    with ShardLoader(pictures(packed(COUNTS)), workers=0) as loader:
+    with ShardLoader(pictures(packed(COUNTS)), num_workers=0) as loader:
         list(loader)
         with pytest.warns(UserWarning, match="epoch 0 is being read again") as caught:
             iter(loader)
@@ -1036,8 +1047,6 @@ RAISED: dict[str, tuple[BaseException, bool]] = {  # and whether it can be passe
     "text with an address": (ValueError(Thing(())), True),
     "not to be pickled": (GuardedError("a lock in it"), False),
     "not to be made again": (TrainerOnlyError("only there"), False),
-    "exit": (SystemExit(3), True),
-    "interrupt": (KeyboardInterrupt("of a transform"), True),
     "system": (FileNotFoundError(2, "No such file", "/nowhere"), True),
 }
 
@@ -1051,7 +1060,7 @@ def test_what_a_transform_raises_comes_with_the_record_named(
     order = labels(pictures(folder))
     target, step = order[3][5], 3
     dataset = pictures(folder, decode=Raises(target, error))
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
         pids: list[int] = []
         for _ in range(2):  # it is raised again, and the processes are still the same
             iterator, got = iter(loader), []
@@ -1064,8 +1073,7 @@ def test_what_a_transform_raises_comes_with_the_record_named(
                 assert type(caught.value) is type(error) and caught.value.args == error.args
                 assert getattr(caught.value, "code", None) == getattr(error, "code", None)
                 cause = caught.value.__cause__
-                if crew != (0, 0) or isinstance(error, Exception):  # else it is Ctrl-C, most likely
-                    assert type(cause) is RowError and named in str(cause)
+                assert type(cause) is RowError and named in str(cause)
                 if crew[0]:
                     assert "loader process" in str(cause) and "in __call__" in str(cause)
             else:
@@ -1078,6 +1086,74 @@ def test_what_a_transform_raises_comes_with_the_record_named(
         loader.set_epoch(0)
         ok = [next(it) for it in [iter(loader)] for _ in range(step)]
         assert labels(ok) == order[:step]
+
+
+# What is no Exception: it would end the training as if it were done.
+SILENT: dict[str, BaseException] = {
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt("of a transform"),
+    "generator": GeneratorExit(),
+    "own": type("Own", (BaseException,), {})("a base of its own"),
+}
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}")
+@pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
+def test_what_is_no_exception_is_an_error_that_names_the_record(
+    packed: Packed, error: BaseException, crew: tuple[int, int]
+) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    target = order[3][5]
+    dataset = pictures(folder, decode=Raises(target, error))
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+        for _ in range(2):  # the processes stay
+            got, iterator = [], iter(loader)
+            with pytest.raises(WorkerError) as caught:
+                for batch in iterator:
+                    got += labels([batch])
+            assert got == order[:3]
+            text = str(caught.value)
+            assert f"k/{target:06}.jpg" in text and type(error).__name__ in text
+            cause = caught.value.__cause__
+            assert "loader process" in str(cause) if crew[0] else type(cause) is type(error)
+            with pytest.raises((WorkerError, EpochError)):
+                next(iterator)
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
+@pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
+def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
+    packed: Packed, error: BaseException, crew: tuple[int, int]
+) -> None:
+    folder, other = packed(COUNTS), packed([16], "other")
+
+    def collate(samples: list[Any]) -> Any:
+        raise error
+
+    mixed = ShardDataset.mix([pictures(other), pictures(folder, decode=Raises(7, error))])
+    for dataset, where in (
+        (pictures(folder, collate_fn=collate), "collate_fn raised"),
+        (mixed, "k/000007.jpg: decode or a transform raised"),
+    ):
+        with (
+            ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader,
+            pytest.raises(WorkerError, match=f"{where} {type(error).__name__}"),
+        ):
+            list(loader)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_what_ends_the_trainers_own_loop_ends_it(packed: Packed, error: BaseException) -> None:
+    """There it is Ctrl-C, or a handler of SIGTERM that calls sys.exit."""
+    dataset = pictures(packed(COUNTS), decode=Raises(0, error))
+    loader = ShardLoader(dataset, num_workers=0, threads=0)
+    for batches in loader, DataLoader(dataset, batch_size=None):
+        with pytest.raises(type(error)):
+            list(batches)
+    generator = pictures(packed(COUNTS), decode=Raises(0, GeneratorExit()))  # which is neither
+    with pytest.raises(WorkerError, match=r"k/000000\.jpg.*GeneratorExit"):
+        list(generator)
 
 
 @EACH_CREW
@@ -1093,7 +1169,7 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
             got += labels([batch])
     assert got == order[:3]
     got = []
-    loader = ShardLoader(dataset, workers=crew[0], threads=crew[1])
+    loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1])
     with loader, pytest.raises(RuntimeError, match="raised StopIteration"):
         for batch in loader:
             got += labels([batch])
@@ -1110,7 +1186,7 @@ def test_the_cause_of_an_error_is_not_lost(packed: Packed, crew: tuple[int, int]
                 raise ValueError("the outcome") from error
 
     dataset = pictures(packed(COUNTS), decode=Chained())
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
         with pytest.raises(ValueError, match="the outcome") as caught:
             next(iter(loader))
         cause = caught.value.__cause__
@@ -1135,7 +1211,7 @@ def test_what_a_collate_fn_raises(packed: Packed, crew: tuple[int, int]) -> None
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     dataset = pictures(folder, collate_fn=BadCollate(order[2][0]))
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
         iterator = iter(loader)
         assert labels([next(iterator), next(iterator)]) == order[:2]
         with pytest.raises(ValueError, match="no batch of these"):
@@ -1146,7 +1222,7 @@ def test_a_batch_that_cannot_be_pickled(packed: Packed) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     dataset = pictures(folder, collate_fn=BadCollate(order[2][0], pickles=False))
-    with ShardLoader(dataset, workers=2) as loader:
+    with ShardLoader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         assert labels([next(iterator), next(iterator)]) == order[:2]
         with pytest.raises((pickle.PicklingError, AttributeError), match=r"pickle.*lambda"):
@@ -1163,7 +1239,7 @@ def test_samples_that_do_not_stack(packed: Packed, crew: tuple[int, int]) -> Non
         return (1,) if number(data) == first else (1, 2)
 
     dataset = stream(folder, fields=("image",), decode=mixed)
-    loader = ShardLoader(dataset, workers=crew[0], threads=crew[1])
+    loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1])
     with loader, pytest.raises(CollateError, match="item 3"):
         next(iter(loader))
 
@@ -1174,7 +1250,7 @@ def test_damage_is_named(packed: Packed, crew: tuple[int, int]) -> None:
     data = shard_files(folder)[0].read_bytes()
     target = labels(pictures(folder))[3][2]
     flip(shard_files(folder)[0], data.index(payload(target)) + 3)
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         iterator = iter(loader)
         got = []
         with pytest.raises(DamageError, match=f"record {target}"):
@@ -1186,21 +1262,21 @@ def test_damage_is_named(packed: Packed, crew: tuple[int, int]) -> None:
 @ONE_OF_EACH
 def test_a_missing_shard_is_named(packed: Packed, crew: tuple[int, int]) -> None:
     folder = packed([40, 40])
-    dataset = pictures(folder, shuffle_buffer=1, canonical_workers=1)
+    dataset = pictures(folder, shuffle=False)
     gone = shard_files(folder)[1]
     gone.unlink()
-    with ShardLoader(dataset, workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
         got = []
         with pytest.raises((StorageError, DamageError), match=gone.name):
             for batch in loader:
                 got += labels([batch])
-        assert got == labels(pictures(packed([40], "one"), shuffle_buffer=1))[: len(got)]
+        assert got == labels(pictures(packed([40], "one"), shuffle=False))[: len(got)]
 
 
 def test_an_image_that_is_none_is_named(packed: Packed) -> None:
     dataset = stream(packed(COUNTS), transform=CenterCrop(8), **TUPLES)
     for crew in (0, 1), (1, 1):
-        loader = ShardLoader(dataset, workers=crew[0], threads=crew[1])
+        loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1])
         with loader, pytest.raises(DecodeError, match=r"record \d+ of the dataset, k/\d+\.jpg"):
             next(iter(loader))
 
@@ -1243,7 +1319,7 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
 
     def die() -> None:
         dataset = pictures(folder, decode=Dies(order[step][4], how, tmp_path / "gate"))
-        with ShardLoader(dataset, workers=2, prefetch=1) as loader:
+        with ShardLoader(dataset, num_workers=2, prefetch_factor=1) as loader:
             iterator, got = iter(loader), []
             pids = loader.explain().pids
             with pytest.raises(WorkerError, match=said) as caught:
@@ -1251,6 +1327,10 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
                     got += labels([next(iterator)])
             assert got == order[:step]
             assert f"(pid {pids[step % 2]})" in str(caught.value)
+            at = (
+                f"while it was at record {order[step][4]} of the dataset, k/{order[step][4]:06}.jpg"
+            )
+            assert at in str(caught.value)
             assert not children() & set(pids)  # no zombie either
             with pytest.raises(WorkerError):
                 next(iterator)
@@ -1267,7 +1347,7 @@ def test_handlers_of_the_trainer_are_not_for_its_processes(packed: Packed) -> No
     before = {one: signal.signal(one, lambda *_: os._exit(9)) for one in numbers}
     try:
         dataset = pictures(packed(COUNTS))
-        with ShardLoader(dataset, workers=1, prefetch=1) as loader:
+        with ShardLoader(dataset, num_workers=1, prefetch_factor=1) as loader:
             iterator = iter(loader)
             got = [next(iterator)]
             (pid,) = loader.explain().pids
@@ -1289,7 +1369,7 @@ def test_a_process_that_is_killed_while_it_waits(packed: Packed, when: str) -> N
     folder = packed(COUNTS)
 
     def kill() -> None:
-        with ShardLoader(pictures(folder), workers=2, prefetch=1) as loader:
+        with ShardLoader(pictures(folder), num_workers=2, prefetch_factor=1) as loader:
             iterator, epoch = iter(loader), 0
             got = labels([next(iterator) for _ in range(STEPS if when == "between epochs" else 3)])
             pid = loader.explain().pids[1]
@@ -1309,11 +1389,210 @@ def test_a_process_that_is_killed_while_it_waits(packed: Packed, when: str) -> N
         kill()
 
 
+# --- silence ----------------------------------------------------------------------------------
+
+
+class Hangs:
+    """At one record it says so, and waits for a byte that lets it go on."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.hanging, self.gate = os.pipe(), os.pipe()
+
+    def __call__(self, data: bytes) -> Any:
+        if number(data) == self.target:
+            os.write(self.hanging[1], b".")
+            os.read(self.gate[0], 1)
+        return picture(data)
+
+    def wait(self) -> None:
+        assert os.read(self.hanging[0], 1)
+
+    def let_go(self) -> None:
+        os.write(self.gate[1], b".")
+
+    def close(self) -> None:
+        for end in (*self.hanging, *self.gate):
+            os.close(end)
+
+
+def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> Any:
+    """A crew that has begun epoch 0, and loses patience sooner than a loader's."""
+    made: Any
+    if crew[0]:
+        made = workers.Processes(
+            *(dataset,), workers=crew[0], threads=crew[1], prefetch=2, own=False, lock=None,
+            context=multiprocessing.get_context("fork"), patience_s=patience_s,
+        )  # fmt: skip
+    else:
+        made = here.Here(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
+    share = dataset._share(0)
+    seen = consumers(1, max(1, crew[0]))
+    made.begin(serving.Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
+    return made
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}")
+def test_a_transform_that_hangs_is_told_once_by_its_record(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, crew: tuple[int, int]
+) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    step = 1
+    with closing(Hangs(order[step][-1])) as hangs:  # the last: the other thread has nothing to do
+        made = passing(pictures(folder, decode=hangs), crew, 0.02)
+        hangs.wait()
+        told: list[Any] = []
+
+        def show(message: Any, category: Any, filename: str, *_: Any) -> None:
+            told.append((str(message), filename))
+            if "k/" in str(message):
+                hangs.let_go()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(warnings, "showwarning", show)
+            got = labels([made.take() for _ in range(step + 1)])
+        where = "a thread of this process"
+        if crew[0]:
+            where = f"loader process {step} (pid {made.pids[step]})"
+        made.close()
+    assert got == order[: step + 1]
+    ((text, filename),) = told
+    assert filename == __file__
+    record = f"record {order[step][-1]} of the dataset, k/{order[step][-1]:06}.jpg, for 0 s"
+    assert text.startswith("ShardLoader: no batch for 0.0")
+    assert f"{where} is at {record}. ShardLoader(timeout=" in text
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
+def test_a_timeout_ends_the_pass_and_its_processes(packed: Packed, crew: tuple[int, int]) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+
+    def iterate() -> None:
+        with closing(Hangs(order[0][3])) as hangs:
+            dataset = pictures(folder, decode=hangs)
+            loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1], timeout=0.05)
+            iterator = iter(loader)
+            threads = [one for one in threading.enumerate() if one.name == "shardio-0"]
+            pids = loader.explain().pids
+            hangs.wait()
+            with pytest.raises(WorkerError) as caught:
+                next(iterator)
+            text = str(caught.value)
+            assert text.startswith("timeout=0.05: no batch for 0.0")
+            assert f"record {order[0][3]} of the dataset, k/{order[0][3]:06}.jpg" in text
+            assert not children() & set(pids) and (not pids or f"(pid {pids[0]})" in text)
+            with pytest.raises(WorkerError):
+                next(iterator)
+            hangs.let_go()  # a thread cannot be ended
+            for thread in threads:
+                thread.join(LIMIT_S)
+                assert not thread.is_alive()
+            loader.close()
+
+    with nothing_left():
+        iterate()
+
+
+def test_a_stopped_process_is_told_and_ended(packed: Packed) -> None:
+    folder = packed(COUNTS)
+
+    def stop() -> None:
+        with ShardLoader(pictures(folder), num_workers=1, timeout=0.05) as loader:
+            iterator = iter(loader)
+            (pid,) = loader.explain().pids
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            said = rf"timeout=0.05.*pid {pid}\) is .*stopped by a signal.*SIGCONT"
+            with pytest.raises(WorkerError, match=said):
+                list(iterator)
+            assert not children() & {pid}
+
+    with nothing_left():
+        stop()
+
+
+@pytest.mark.parametrize("timeout", [-1, "5", float("nan"), float("inf"), True, None])
+def test_a_timeout_that_is_none(packed: Packed, timeout: Any) -> None:
+    dataset = pictures(packed(COUNTS))
+    with pytest.raises(OptionError, match=r"timeout is .*expected seconds"):
+        ShardLoader(dataset, num_workers=1, timeout=timeout)
+    with pytest.raises(OptionError, match="give threads=1"):
+        ShardLoader(dataset, num_workers=0, threads=0, timeout=5)
+
+
+class Forks:
+    """Forks at one record. In mid-transform: `child` is what the child does there."""
+
+    def __init__(
+        self,
+        target: int,
+        child: Callable[[], None],
+        then: Callable[[], None],
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.target, self.child, self.then, self.first = target, child, then, first
+
+    def __call__(self, data: bytes) -> Any:
+        if number(data) == self.target:
+            self.first()
+            if os.fork() == 0:
+                self.child()
+            else:
+                self.then()
+        return picture(data)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["forked", "forked with its socket"])
+def test_a_process_that_dies_is_noticed_whatever_it_forked(packed: Packed, kept: bool) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+    gate = os.pipe()
+
+    def stay() -> None:
+        os.read(gate[0], 1)
+        os._exit(0)
+
+    def fork() -> None:
+        if kept:  # as a program does that was started with close_fds=False
+            for name in os.listdir("/proc/self/fd"):
+                with suppress(OSError):
+                    os.dup(int(name))
+
+    forks = Forks(order[1][2], stay, lambda: os.kill(os.getpid(), signal.SIGKILL), fork)
+    with ShardLoader(pictures(folder, decode=forks), num_workers=1) as loader:
+        got = []
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL.*at record"):
+            for batch in loader:
+                got += labels([batch])
+        assert got == order[:1]
+    os.write(gate[1], b".")
+    for end in gate:
+        os.close(end)
+
+
+def test_a_child_that_comes_back_from_a_transform_sends_nothing(
+    packed: Packed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = packed(COUNTS)
+    order = labels(pictures(folder))
+
+    def wait() -> None:
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+
+    forks = Forks(order[1][2], lambda: None, wait)
+    with ShardLoader(pictures(folder, decode=forks), num_workers=1) as loader:
+        assert labels(loader) == order
+    assert "handle is closed" in capfd.readouterr().err
+
+
 def test_a_closed_loader_says_so_and_can_be_iterated_again(packed: Packed) -> None:
     folder = packed(COUNTS)
     for crew in CREWS:
         with nothing_left():
-            loader = ShardLoader(pictures(folder), workers=crew[0], threads=crew[1])
+            loader = ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1])
             iterator = iter(loader)
             kept = next(iterator)
             loader.close()
@@ -1332,7 +1611,7 @@ def test_nothing_is_left(packed: Packed, crew: tuple[int, int], end: str) -> Non
     folder = packed(COUNTS)
 
     def use() -> Any:
-        loader = ShardLoader(pictures(folder), workers=crew[0], threads=crew[1])
+        loader = ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1])
         iterator = iter(loader)
         kept = next(iterator)[0][0]
         if end == "close":
@@ -1358,7 +1637,7 @@ def test_nothing_is_left(packed: Packed, crew: tuple[int, int], end: str) -> Non
 def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -> None:
     """With a copy of a socket elsewhere a process would have to be killed."""
     folder = packed(COUNTS)
-    loaders = [ShardLoader(pictures(folder), workers=2) for _ in range(2)]
+    loaders = [ShardLoader(pictures(folder), num_workers=2) for _ in range(2)]
     iterators: list[Any] = [iter(loader) for loader in loaders]
     torchs = DataLoader(pictures(folder), batch_size=None, num_workers=1)
     iterators.append(iter(torchs))
@@ -1373,7 +1652,7 @@ def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -
 
 
 def test_programs_that_the_trainer_starts_do_not_get_its_slots(packed: Packed) -> None:
-    with ShardLoader(pictures(packed(COUNTS)), workers=1) as loader:
+    with ShardLoader(pictures(packed(COUNTS)), num_workers=1) as loader:
         next(iter(loader))
         mapped = [mapped for one in made_by(loader)._all for mapped in one.mapped.values()]
         assert mapped and not any(os.get_inheritable(one._fd) for one in mapped)
@@ -1386,7 +1665,7 @@ def test_a_transform_that_hangs_does_not_keep_its_process(packed: Packed) -> Non
     def hangs(data: bytes) -> Any:
         never.wait()
 
-    loader = ShardLoader(pictures(folder, decode=hangs), workers=1)
+    loader = ShardLoader(pictures(folder, decode=hangs), num_workers=1)
     iter(loader)
     (process,) = (one.process for one in made_by(loader)._all)
     loader.close()
@@ -1403,7 +1682,9 @@ def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, in
         return picture(data)
 
     caught: list[BaseException] = []
-    loader = ShardLoader(pictures(packed(COUNTS), decode=hangs), workers=crew[0], threads=crew[1])
+    loader = ShardLoader(
+        pictures(packed(COUNTS), decode=hangs), num_workers=crew[0], threads=crew[1]
+    )
     iterator = iter(loader)
 
     def take() -> None:
@@ -1488,7 +1769,7 @@ def test_a_notebook_that_is_interrupted_iterates_again(
 
 def test_ctrl_c_is_not_for_loader_processes(packed: Packed) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), workers=2) as loader:
+    with ShardLoader(pictures(folder), num_workers=2) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
             got = []
@@ -1504,7 +1785,7 @@ def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     for place in ("tell", "more", "receive"):
-        with ShardLoader(pictures(folder), workers=2) as loader:
+        with ShardLoader(pictures(folder), num_workers=2) as loader:
             iterator = iter(loader)
             got = labels([next(iterator)])
 
@@ -1548,7 +1829,7 @@ def test_a_batch_in_a_child_is_not_overwritten_either(
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     gate = os.pipe()
-    with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
         iterator = iter(loader)
         kept = [next(iterator)]
         pid = in_child(lambda: os.read(gate[0], 1) == b"!" and labels(kept) == order[:1])
@@ -1569,7 +1850,7 @@ def test_a_loader_in_a_child_starts_processes_of_its_own(packed: Packed) -> None
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     for crew in CREWS:
-        with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+        with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
             iterator = iter(loader)
             got = labels([next(iterator)])
 
@@ -1625,7 +1906,7 @@ def test_fifty_epochs_leave_everything_flat(packed: Packed, crew: tuple[int, int
             pass
 
     def compare() -> None:
-        with ShardLoader(pictures(folder), workers=crew[0], threads=crew[1]) as loader:
+        with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
             epochs(loader, 0, 10)
             pids = loader.explain().pids
             before, used = held(pids), [resident(pid) for pid in ["self", *pids]]
@@ -1652,7 +1933,7 @@ def test_passes_that_follow_each_other_are_those_of_their_epochs(
     folder = packed([20, 13])
     for size in (4, 16, 64):
         dataset = pictures(folder, batch_size=size, canonical_workers=4)
-        with ShardLoader(dataset, workers=count, prefetch=prefetch) as loader:
+        with ShardLoader(dataset, num_workers=count, prefetch_factor=prefetch) as loader:
             for epoch in (0, 1, 2, 5, 5, 0):
                 loader.set_epoch(epoch)
                 if epoch == 2:

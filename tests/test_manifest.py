@@ -324,7 +324,42 @@ def test_a_directory_of_splits_names_them(tmp_path: Path) -> None:
         manifest.dump_splits(["train", "val"], ["a", "\udcff"], "1.2.3")
     )
     assert manifest.load_splits(locate(tmp_path)) == ["train", "val"]
-    with pytest.raises(NotPackedError, match=r"open one of them: .*/train, .*/val"):
+    several = r"datasets, its splits: train, val\. Open one, such as .*/train, .*split=\"train\""
+    with pytest.raises(NotPackedError, match=several):
+        manifest.load(locate(tmp_path))
+
+
+def test_a_split_is_chosen_by_its_name(tmp_path: Path) -> None:
+    assert manifest.split_folder(tmp_path, None) == tmp_path
+    (tmp_path / manifest.SPLITS).write_bytes(manifest.dump_splits(["train", "val"], ["a"], "1.2.3"))
+    for path in (str(tmp_path), tmp_path, f"file://{tmp_path}"):
+        assert manifest.split_folder(path, "val") == f"{tmp_path}/val"
+    for wrong in ("Train", "validation", "", "..", "train/", "../train"):
+        with pytest.raises(
+            OptionError,
+            match=r"no split is called '.*'; there are train, val(: did you mean 'train'\?)?$",
+        ):
+            manifest.split_folder(tmp_path, wrong)
+    with pytest.raises(OptionError, match="split is 0: expected the name"):
+        manifest.split_folder(tmp_path, 0)  # type: ignore[arg-type]
+
+
+def test_datasets_in_folders_of_a_folder_are_its_splits(tmp_path: Path) -> None:
+    with pytest.raises(NotPackedError, match="there is no such directory"):
+        manifest.split_folder(tmp_path / "none", "train")
+    for name in ("train", "test", "web"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / manifest.MANIFEST).write_bytes(make().dump())
+    (tmp_path / "web" / manifest.MANIFEST).write_text('{"name": "another manifest.json"}')
+    with pytest.raises(NotPackedError, match=r"several datasets, its splits: test, train\. Open"):
+        manifest.load(locate(tmp_path))
+    assert same(manifest.load(locate(manifest.split_folder(tmp_path, "train"))), make())
+    with pytest.raises(OptionError, match=r"no split is called 'web'; there are test, train$"):
+        manifest.split_folder(tmp_path, "web")
+    with pytest.raises(OptionError, match=r"holds one dataset and no splits; leave split='a' out"):
+        manifest.split_folder(tmp_path / "train", "a")
+    (tmp_path / "test" / manifest.MANIFEST).unlink()
+    with pytest.raises(NotPackedError, match=r"its folder train is\. Open .*/train, or in Python"):
         manifest.load(locate(tmp_path))
 
 

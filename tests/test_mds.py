@@ -856,7 +856,7 @@ def test_a_replaced_file_is_refused_before_it_is_inflated(tmp_path: Path) -> Non
 
 def test_a_missing_zstandard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(DependencyError, match=r"pip install 'shardio\[mds\]'. Or inflate it: zstd"):
+    with pytest.raises(DependencyError, match=r"'shardio-torch\[mds\]'. Or inflate it: zstd"):
         read(GOLDEN / "zstd", "shard.00000.mds.zstd")
 
 

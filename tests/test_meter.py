@@ -599,11 +599,11 @@ def test_idle_cores_come_before_cheaper_work() -> None:
     decode = making(decode_s=0.3)
     idle = SHARD._replace(cores=16)
     assert (
-        "workers=8 (now 2 of 2 threads; 16 cores here)"
+        "num_workers=8 (now 2 of 2 threads; 16 cores here)"
         in steady(0.1, making=decode, setup=idle).text
     )
     alone = SHARD._replace(workers=0, threads=1, cores=1)  # at least beside the training loop
-    assert "workers=1 (now 0; 1 core here)" in steady(0.1, making=decode, setup=alone).text
+    assert "num_workers=1 (now 0; 1 core here)" in steady(0.1, making=decode, setup=alone).text
     torch_idle = TORCH._replace(cores=8)
     assert "num_workers=8 (now 2; 8 cores here)" in steady(0.1, setup=torch_idle).text
     assert "--resize" in steady(0.1, making=decode, setup=SHARD).text  # none is idle
@@ -640,7 +640,7 @@ def test_mean_high_and_median_low_names_the_slowest_records() -> None:
     known = slow_records((1.9, 17, b"cat/huge.png"), (0.01, 3, b"dog/1.jpg"), (1.2, 4, b"a\x1b[2J"))
     text = judge(rare(), [0.05] * 100, known, SHARD).text
     assert "Most batches are there in time, a few are late" in text
-    assert "prefetch=22 (now 2) hides them" in text  # 2 s of steps of 50 ms, by 2 workers
+    assert "prefetch_factor=22 (now 2) hides them" in text  # 2 s of steps of 50 ms, by 2 workers
     assert text.endswith("cat/huge.png (record 17, 1.9 s), a\\x1b[2J (record 4, 1.2 s)")
 
 
@@ -780,9 +780,9 @@ def test_a_dataloader_is_judged(
 
 def test_tiles_are_known_of_shardios_datasets_alone(packed: Callable[..., Path]) -> None:
     data = ShardDataset(packed([8]), batch_size=2)
-    assert Setup.of(ShardLoader(data, workers=0)).tiles is False
+    assert Setup.of(ShardLoader(data, num_workers=0)).tiles is False
     data.manifest.options["tiles"] = 8
-    assert Setup.of(ShardLoader(data, workers=0)).tiles and Setup.of(DataLoader(data)).tiles
+    assert Setup.of(ShardLoader(data, num_workers=0)).tiles and Setup.of(DataLoader(data)).tiles
     numbers = Numbers(4, 0)
     numbers.manifest = data  # type: ignore[attr-defined]
     assert Setup.of(watch(DataLoader(numbers))).tiles is False
@@ -808,7 +808,7 @@ def test_a_dataloaders_knobs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_resident_loader_is_not_told_to_take_workers(packed: Callable[..., Path]) -> None:
     data = ShardDataset(packed([8]), batch_size=2, transform=CenterCrop(8))
-    setup = Setup.of(watch(ShardLoader(data, workers=2, resident="ram")))
+    setup = Setup.of(watch(ShardLoader(data, num_workers=2, resident="ram")))
     assert setup.kind == "resident"
     for waits in ([0.5] * 20, [0.0] * 19 + [5.0]):
         text = judge(waits, [0.05] * 20, None, setup).text
@@ -833,7 +833,7 @@ def test_a_transform_that_waits_is_told_from_one_that_computes(
     packed: Callable[..., Path],
 ) -> None:
     data = ShardDataset(packed([40], image=jpeg), batch_size=2, fields=("image",), transform=asleep)
-    with ShardLoader(data, workers=1) as loader:
+    with ShardLoader(data, num_workers=1) as loader:
         watched = watch(loader, None, print=None)
         for _ in watched:
             pass
@@ -845,9 +845,9 @@ def test_a_shardloader_tells_its_stages_and_its_slow_record(packed: Callable[...
     slow = 23
     path = packed([30, 30], image=lambda i: jpeg(i, (16, 16) if i == slow else (24, 16)))
     data = ShardDataset(
-        path, batch_size=4, fields=("image", "label"), transform=SlowWhenSquare(), shuffle_buffer=1
+        path, batch_size=4, fields=("image", "label"), transform=SlowWhenSquare(), shuffle=False
     )
-    loader = ShardLoader(data, workers=0, prefetch=1)
+    loader = ShardLoader(data, num_workers=0, prefetch_factor=1)
     assert Setup.of(loader)[:5] == ("ShardLoader", 0, 1, 1, False)
     with loader:
         watched = watch(loader, None, print=None)

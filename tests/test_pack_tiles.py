@@ -280,7 +280,7 @@ def test_a_killed_packing_goes_on_to_the_same_bytes(
     killed = subprocess.run(arguments, env=environment(), capture_output=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(shards(out)) == 2
-    with pytest.raises(SourceChangedError, match="option jpeg_tiles: was True, now None"):
+    with pytest.raises(SourceChangedError, match="option jpeg_tiles: was True, now not given"):
         pack_one(source, out, jpeg_tiles=False)
     done = pack_one(source, out)
     assert (done.kept, done.built, done.tiles) == (2, 2, 8)
@@ -294,11 +294,11 @@ def test_packing_again_touches_nothing_and_other_options_are_refused(
     before = content(tiled)
     done = pack_one(source, tiled)
     assert (done.already, done.tiles, done.tiled) == (True, 8, 0)
-    with pytest.raises(ExistsError, match="option jpeg_tiles: was True, now None"):
+    with pytest.raises(ExistsError, match="option jpeg_tiles: was True, now not given"):
         pack_one(source, tiled, jpeg_tiles=False)
-    with pytest.raises(ExistsError, match="option keep_original: was None, now True"):
+    with pytest.raises(ExistsError, match="option keep_original: was not given, now True"):
         pack_one(source, tiled, keep_original=True)
-    with pytest.raises(ExistsError, match="option keep_original: was True, now None"):
+    with pytest.raises(ExistsError, match="option keep_original: was True, now not given"):
         pack_one(source, both)
     assert content(tiled) == before
 

@@ -621,10 +621,10 @@ def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "said"),
     [
         ({"seed": 1}, "seed: was 0, now 1"),
-        ({"shuffle": False}, "shuffle: was True, now False"),
+        ({"shuffle": False}, "shuffle: was True, now False\n"),
         ({"max_records": 5}, "max_records: was 4, now 5"),
-        ({"shard_size": "64MB"}, "shard_size: was 1048576, now 64000000"),
-        ({"resize": 9}, "resize: was None, now 9"),
+        ({"shard_size": "64MB"}, "shard_size: was 1MiB, now 64MB"),
+        ({"resize": 9}, "resize: was not given, now 9\nGive the options that it has"),
     ],
 )
 def test_another_dataset_is_refused_before_the_source_is_listed(
@@ -642,6 +642,19 @@ def test_another_dataset_is_refused_before_the_source_is_listed(
         assert said in str(caught.value)
     with pytest.raises(AssertionError, match="listed"):
         pack_one(source, tmp_path / "out", **options, overwrite=True)
+
+
+def test_a_size_that_followed_from_the_source_is_named_where_it_differs(
+    source: Path, tmp_path: Path
+) -> None:
+    pack_one(source, tmp_path / "out", shard_size="2MB")
+    with pytest.raises(
+        ExistsError, match=r":\n  option shard_size: was 2MB, now 1MiB, the default\nGive"
+    ):
+        pack_one(source, tmp_path / "out")
+    (source / "class0" / "more.jpg").write_bytes(noise("more", 300))
+    with pytest.raises(ExistsError, match=r"id \w+\):\n  records, their sizes, .* are others\nCh"):
+        pack_one(source, tmp_path / "out", shard_size="2MB")
 
 
 def test_the_dataset_of_a_writer_is_refused_before_the_source_is_listed(
@@ -1096,6 +1109,9 @@ def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_pa
         {"part": (1.0, 2)},
         {"part": 1},
         {"splits": ["train"]},
+        {"shard_size": 1},
+        {"shard_size": "64"},
+        {"quality": 50},
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_touched(
@@ -1114,6 +1130,37 @@ def test_sizes_parts_and_numbers_may_be_as_users_have_them(source: Path, tmp_pat
         pack_one(source, tmp_path / "out", part=part, **options)
     commit(tmp_path / "out")
     assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, free = os.statvfs, 0
+
+    def small(path: Any) -> os.statvfs_result:
+        found = list(real(path))
+        found[1], found[4] = 1, free  # f_frsize, f_bavail
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", small)
+    size = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+    free = size - 1
+    for more in ({}, {"dry_run": True}, {"format": "lmdb"}):
+        with pytest.raises(StorageError, match=r"out: .* are to be written, and .* are free there"):
+            pack_one(source, tmp_path / "out", **more)
+        assert not (tmp_path / "out").exists()
+    free = size // 2 + 100
+    pack_one(source, tmp_path / "out", part=(1, 2))
+    assert pack_one(source, tmp_path / "out").kept > 0  # only the rest is to be written
+    free = 0
+    assert pack_one(source, tmp_path / "out").already
+
+
+def test_quality_is_refused_where_no_jpeg_is_written(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="quality is 50, but images are packed as they are: give"):
+        pack_one(source, tmp_path / "out", quality=50)
+    with pytest.raises(OptionError, match="quality is 50, but no JPEG is written; leave it out"):
+        pack_one(source, tmp_path / "out", quality=50, encode="raw", resize=8)
 
 
 def test_out_may_not_lie_in_the_source(source: Path) -> None:

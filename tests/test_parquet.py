@@ -509,7 +509,7 @@ def test_without_pyarrow_the_error_says_what_to_install(
     write(tmp_path / "x.parquet", {"x": [1]})
     parquet._pyarrow.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DependencyError, match=r"pip install 'shardio\[parquet\]'"):
+    with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[parquet\]'"):
         index(tmp_path)
 
 

@@ -20,7 +20,7 @@ from shardio import plotting, tuning
 from shardio.errors import DependencyError, OptionError
 from shardio.tuning import Tuning, tune
 
-pytest.importorskip("matplotlib", reason="shardio[plot] is not installed: pictures are not tested")
+pytest.importorskip("matplotlib", reason="NOT RUN: pictures need shardio-torch[plot]")
 
 COUNTS = np.array([250] * 8)
 LABELS = np.arange(2000) * 40 // 2000
@@ -153,7 +153,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name)
     )
-    with pytest.raises(DependencyError, match=r"pip install 'shardio\[plot\]'"):
+    with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[plot\]'"):
         plotting.check("x.png")
 
 

@@ -117,7 +117,7 @@ some_numbers = st.one_of(
     spans=st.sampled_from([1, 2, 3, 8, 64]),
     unit=st.sampled_from([1, 2, 4]),
     units=st.sampled_from([None, 1, 2, 5]),
-    buffer=st.sampled_from([0, 1, 5, 30, None]),
+    buffer=st.sampled_from([2, 5, 30, None]),
     consumers=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 3), (3, 2)]),
     tail=st.sampled_from(["pad", "drop", "exact"]),
     seed=st.integers(0, 5),
@@ -571,6 +571,7 @@ def test_pixels_in_a_subset_are_those_in_the_whole(packed: Packed) -> None:
         for dataset in (whole, *subsets):
             dataset.set_epoch(epoch)
             for workers in (0, 2):
+                dataset.set_epoch(epoch)
                 for images, keys in DataLoader(dataset, batch_size=None, num_workers=workers):
                     for image, key in zip(images, keys, strict=True):
                         got = image.permute(1, 2, 0).numpy().tobytes()

@@ -1,8 +1,12 @@
 """shardio.open: a packed dataset as a plain sequence."""
 
+import functools
+import inspect
 import multiprocessing
 import os
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 import threading
@@ -155,6 +159,8 @@ def test_columns_of_every_width(packed: Packed) -> None:
     assert column.mask.tolist() == [value is None for value in values]
     assert raw.columns("x").tolist() == [i / 3 for i in range(8)]
     assert raw[:2].columns("n").tolist() == values[:2]
+    with pytest.raises(OptionError, match=r"'N'; there are n, x: did you mean 'n'\?"):
+        raw.columns("N")
     with pytest.raises(OptionError, match="no column is called 'text'; there are n, x"):
         raw.columns("text")
 
@@ -208,7 +214,7 @@ def test_fields_choose_and_order(packed: Packed) -> None:
     assert shardio.open(folder, fields=("label", "__key__"), decode=None)[4] == (1, b"k/000004.jpg")
     label, image = shardio.open(folder, fields=["label", "image"])[4]
     assert label == 1 and isinstance(image, Image.Image)
-    with pytest.raises(OptionError, match="'mask'; this dataset has __key__, image, label"):
+    with pytest.raises(OptionError, match=r"'mask'; there are __key__, image, label$"):
         shardio.open(folder, fields=("image", "mask"))
     with pytest.raises(OptionError, match=r"\('label',\)"):
         shardio.open(folder, fields="label")
@@ -285,8 +291,11 @@ def test_nothing_packed_and_splits_are_told(packed: Packed, tmp_path: Path) -> N
     packed([2], "out/train")
     splits = manifest.dump_splits(["train", "val"], None, "1.2.3")
     (tmp_path / "out" / "shardio.json").write_bytes(splits)
-    with pytest.raises(NotPackedError, match=r"out/train, .*out/val"):
+    with pytest.raises(NotPackedError, match=r"splits: train, val\. Open one, such as .*out/train"):
         shardio.open(tmp_path / "out")
+    assert len(shardio.open(tmp_path / "out", split="train")) == 2
+    with pytest.raises(OptionError, match="no split is called 'test'; there are train, val"):
+        shardio.open(tmp_path / "out", split="test")
 
 
 def test_a_pickle_reads_on(raw: Any) -> None:
@@ -365,16 +374,35 @@ def test_windows_is_told_what_to_do() -> None:
     )
 
 
+def test_help_lists_what_users_call_and_what_each_does() -> None:
+    listed = re.findall(r"^    ([\w.]+) +(.+)\.$", shardio.__doc__ or "", re.MULTILINE)
+    modules = {name.partition(".")[0] for name, _ in listed if "." in name}
+    called = [name for name, _ in listed if "." not in name]
+    assert sorted([*called, *modules]) == sorted([*shardio.__all__, "open", "device", "meter"])
+    shown = pydoc.plain(pydoc.render_doc(shardio))
+    assert "Error(" not in shown and "_HOMES" not in shown
+    no_verbs = {"A", "An", "The", "What", "Where"}
+    raised = [name for name in dir(shardio) if name.endswith(("Error", "Warning"))]
+    for name in [*dict(listed), *raised]:
+        found = functools.reduce(getattr, name.split("."), shardio)
+        summary, *rest = (inspect.getdoc(found) or "").splitlines()
+        verb = summary.split()[0]
+        assert summary.endswith(".") and not any(rest[:1]), name
+        assert verb.istitle() and verb not in no_verbs and not verb.endswith("s"), name
+
+
 def test_every_public_name_is_there_and_no_module_hides_one() -> None:
     code = (
         "import importlib, pkgutil, shardio\n"
         "for module in pkgutil.iter_modules(shardio.__path__):\n"
-        "    assert module.name not in shardio.__all__, module.name\n"
-        "    if module.name != '__main__': importlib.import_module('shardio.' + module.name)\n"
+        "    assert module.name not in {*shardio.__all__, *shardio._HOMES}, module.name\n"
+        "    if module.name[0] != '_': importlib.import_module('shardio.' + module.name)\n"
         "names = shardio.__all__\n"
-        "assert names == sorted(names) and {*names, 'open'} <= set(dir(shardio))\n"
-        "assert all(callable(getattr(shardio, name)) for name in names)\n"
-        "assert shardio.__version__ and callable(shardio.open)\n"
+        "errors = [n for n in vars(shardio.errors) if n.endswith('Error')]\n"
+        "public = {*names, *errors, 'PerformanceWarning', 'open', 'device', 'meter'}\n"
+        "public |= {'__version__'}\n"
+        "assert names == sorted(names) and dir(shardio) == sorted(public)\n"
+        "assert all(callable(getattr(shardio, name)) for name in [*names, *errors, 'open'])\n"
         "from shardio import *\n"
         "assert pack is shardio.pack and open is __builtins__.open\n"
         "try: shardio.nothing\n"

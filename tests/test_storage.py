@@ -188,7 +188,7 @@ def test_urls_and_paths_name_the_same_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "hf://a/b", "://x", "s3\x1b://x"])
 def test_a_scheme_that_is_not_known_is_said(url: str) -> None:
-    with pytest.raises(OptionError, match="cannot be read yet") as caught:
+    with pytest.raises(OptionError, match="is not supported yet") as caught:
         locate(url)
     assert str(caught.value).isprintable()
 

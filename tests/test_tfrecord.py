@@ -583,7 +583,7 @@ def test_without_crc32c_the_way_to_it_is_said(
         with pytest.raises(DependencyError, match="without its compiled part"):
             scan(path)
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(DependencyError, match=r"shardio\[tfrecord\]"):
+    with pytest.raises(DependencyError, match=r"shardio-torch\[tfrecord\]"):
         scan(path)
     assert LAYOUT.values(path.read_bytes(), 0) == {"data": [b"x"]}  # reading needs none
 

@@ -95,6 +95,55 @@ def nothing_left() -> Iterator[None]:
     assert not programs.left_in_memory(memory)
 
 
+# --- what is no Exception -------------------------------------------------------------------
+
+
+@dataclass
+class Raises:
+    target: int
+    error: BaseException
+
+    def __call__(self, data: bytes) -> torch.Tensor:
+        if int(data[:6]) == self.target:
+            raise self.error
+        return decode(data)
+
+    def collate(self, samples: list[Any]) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_exception_comes_through_dataloader_with_the_record_named(
+    packed: Packed, error: BaseException
+) -> None:
+    folder = packed(COUNTS)
+    order = [numbers(batch) for batch in images(folder)]
+    target = order[3][5]
+    loader: Any = DataLoader(
+        images(folder, decode=Raises(target, error)),
+        batch_size=None,
+        num_workers=WORKERS,
+    )
+    iterator, got = iter(loader), []
+    where = rf"record {target:,} of the dataset, k/{target:06}\.jpg, in worker 1.*{error!r:.10}"
+    with pytest.raises(shardio.WorkerError, match=where.replace("(", r"\(")):
+        while True:
+            got.append(numbers(next(iterator)))
+    assert got == order[:3]
+    with pytest.raises(shardio.WorkerError):  # no end of the epoch
+        while True:
+            next(iterator)
+
+
+def test_what_is_no_exception_of_a_collate_fn_comes_through_dataloader(packed: Packed) -> None:
+    collate = Raises(0, SystemExit(3)).collate
+    loader: Any = DataLoader(
+        images(packed(COUNTS), collate_fn=collate), batch_size=None, num_workers=1
+    )
+    with pytest.raises(shardio.WorkerError, match=r"collate_fn raised SystemExit\(3\)"):
+        list(loader)
+
+
 # --- killed workers -------------------------------------------------------------------------
 
 

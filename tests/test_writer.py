@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from trees import JPEG, content, environment, images, plant, shardio, shards
 
 from shardio import lock, manifest, packing
@@ -199,6 +201,73 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> N
     with pytest.raises(OptionError, match=name.rstrip("s")):
         Writer(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_image_file_is_told_with_what_to_give(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (2, 2))
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    fields = {"image": "image", "x": "array", "label": "int"}
+    for fields_, value, said in (
+        (
+            None,
+            picture,
+            r"'image': no kind fits a PIL image\. Give the bytes .*image\.save\(buffer",
+        ),
+        (
+            fields,
+            picture,
+            r"'image' is declared 'image', but it is a PIL image, .*buffer\.getvalue",
+        ),
+        (None, torch.zeros(2), r"'image': no kind fits a tensor\. Give tensor\.cpu\(\)\.numpy\(\)"),
+        (fields, torch.zeros(2), r"is a tensor, not bytes\. .*declare the field 'array'"),
+        (fields, pixels, r"type ndarray, not bytes\. .*Image\.fromarray\(array\)\.save"),
+        (fields, "1.jpg", r"not bytes\. Give the content of the file: open\(path, \"rb\"\)"),
+        (
+            None,
+            b"hello",
+            r"its 5 bytes begin with b'hello', as no .* fields=\{\.\.\., 'image': 'bytes'\}",
+        ),
+        (fields, memoryview(b"hello"), r"its 5 bytes begin with b'hello'"),
+    ):
+        sample = {"image": value} | ({} if fields_ is None else {"x": pixels, "label": 1})
+        with Writer(tmp_path / "out", fields=fields_) as writer:
+            with pytest.raises(SampleError, match=said):
+                writer.write(sample)
+            writer.abort()
+    with Writer(tmp_path / "bytes", fields={"image": "bytes"}) as writer:
+        writer.write({"image": b"hello"})
+
+
+def test_a_class_s_name_as_a_label_is_told_with_its_number(tmp_path: Path) -> None:
+    for options, label, said in (
+        (
+            {"classes": ["cat", "dog"]},
+            "dog",
+            r"label is 'dog', and labels are numbers: give 1, its",
+        ),
+        ({"classes": ["cat", "dog"]}, "Dog", r"there are cat, dog: did you mean 'dog'\?"),
+        ({}, "dog", r"give Writer\(classes=\[\.\.\.\]\) .*fields=\{\.\.\., 'label': 'str'\}"),
+        ({"fields": {"label": "int"}}, "dog", r"and labels are numbers: give Writer\("),
+        ({"classes": ["cat"]}, 1, r"label 1 names none of the 1 class, counted from 0"),
+    ):
+        with Writer(tmp_path / "out", **options) as writer:  # type: ignore[arg-type]
+            with pytest.raises(SampleError, match=said):
+                writer.write({"label": label})
+            writer.abort()
+    with Writer(tmp_path / "text", fields={"label": "str"}) as writer:
+        writer.write({"label": "dog"})
+
+
+def test_what_lies_in_the_directory_is_told_before_a_sample_is_made(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    with pytest.raises(
+        ExistsError, match=r"out: a dataset is here, of \d+ records\. Choose another"
+    ):
+        Writer(tmp_path / "out")
+    Writer(tmp_path / "out", overwrite=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="file: expected a directory, or nothing yet"):
+        Writer(tmp_path / "file")
 
 
 def test_sizes_and_fields_may_be_as_users_have_them(tmp_path: Path) -> None:

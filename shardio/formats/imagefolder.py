@@ -28,6 +28,7 @@ import numpy as np
 from ..errors import DamageError, SourceError, StorageError, printable
 from ..imagetypes import image_type
 from ..sample import KEY, pack, unpack
+from ..sizes import show_count
 from ..storage.base import File, Storage
 from .base import Column, Opening, ShardInfo
 from .foreign import ForeignShard, Values, Walked
@@ -172,7 +173,9 @@ class ImageFolderLayout:
         """Raises NoImageError, naming all files that turned out to be none."""
         assert isinstance(file, Run)
         if file.problems:
-            error = NoImageError(f"{file.name}: {len(file.problems):,} files are no images")
+            error = NoImageError(
+                f"{file.name}: {show_count(len(file.problems), 'file')} of no image"
+            )
             error.problems = file.problems
             raise error
         return file.extra

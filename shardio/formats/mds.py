@@ -374,7 +374,7 @@ def _inflate(file: File, name: str, size: int) -> bytes | None:
     except ImportError:
         raise DependencyError(
             f"{file.name}: to read zstd needs zstandard, which is not installed: "
-            f"pip install 'shardio[mds]'. Or {advice[0].lower()}{advice[1:]}"
+            f"pip install 'shardio-torch[mds]'. Or {advice[0].lower()}{advice[1:]}"
         ) from None
     except (ValueError, OSError, zlib.error) as error:
         raise DamageError(

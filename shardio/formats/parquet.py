@@ -648,7 +648,7 @@ def _pyarrow() -> tuple[Any, Any]:
     except ImportError:
         raise DependencyError(
             "Parquet files are read by pyarrow, which is not installed. Install it with: "
-            "pip install 'shardio[parquet]'"
+            "pip install 'shardio-torch[parquet]'"
         ) from None
     return pyarrow, pyarrow.parquet
 

@@ -325,8 +325,9 @@ class RecordShard:
         costs 0.5 us a record of 3 KB. The core reads, too; what it stops at is gone over again.
         """
         done, file = 0, self._file.descriptor
-        if engine.core is not None and held is None and file >= 0:
-            done = engine.core.gather(file, self._offsets, self._seed, records, begin, out, rows)
+        core = engine.records()
+        if core is not None and held is None and file >= 0:
+            done = core.gather(file, self._offsets, self._seed, records, begin, out, rows)
             if done == len(records):
                 return True
         size, flat = out.nbytes // len(out), out.reshape(-1).data
@@ -358,8 +359,9 @@ class RecordShard:
         """
         found: list[bytes] = []
         file = self._file.descriptor
-        if engine.core is not None and held is None and file >= 0:
-            found = engine.core.blobs(file, self._offsets, self._seed, records)
+        core = engine.records()
+        if core is not None and held is None and file >= 0:
+            found = core.blobs(file, self._offsets, self._seed, records)
             return found if len(found) == len(records) else None
         seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
         for record, data in zip(records.tolist(), held or repeat(None), strict=False):
@@ -399,8 +401,9 @@ class RecordShard:
         """Adjacent records [start, stop), of one read."""
         block, seed = self._block(start, stop), self._seed + start
         ends = self.sizes[start:stop].cumsum()
-        if engine.core is not None and self._letters:
-            made = engine.core.samples(block, ends, seed, self.schema.names, self._letters)
+        core = engine.records()
+        if core is not None and self._letters:
+            made = core.samples(block, ends, seed, self.schema.names, self._letters)
             yield made
             if len(made) == len(ends):
                 return

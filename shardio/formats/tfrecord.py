@@ -310,7 +310,7 @@ def checksums() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
     except ImportError:
         raise DependencyError(
             "TFRecord files are checked by CRC-32C when they are indexed, and google-crc32c is not "
-            "installed. Install it with: pip install 'shardio[tfrecord]'"
+            "installed. Install it with: pip install 'shardio-torch[tfrecord]'"
         ) from None
     if google_crc32c.implementation == "python":  # 110 KB take it 13 ms, the compiled one 4 us
         raise DependencyError(

@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..formats import FOREIGN, claims
 from ..manifest import MANIFEST, SPLITS, load
+from ..sizes import show_count
 from ..storage import locate
 from . import coco, grouped, imagefolder, trees
 from .base import Listing, Rejected, Source, Wanted, listed, renumber
@@ -211,7 +212,7 @@ def _foreign_folder(wanted: Wanted, folders: Sequence[bytes], files: Sequence[by
         found = [f"{len(some):,} of {name}" for name, some in claimed.items()]
         kinds = [*claimed]
         if images:
-            found.append(f"{images:,} images")
+            found.append(show_count(images, "image"))
             kinds.append("imagefolder")
         raise OptionError(
             f"{wanted.shown}: holds files of several formats: {', '.join(found)}; choose --from "

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import indexing, manifest, sequence
 from ..decoding import Decoder
-from ..errors import DamageError, OptionError, SourceError, StorageError, printable
+from ..errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
 from ..fetch import Reader
 from ..fieldnames import check_known_fields
 from ..sample import KEY, Sample
@@ -119,7 +119,7 @@ def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
     def column(name: str) -> Any:
         if name not in theirs:
             raise OptionError(
-                f"where: no field is called {printable(name)!r}; there are {', '.join(theirs)}"
+                f"where: no field is called {printable(name)!r}; {there_are(theirs, name)}"
             )
         return records.columns(theirs[name])
 

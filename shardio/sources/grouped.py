@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import order
-from ..errors import OptionError, SourceError, printable
+from ..errors import OptionError, SourceError, printable, there_are
 from ..fieldnames import nameable
 from ..formats.tar import field_of
 from ..imagetypes import ALL_ENDINGS, image_type
@@ -411,7 +411,7 @@ def _named(theirs: set[str], wanted: Wanted) -> dict[str, str]:
         if source not in theirs:
             raise OptionError(
                 f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; there are {_some(theirs)}"
+                f"{printable(source)!r}; {there_are(sorted(theirs), source, 20)}"
             )
     ours = {source: name for name, source in wanted.fields.items()}
     if "label" not in theirs | wanted.fields.keys():

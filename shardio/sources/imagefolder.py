@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import OptionError, SourceChangedError, SourceError, printable
 from ..imagetypes import ALL_ENDINGS, image_type
 from ..sample import KEY, Sample
+from ..sizes import show_count
 from .base import (
     MAX_FILE,
     Ints,
@@ -370,8 +371,8 @@ def check_loose(files: list[bytes], root: bytes) -> None:
     loose = sorted(name for name in ours if not _is_own(name))
     if loose:
         raise SourceError(
-            f"{printable(root)}: {len(loose):,} files lie beside the class folders; move them into "
-            f"one, or away:\n{listed([(name, 'in no class folder') for name in loose])}"
+            f"{printable(root)}: {show_count(len(loose), 'file')} beside class folders; move them "
+            f"into one, or away:\n{listed([(name, 'in no class folder') for name in loose])}"
         )
 
 

@@ -25,7 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
-from ..errors import OptionError, SourceError, printable
+from ..errors import OptionError, SourceError, printable, there_are
 from ..fieldnames import LABELS, PATHS, known, nameable
 from ..imagetypes import image_type
 from ..sample import KEY, Sample
@@ -210,7 +210,7 @@ def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
         option = f"--fields {printable(name)}={printable(theirs)}"
         if theirs not in columns:
             raise OptionError(
-                f"{option}: no column is called {printable(theirs)!r}; there are {_names(columns)}"
+                f"{option}: no column is called {printable(theirs)!r}; {there_are(columns, theirs)}"
             )
         if not nameable(name):
             raise OptionError(f"{option}: no field can be called so")
@@ -294,7 +294,7 @@ def _selected(
         found = there.get(name)
         if found is None:
             raise OptionError(
-                f"where: no column is called {printable(name)!r}; there are {_names(there)}"
+                f"where: no column is called {printable(name)!r}; {there_are(there, name)}"
             )
         if found.kind not in ("int", "float", "bool", "str"):
             raise OptionError(

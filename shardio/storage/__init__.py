@@ -27,8 +27,9 @@ def locate(url: str | os.PathLike[str]) -> Storage:
             raise OptionError(f"{printable(text)}: expected file:///PATH, with three slashes")
         return LocalStorage("/" + os.fsdecode(unquote_to_bytes(path)))
     raise OptionError(
-        f"{printable(text)}: {printable(scheme)}:// cannot be read yet; expected a directory or a "
-        "file:// URL. Copy the dataset to a local or mounted directory first"
+        f"{printable(text)}: {printable(scheme)}:// is not supported yet; expected a directory, "
+        "local or mounted, or a file:// URL. Copy what is to be read to one first; write into one, "
+        "and copy that"
     )
 
 

@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 
 from ..errors import DamageError, ExistsError, StorageError, printable
+from ..sizes import show_size
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
@@ -42,6 +43,7 @@ _NETWORK = (  # types of file systems, without "fuse."
     ),
     *("virtiofs", "davfs", "sshfs", "s3fs", "gcsfuse", "rclone", "juicefs", "goofys", "blobfuse2"),
 )
+_COMPRESSING = ("btrfs", "zfs", "bcachefs")
 _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
 
 
@@ -166,14 +168,15 @@ class Draft:
     which reads it from the page cache.
     """
 
-    __slots__ = ("_descriptor", "_hash", "_path", "directory", "size")
+    __slots__ = ("_descriptor", "_hash", "_path", "_shown", "directory", "size")
 
     def __init__(self, directory: str, name: str, token: str, *, patched: bool = False) -> None:
         self.directory = directory
         self._path = os.path.join(directory, f".shardio-{token}-{name}.tmp")
+        self._shown = os.path.join(directory, name)  # the temporary name says nothing to users
         self._hash = None if patched else hashlib.sha256()
         self.size = 0
-        with _explained(self._path, "create"):
+        with _explained(self._shown, "create"):
             self._descriptor = os.open(
                 self._path,
                 os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
@@ -184,7 +187,7 @@ class Draft:
         if self._hash is not None:
             self._hash.update(data)
         self.size += len(data)
-        with _explained(self._path, "write"):
+        with _explained(self._shown, "write"):
             done = os.write(self._descriptor, data)
             view = memoryview(data)
             while done < len(data):
@@ -193,7 +196,7 @@ class Draft:
     def patch(self, data: bytes) -> None:
         """Write over the first bytes."""
         assert self._hash is None and len(data) <= self.size
-        with _explained(self._path, "write"):
+        with _explained(self._shown, "write"):
             done = 0
             while done < len(data):
                 done += os.pwrite(self._descriptor, data[done:], done)
@@ -203,13 +206,13 @@ class Draft:
         if self._hash is not None:
             return self._hash.digest()
         seal, at = hashlib.sha256(), 0
-        with _explained(self._path, "read"):
+        with _explained(self._shown, "read"):
             while data := os.pread(self._descriptor, _HASHED, at):
                 seal.update(data)
                 at += len(data)
         if at != self.size:
             raise StorageError(
-                f"{printable(self._path, 4096)}: {at:,} bytes were read back, {self.size:,} written"
+                f"{printable(self._shown, 4096)}: wrote {self.size:,} bytes, and read {at:,} back"
             )
         return seal.digest()
 
@@ -220,7 +223,7 @@ class Draft:
         """
         target = os.path.join(self.directory, name)
         try:
-            with _explained(self._path, "flush"):
+            with _explained(self._shown, "flush"):
                 _flush(self._descriptor)
                 self._close()
             with _explained(target, "create"):
@@ -357,6 +360,42 @@ class RangeLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise StorageError where no file can be written at a path, before the work it is to hold."""
+    shown, folder = printable(os.fspath(path), 4096), os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise StorageError(f"{shown}: there is no directory {printable(folder)} to write it into")
+    if os.path.isdir(path):
+        raise StorageError(f"{shown}: expected the name of a file, and this is a directory")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"{shown}: no permission to write into {printable(folder)}")
+
+
+def refuse_if_full(directory: str, needed: int) -> None:
+    """Raise StorageError where so many bytes cannot fit, before the first of them is written.
+
+    Nothing is said of file systems that compress, nor of those that do not know what is free.
+    """
+    path = os.path.abspath(directory)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        status = os.statvfs(path)
+        free = status.f_bavail * status.f_frsize
+        if not status.f_blocks or needed <= free or _file_system(path) in _COMPRESSING:
+            return
+        raise StorageError(
+            f"{printable(directory)}: {show_size(needed)} are to be written, and "
+            f"{show_size(free)} are free there. Nothing was written: make room, or choose another "
+            "directory"
+        )
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, perhaps of another process, says that there is no room left."""
+    return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def memory_available() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import OptionError, printable
+from ..errors import OptionError, printable, there_are
 from .base import Target
 from .caffe import Caffe
 from .imagefolder import ImageFolder
@@ -25,6 +25,7 @@ def target(name: str) -> type[Target]:
     """Raises OptionError."""
     if name not in TARGETS:
         raise OptionError(
-            f"format {printable(str(name))!r}: formats that are exported are {', '.join(TARGETS)}"
+            f"format {printable(str(name))!r} is not one that is exported; "
+            f"{there_are(TARGETS, str(name))}"
         )
     return TARGETS[name]

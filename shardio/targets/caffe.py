@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import ClassVar
 
-import lmdb
-
-from ..errors import OptionError, SampleError, StorageError, printable
+from ..errors import DependencyError, OptionError, SampleError, StorageError, printable
 from ..formats.protobuf import write_varint
 from ..sample import KEY, Sample
 from .base import Plan, image_and_label, misfit
@@ -41,13 +40,14 @@ class Caffe:
         self._digits = max(8, len(str(max(plan.made.records - 1, 0))))  # else keys lose their order
         self._pending: list[tuple[bytes, bytes]] = []
         self._bytes = 0
+        self._folder, self._lmdb = plan.folder, _lmdb()
         # Address space, not a size on the disk; it grows where this is not enough.
         room = 2 * plan.made.size + (16 << 10) * plan.made.records + (64 << 20)
-        with _explained(plan.folder):
-            self._environment = lmdb.open(
+        with self._explained():
+            self._environment = self._lmdb.open(
                 plan.folder, map_size=room >> 20 << 20, lock=False, sync=False, mode=0o666
             )
-        self._room, self._folder = room, plan.folder
+        self._room = room
 
     def add(self, number: int, sample: Sample) -> bool:
         key = b"%0*d_%b" % (self._digits, number, sample[KEY])
@@ -73,7 +73,7 @@ class Caffe:
 
     def finish(self) -> None:
         self._commit()
-        with _explained(self._folder):
+        with self._explained():
             self._environment.sync(True)
         self.close()
 
@@ -91,21 +91,35 @@ class Caffe:
     def _commit(self) -> None:
         while True:
             try:
-                with _explained(self._folder), self._environment.begin(write=True) as transaction:
+                with self._explained(), self._environment.begin(write=True) as transaction:
                     for key, value in self._pending:
                         transaction.put(key, value, append=True)
                 break
-            except lmdb.MapFullError:
+            except self._lmdb.MapFullError:
                 self._room *= 2
                 self._environment.set_mapsize(self._room)
         self._pending, self._bytes = [], 0
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn LMDB's errors into ours, but for the one that `_commit` mends."""
+        try:
+            yield
+        except self._lmdb.MapFullError:
+            raise
+        except self._lmdb.Error as error:
+            where = printable(self._folder, 4096)
+            raise StorageError(f"{where}: LMDB cannot write: {error}") from None
 
-@contextmanager
-def _explained(folder: str) -> Iterator[None]:
+
+def _lmdb() -> ModuleType:
+    """Import py-lmdb, which only this target needs. Raises DependencyError."""
     try:
-        yield
-    except lmdb.MapFullError:
-        raise
-    except lmdb.Error as error:
-        raise StorageError(f"{printable(folder, 4096)}: LMDB cannot write: {error}") from None
+        import lmdb
+    except ImportError as error:
+        raise DependencyError(
+            f"export to lmdb-caffe needs the package lmdb, which does not import ({error}): "
+            "pip install lmdb"
+        ) from None
+    found: ModuleType = lmdb
+    return found

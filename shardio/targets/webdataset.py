@@ -83,22 +83,26 @@ class WebDataset(ShardTarget):
             self.called[field.name] = extension
         check_distinct([extension for _, _, extension in self._fields if extension], "webdataset")
         self._has_image = main is not None or any(kind == "image" for _, kind, _ in self._fields)
+        self._all = plan.made.schema.fields
         self._members: list[_Member] = []  # of the record that was encoded last
         self._check_keys(plan.keys())
 
     def _check_keys(self, keys: Sequence[bytes]) -> None:
-        advice = "`--keys number` names the records by their numbers"
+        advice = "--keys number names the records by their numbers"
+        left_out = next(
+            (name for name, kind in self._all if kind == "image" and not self._has_image), None
+        )
         seen: dict[bytes, bytes] = {}
         for key in keys:
             short = self._key(key)
-            parts = short.split(b"/")
-            if split_name(short + b".x") != (short, b"x") or any(
-                part in (b"", b".", b"..") or b"\0" in part for part in parts
-            ):
-                raise OptionError(
-                    f"the key {printable(key)} is none in webdataset, which splits names at the "
-                    f"first dot, skips `__x__`, and has no other odd paths; {advice}"
-                )
+            if why := _unfit(short):
+                more = ""
+                if left_out is not None and not _unfit(_without_ending(key)):
+                    more = (
+                        "; or write the image, too, whose ending goes: --fields "
+                        f"{printable(left_out)},..."
+                    )
+                raise OptionError(f"the key {printable(key)} {why}. {advice}{more}")
             if short in seen:
                 raise OptionError(
                     f"the keys {printable(seen[short])} and {printable(key)} are one in "
@@ -107,11 +111,7 @@ class WebDataset(ShardTarget):
             seen[short] = key
 
     def _key(self, key: bytes) -> bytes:
-        if self._has_image:
-            stem, dot, ending = key.rpartition(b".")
-            if dot and ending.decode("latin-1").lower() in ALL_ENDINGS and stem[-1:] != b"/":
-                return stem or key
-        return key
+        return _without_ending(key) if self._has_image else key
 
     def encode(self, number: int, sample: Sample) -> bytes:
         key = self._key(sample[KEY])
@@ -164,6 +164,32 @@ class WebDataset(ShardTarget):
 
     def end(self, size: int) -> bytes:
         return bytes(-(size + 2 * _BLOCK) % _END + 2 * _BLOCK)
+
+
+def _without_ending(key: bytes) -> bytes:
+    """A key without the ending of an image's file."""
+    stem, dot, ending = key.rpartition(b".")
+    if dot and ending.decode("latin-1").lower() in ALL_ENDINGS and stem[-1:] != b"/":
+        return stem or key
+    return key
+
+
+def _unfit(key: bytes) -> str:
+    """Why a key cannot be the name of a record's members, with their extensions; "": it can."""
+    *folders, last = key.split(b"/")
+    if any(part in (b"", b".", b"..") or b"\0" in part for part in (*folders, last)):
+        return "is no path of a file in a tar"
+    found = split_name(key + b".x")
+    if found == (key, b"x"):
+        return ""
+    if b"." in last and found is not None:
+        own, extension = found
+        return (
+            "has a dot in its last part, and webdataset splits names at the first one: it would "
+            f"read {printable(own)} as the key, and {printable(extension[:-2])} as a part of the "
+            "field"
+        )
+    return "is a name that webdataset skips, or reads as another"
 
 
 def _extension(field: Field, main: bool) -> str:

@@ -51,7 +51,7 @@ def main(folder, out, checkpoint=None):
             batch_size=8,
             fields=fields,
             transform=CenterCrop(8),
-            shuffle_buffer=1,
+            shuffle=False,
             tail="exact",
         )
         metrics = validate(accelerator, model, DataLoader(val, batch_size=None))

@@ -63,7 +63,7 @@ class Model(lightning.LightningModule):
             batch_size=8,
             fields=("image", "label"),
             transform=CenterCrop(8),
-            shuffle_buffer=1,
+            shuffle=False,
             tail="exact",
         )
         return DataLoader(val, batch_size=None)

@@ -93,7 +93,7 @@ def main(folder, out, checkpoint=None):
     )
     options = {"batch_size": 8, "fields": ("image", "label"), "collate_fn": collate}
     train = ShardDataset(folder, transform=RandomResizedCrop(8, flip=True), **options)
-    val = ShardDataset(folder, transform=CenterCrop(8), shuffle_buffer=1, tail="exact", **options)
+    val = ShardDataset(folder, transform=CenterCrop(8), shuffle=False, tail="exact", **options)
     if checkpoint:
         train.load_state_dict(json.loads(Path(checkpoint, "shardio.json").read_text()))
     model = Model()

@@ -28,6 +28,10 @@
 
 #include <jpeglib.h>
 
+#if !__has_include(<xxhash.h>)
+#error "without libxxhash-dev the core takes no record, and fuzzing them shows nothing"
+#endif
+
 #define MAX_PIXELS (1 << 18)
 #define CHECK(right) ((right) ? (void)0 : (fprintf(stderr, "wrong: %s\n", #right), abort()))
 

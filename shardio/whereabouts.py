@@ -1,0 +1,165 @@
+"""Where those who make batches are, in memory that the trainer reads: who hangs answers nothing.
+
+How it works. Each thread of each loader process has a row of 128 bytes. Before a record is decoded
+its number, the time and its key are written there, by one call; and when it is made, that it is. So
+the trainer can tell what a process is at that hangs, is stopped, or is dead. This costs 0.3 us a
+record, of 9 at least that making one takes. Rejected: to ask the process. A transform that holds
+Python's lock answers as little as a process that is stopped.
+
+The memory is one tensor, so that spawned processes get it as forked ones do, and it has no name.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import warnings
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import torch
+
+from .errors import WorkerError, printable
+
+_ROW = struct.Struct("<qd112s")  # number of the record, when it was begun, its key
+_KEY = 112
+
+# Seconds without a batch after which a warning says what is waited for. A batch takes seconds on a
+# slow machine, and the first one some more: of spawned processes, or from cold storage.
+PATIENCE_S = 60.0
+
+# In place of a number.
+STARTS, BETWEEN, COLLATES = -3, -2, -1
+
+
+class Place:
+    """Where one thread writes what it is at.
+
+    note(number, since, key)  a record, or one of the above; since: by time.perf_counter
+    at                        at[0] = BETWEEN: the record is made
+    """
+
+    __slots__ = ("at", "note")
+
+    def __init__(self, row: memoryview) -> None:
+        self.note = partial(_ROW.pack_into, row, 0)
+        self.at = row[:8].cast("q")
+
+
+class At(NamedTuple):
+    """What a thread is at."""
+
+    number: int
+    since: float
+    key: bytes
+
+
+class Whereabouts:
+    """The places of some makers, each with as many threads."""
+
+    def __init__(self, makers: int, threads: int, *, shared: bool = True) -> None:
+        self._memory = torch.zeros((makers, threads, _ROW.size), dtype=torch.uint8)
+        if shared:
+            self._memory.share_memory_()  # type: ignore[no-untyped-call]
+        for maker in range(makers):
+            for place in self.places(maker):
+                place.at[0] = STARTS
+
+    def places(self, maker: int) -> list[Place]:
+        return [Place(memoryview(row.numpy())) for row in self._memory[maker]]
+
+    def read(self, maker: int) -> list[At]:
+        """What the threads of a maker are at; who is at a record, and for longest, first."""
+        found = [At(*_ROW.unpack(row.numpy())) for row in self._memory[maker]]
+        return sorted(found, key=lambda one: (one.number in (STARTS, BETWEEN), one.since))
+
+    def show(self, maker: int) -> str:
+        """Say what a maker is at, as "at record 7 of the dataset, k/7.jpg, for 61 s"."""
+        now, found = perf_counter(), self.read(maker)
+        if all(one.number == STARTS for one in found):
+            return "not at its first record yet: it starts, or waits for storage"
+        busy = [one for one in found if one.number >= 0 or one.number == COLLATES]
+        if not busy:
+            return "between two records: it waits for storage, most likely"
+        several = [f"at {_show(one)}, for {max(0.0, now - one.since):.0f} s" for one in busy[:3]]
+        more = f", and {len(busy) - 3} more threads at others" if len(busy) > 3 else ""
+        return "; ".join(several) + more
+
+    def last(self, maker: int) -> str:
+        """Say what a maker was at that is gone; "": nothing that is known."""
+        busy = [one for one in self.read(maker) if one.number >= 0 or one.number == COLLATES]
+        return " or ".join([_show(one) for one in busy[:3]])
+
+
+class Waited(Protocol):
+    """Who a batch is waited for from."""
+
+    number: int
+
+    @property
+    def name(self) -> str: ...
+
+    def is_stopped(self) -> bool: ...
+
+    def end(self) -> None: ...
+
+
+class Late:
+    """What happens when a batch does not come: a warning, once for each; then, with a timeout, an
+    error."""
+
+    def __init__(self, whereabouts: Whereabouts, timeout_s: float, patience_s: float) -> None:
+        self.whereabouts = whereabouts
+        self._timeout_s = timeout_s or math.inf
+        self._patience_s = patience_s
+        self._warned = -1.0  # when the wait began that was warned of last
+
+    def pause_s(self, since: float) -> float:
+        """Seconds until something is to be said."""
+        until = self._timeout_s
+        if self._warned != since:
+            until = min(until, self._patience_s)
+        return max(0.0, since + until - perf_counter())
+
+    def look(self, since: float, who: Waited) -> None:
+        """Say what is waited for, if it is time. Raises WorkerError."""
+        waited = perf_counter() - since
+        if waited >= self._timeout_s:
+            said = self._said(waited, who)
+            who.end()
+            raise WorkerError(
+                f"timeout={self._timeout_s:g}: {said}. This pass is over; iterating anew starts "
+                "others"
+            )
+        if waited >= self._patience_s and self._warned != since:
+            self._warned = since
+            warnings.warn(
+                f"ShardLoader: {self._said(waited, who)}. ShardLoader(timeout=...) makes an error "
+                "of it",
+                stacklevel=_users_level(),
+            )
+
+    def _said(self, waited: float, who: Waited) -> str:
+        where = f"{who.name} is {self.whereabouts.show(who.number)}"
+        if who.is_stopped():
+            where += ". It was stopped by a signal, as SIGSTOP, and goes on with SIGCONT"
+        return f"no batch for {waited:.3g} s: {where}"
+
+
+def _users_level() -> int:
+    """The stacklevel, for the warning of who asks, of the first frame outside of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _show(one: At) -> str:
+    if one.number == COLLATES:
+        return "collate_fn"
+    key = one.key.rstrip(b"\0")
+    # A longer key was cut, in the middle of a character perhaps.
+    shown = printable(key) + ("..." if len(key) == _KEY else "")
+    return f"record {one.number:,} of the dataset, {shown}"
