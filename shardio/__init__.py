@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .benching import bench
     from .collating import collate
     from .dataset import ShardDataset
+    from .device import normalize
     from .engine import PerformanceWarning as PerformanceWarning
     from .errors import BusyError as BusyError
     from .errors import CollateError as CollateError
@@ -104,6 +105,7 @@ _HOMES = {
     "commit": "packing",
     "export": "exporting",
     "index": "indexing",
+    "normalize": "device",
     "open": "sequence",
     "pack": "packing",
     "unpack": "unpacking",
@@ -123,6 +125,7 @@ __all__ = [
     "commit",
     "export",
     "index",
+    "normalize",
     "pack",
     "unpack",
     "verify",

@@ -567,6 +567,7 @@ def _facts(made: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(made: Manifest) -> str:
+    from .plan import shown_option
     from .sizes import show_count, show_size
 
     over = (
@@ -580,9 +581,9 @@ def _facts_text(made: Manifest) -> str:
         each = f" of {span}{show_count(most, 'record')}"
     classes = "none" if made.classes is None else f"{len(made.classes):,}: {_some(made.classes)}"
     packed = ", ".join(
-        f"{name} {value}"
+        f"{name} {value if isinstance(value, str) else shown_option(name, value)}"
         for name, value in made.options.items()
-        if value is not None and name not in ("jpeg_tiles", "keep_original", "tiles")
+        if value is not None and name not in ("jpeg_tiles", "keep_original", "tiles", "absent")
     )
     rows = {
         "records": f"{made.records:,}",
@@ -694,12 +695,14 @@ def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> i
         try:
             return sequence.find(os.fsencode(key))
         except KeyError:
-            raise OptionError(f"no record has the key {printable(key)}") from None
+            raise OptionError(
+                f"no record has the key {printable(key)}; `shardio ls` lists all keys"
+            ) from None
     try:
         index = int(record or "")
     except ValueError:
         raise OptionError(
-            f"{printable(record or '')!r} is no index; keys are given as --key"
+            f"{printable(record or '')!r} is no index of a record; a key is given by --key"
         ) from None
     if not -len(sequence) <= index < len(sequence):
         raise OptionError(

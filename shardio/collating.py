@@ -2,13 +2,17 @@
 
     (H, W, 3) uint8 numpy arrays of one size    (B, 3, H, W) uint8, channels_last strides
     numpy arrays of one shape and plain dtype   (B, ...) tensor of that dtype
-    torch tensors of one shape and dtype        torch.stack
+    torch tensors of one shape and dtype        torch.stack; images that lie in memory as (H, W, 3)
+                                                keep channels_last strides
     int                                         (B,) int64
     float (ints among them)                     (B,) float64
     bool                                        (B,) bool
     tuples                                      a tuple of these, field by field
-    anything else: PIL, bytes, str, None,       a list
-    arrays of different sizes, dicts, lists
+    anything else: PIL, bytes, str, dicts,      a list
+    lists; and the fields of `ragged`
+
+Arrays or tensors that differ in shape or dtype, and a None among arrays or numbers, are an error:
+they would be a tensor in one batch and a list in the next.
 
 Bytes cross to the GPU; floats are made there. Each array is copied once, straight into the batch;
 in a DataLoader worker the batch lies in the shared memory that takes it to the trainer.
@@ -17,15 +21,16 @@ in a DataLoader worker the batch lies in the shared memory that takes it to the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from .errors import CollateError
+from .errors import CollateError, OptionError, printable
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -42,47 +47,82 @@ class Memory(Protocol):
         """The column that these arrays or tensors are the rows of already, if they are."""
 
 
-_here = threading.local()  # .memory: that of the batch which this thread collates
+class Names(NamedTuple):
+    """What messages call the items of a batch, and the fields of each."""
+
+    records: Callable[[], Sequence[str]] | None
+    fields: Sequence[str] | None
+
+
+_here = threading.local()  # .memory: that of the batch which this thread collates; .names
 
 
 @contextmanager
-def into(memory: Memory) -> Iterator[None]:
-    """What this thread collates meanwhile goes there."""
-    _here.memory = memory
+def into(memory: Memory | None, names: Names | None = None) -> Iterator[None]:
+    """What this thread collates meanwhile goes there, and its errors name items so."""
+    _here.memory, _here.names = memory, names
     try:
         yield
     finally:
-        _here.memory = None
+        _here.memory = _here.names = None
 
 
-def collate(items: Sequence[Any]) -> Any:
+def own(collate_fn: Any) -> tuple[int | str, ...] | None:
+    """The ragged fields of a collate_fn that is `collate`, or a partial of it; else None."""
+    if collate_fn is collate:
+        return ()
+    if isinstance(collate_fn, partial) and collate_fn.func is collate and not collate_fn.args:
+        return _ragged(collate_fn.keywords.get("ragged", ()))
+    return None
+
+
+def collate(items: Sequence[Any], *, ragged: Sequence[int | str] = ()) -> Any:
     """Stack items, all tuples, all dicts or all values, to a batch: a tuple, a dict, or one value.
 
-    Raises CollateError when items differ in structure (keys, lengths), naming the first odd one.
+    ragged: fields that stay lists, of dicts by name, of tuples by place (or by name, where the
+    samples are those of a ShardDataset with `fields` and without `map`).
+
+    As a collate_fn: functools.partial(shardio.collate, ragged=("boxes",)).
+
+    Raises CollateError when items differ in structure (keys, lengths), or in shape, naming two.
     """
     if not items:
         raise CollateError("a batch of no items cannot be collated")
     first = items[0]
+    lists = _ragged(ragged) if ragged else ()
     if isinstance(first, dict):
         for i, item in enumerate(items):
             if not isinstance(item, dict) or item.keys() != first.keys():
-                raise _odd(i, item, first)
-        return {name: _column([item[name] for item in items]) for name in first}
-    return _tuple(items) if isinstance(first, tuple) else _column(items)
+                raise _odd(items, i)
+        _check_ragged(lists, list(first))
+        return {
+            name: [item[name] for item in items]
+            if name in lists
+            else _column([item[name] for item in items], items, name)
+            for name in first
+        }
+    if isinstance(first, tuple):
+        return _tuple(items, lists)
+    _check_ragged(lists, [])
+    return _column(items, items, None)
 
 
-def _tuple(items: Sequence[Any]) -> tuple[Any, ...]:
+def _tuple(items: Sequence[Any], lists: Sequence[int | str] = ()) -> tuple[Any, ...]:
     first = items[0]
     for i, item in enumerate(items):
         if not isinstance(item, tuple) or len(item) != len(first):
-            raise _odd(i, item, first)
-    columns = [_column(column) for column in zip(*items, strict=True)]
+            raise _odd(items, i)
+    places = places_of(lists, first, _fields(len(first))) if lists else frozenset()
+    columns = [
+        list(column) if i in places else _column(column, items, i)
+        for i, column in enumerate(zip(*items, strict=True))
+    ]
     named = hasattr(first, "_fields")
     return type(first)(*columns) if named else tuple(columns)
 
 
-def _column(values: Sequence[Any]) -> Any:
-    """One field of a batch."""
+def _column(values: Sequence[Any], items: Sequence[Any], name: int | str | None) -> Any:
+    """One field of a batch; items, name: of which it is, for messages."""
     kinds = set(map(type, values))
     if len(kinds) == 1:
         (kind,) = kinds
@@ -92,22 +132,32 @@ def _column(values: Sequence[Any]) -> Any:
         if kind is bool:
             return torch.tensor(values, dtype=torch.bool)
         if kind is np.ndarray:
-            return _arrays(values)
+            return _arrays(values, items, name)
         if issubclass(kind, np.generic) and kind in TENSORS:
             return torch.from_numpy(np.array(values))
         if issubclass(kind, torch.Tensor):
-            return _tensors(values)
+            return _tensors(values, items, name)
     if kinds <= {int, float} and kinds:
         return torch.tensor(values, dtype=torch.float64)
     if all(issubclass(kind, tuple) for kind in kinds):
         return _tuple(values)
+    if all(issubclass(kind, torch.Tensor) for kind in kinds):
+        return _tensors(values, items, name)
+    if all(issubclass(kind, np.ndarray) for kind in kinds):
+        masked = any(issubclass(kind, np.ma.MaskedArray) for kind in kinds)
+        return list(values) if masked else _arrays([np.asarray(v) for v in values], items, name)
+    arrays = any(issubclass(kind, _ARRAYS) for kind in kinds)
+    if arrays or (type(None) in kinds and any(issubclass(kind, _NUMBERS) for kind in kinds)):
+        raise _unequal(values, items, name)
     return list(values)
 
 
-def _arrays(arrays: Sequence[Any]) -> Any:
+def _arrays(arrays: Sequence[Any], items: Sequence[Any], name: int | str | None) -> Any:
     shape, dtype = arrays[0].shape, arrays[0].dtype
-    if dtype.type not in TENSORS or any(a.shape != shape or a.dtype != dtype for a in arrays):
-        return list(arrays)
+    if dtype.type not in TENSORS and not any(a.dtype.type in TENSORS for a in arrays):
+        return list(arrays)  # of str, dates, objects
+    if any(a.shape != shape or a.dtype != dtype for a in arrays):
+        raise _unequal(arrays, items, name)
     native = dtype.newbyteorder("=")
     batch = _in_place(arrays)
     if batch is None:
@@ -118,10 +168,17 @@ def _arrays(arrays: Sequence[Any]) -> Any:
     return batch
 
 
-def _tensors(tensors: Sequence[torch.Tensor]) -> Any:
+def _tensors(tensors: Sequence[torch.Tensor], items: Sequence[Any], name: int | str | None) -> Any:
     first = tensors[0]
     if any(t.shape != first.shape or t.dtype != first.dtype for t in tensors):
-        return list(tensors)
+        raise _unequal(tensors, items, name)
+    if any(t.is_quantized for t in tensors):
+        raise CollateError(
+            f"{_field(name)} holds quantised tensors ({_dtype(first)}), and these cannot be "
+            "stacked; return tensor.dequantize() or tensor.int_repr() from your transform"
+        )
+    if all(map(is_planes, tensors)):
+        return _arrays([rows_of(t) for t in tensors], items, name)
     if (batch := _in_place(tensors)) is not None:
         return batch
     plain = first.device.type == "cpu" and first.layout == torch.strided
@@ -129,6 +186,37 @@ def _tensors(tensors: Sequence[torch.Tensor]) -> Any:
     if private or not plain or any(t.requires_grad for t in tensors):
         return torch.stack(list(tensors))
     return torch.stack(list(tensors), out=empty((len(tensors), *first.shape), first.dtype))
+
+
+def planes(made: np.ndarray[Any, Any]) -> Any:
+    """What a built-in transform made, as torch has it: (H, W, 3) uint8 as a (3, H, W) tensor.
+
+    A view: its strides are those of channels_last. Of other arrays the tensor.
+    """
+    if made.dtype.type not in TENSORS:
+        return made
+    tensor = torch.from_numpy(made)
+    if made.dtype == np.uint8 and made.ndim == 3 and made.shape[2] == 3:
+        return tensor.permute(2, 0, 1)
+    return tensor
+
+
+def is_planes(tensor: torch.Tensor) -> bool:
+    """Whether this is an image as `planes` makes it: (3, H, W) uint8 that lies as (H, W, 3)."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.dtype == torch.uint8
+        and tensor.dim() == 3
+        and tensor.shape[0] == 3
+        and tensor.stride() == (1, 3 * tensor.shape[2], 3)
+        and tensor.device.type == "cpu"
+    )
+
+
+def rows_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The (H, W, 3) array that such a tensor is a view of."""
+    array: np.ndarray[Any, Any] = tensor.permute(1, 2, 0).numpy()
+    return array
 
 
 def _in_place(values: Sequence[Any]) -> torch.Tensor | None:
@@ -164,10 +252,116 @@ def numbers(values: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-def _odd(index: int, item: Any, first: Any) -> CollateError:
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _ragged(given: Any) -> tuple[int | str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise OptionError(
+            f"collate: ragged is {given!r}, expected several fields, such as ({given!r},)"
+        )
+    return tuple(given)
+
+
+def _check_ragged(lists: Sequence[int | str], known: Sequence[Any]) -> None:
+    for one in lists:
+        if one not in known:
+            raise CollateError(
+                f"collate: ragged has {one!r}, but samples "
+                + (f"have {', '.join(map(repr, known))}" if known else "are single values")
+            )
+
+
+def places_of(
+    lists: Collection[int | str], sample: tuple[Any, ...], fields: Sequence[str] | None
+) -> frozenset[int]:
+    """The places of ragged fields in a tuple; fields: their names. Raises CollateError."""
+    fields = getattr(sample, "_fields", fields)
+    if fields is not None and len(fields) != len(sample):
+        fields = None
+    found = set()
+    for one in lists:
+        if isinstance(one, int) and 0 <= one < len(sample):
+            found.add(one)
+        elif fields is not None and one in fields:
+            found.add(fields.index(one))
+        else:
+            raise CollateError(
+                f"collate: ragged has {one!r}, but samples are tuples of "
+                + (
+                    ", ".join(map(repr, fields))
+                    if fields
+                    else f"{len(sample)} whose names are not known: give a place, from 0 on"
+                )
+            )
+    return frozenset(found)
+
+
+def _fields(count: int) -> Sequence[str] | None:
+    names: Names | None = getattr(_here, "names", None)
+    fields = None if names is None else names.fields
+    return fields if fields is not None and len(fields) == count else None
+
+
+def _unequal(values: Sequence[Any], items: Sequence[Any], name: int | str | None) -> CollateError:
+    """The error for values that would be a tensor in one batch, and a list in another."""
+    first = next(i for i, value in enumerate(values) if value is not None)
+    like = _like(values[first])
+    other = next((i for i, value in enumerate(values) if _like(value) != like), first)
+    field = _field(name, len(items[0]) if isinstance(items[0], tuple) else 0)
+    said = repr(name)
+    if isinstance(name, int) and (fields := _fields(len(items[0]))) is not None:
+        said = repr(fields[name])
+    advice = "a transform that makes them alike (RandomResizedCrop, CenterCrop), or "
+    if values[first] is None or values[other] is None:
+        advice = "a value for those without one (target_transform, map), or "
+    advice += f"collate_fn=functools.partial(shardio.collate, ragged=({said},)), which gives a list"
+    if name is None:
+        advice = "a collate_fn of your own"
     return CollateError(
-        f"item {index} of the batch is {_structure(item)}, but item 0 is {_structure(first)}; "
-        "give a `collate_fn` for samples of different structure"
+        f"{field} cannot be stacked to one tensor: {_item(items, first)} has {like}, and "
+        f"{_item(items, other)} has {_like(values[other])}; give {advice}"
+    )
+
+
+def _like(value: Any) -> str:
+    """What two values must have alike to be rows of one tensor."""
+    if value is None:
+        return "None"
+    if isinstance(value, _ARRAYS):
+        return f"{tuple(value.shape)} {_dtype(value)}"
+    return f"a {type(value).__name__}" if not isinstance(value, int | float) else "a number"
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _field(name: int | str | None, count: int = 0) -> str:
+    """What messages call a field of tuples of so many."""
+    if name is None:
+        return "this batch"
+    fields = _fields(count) if isinstance(name, int) else None
+    return f"field {(fields[name] if fields else name)!r}"  # type: ignore[index]
+
+
+def _item(items: Sequence[Any], place: int) -> str:
+    """What messages call an item of the batch."""
+    names: Names | None = getattr(_here, "names", None)
+    if names is not None and names.records is not None:
+        records = names.records()
+        if len(records) == len(items):
+            return records[place]
+    item = items[place]
+    key = item.get("__key__") if isinstance(item, dict) else None
+    shown = f", {printable(key)}," if isinstance(key, bytes | str) else ""
+    return f"item {place} of the batch{shown}"
+
+
+def _odd(items: Sequence[Any], place: int) -> CollateError:
+    return CollateError(
+        f"{_item(items, place)} is {_structure(items[place])}, but {_item(items, 0)} is "
+        f"{_structure(items[0])}; give a `collate_fn` for samples of different structure"
     )
 
 
@@ -184,5 +378,8 @@ TENSORS = frozenset(
     (
         *(np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64),
         *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
+        *([np.uint16] if hasattr(torch, "uint16") else []),  # from torch 2.3 on
     )
 )
+_ARRAYS = (np.ndarray, torch.Tensor)
+_NUMBERS = (int, float, np.number, np.bool_)

@@ -17,8 +17,8 @@ from time import perf_counter
 from typing import Any
 
 from . import engine, manifest, order, sizes
-from .collating import Empty, images, numbers
-from .decoding import Decode, Decoder, Work
+from .collating import Empty, images, numbers, planes
+from .decoding import Decode, Decoder, Work, record_name
 from .errors import OptionError, ShardioError, StateError, printable
 from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
@@ -44,11 +44,17 @@ class ShardDataset(Described, Stream):
                        samples, for DataLoader's own batching; each record still comes once an
                        epoch, but the order of batches then depends on the number of workers
     fields             samples are tuples of these, in this order; None: dicts of all, and `__key__`
-    decode             "pil": images as PIL images, RGB, upright. "numpy": as arrays of these,
-                       (H, W, 3) uint8. None: the bytes of their files. Or a function of those bytes
-    transform          of the image. A built-in one (RandomResizedCrop, CenterCrop) takes the bytes
-                       and draws from (seed, epoch, record); any other takes the decoded image
+    decode             "pil": the first image field as a PIL image, RGB, upright; other image fields
+                       as stored: palettes as indices, 16 bits as 16. "numpy": as arrays of these,
+                       (H, W, 3) uint8 the first. None: the bytes of their files. Or a function of
+                       those bytes. Or a mapping of these by field, also of "gray" and "stored"
+    transform          of the image. A built-in one (RandomResizedCrop, CenterCrop) takes the bytes,
+                       draws from (seed, epoch, record), and is of as many `fields` as it is given;
+                       any other takes the decoded image
     target_transform   of the label
+    map                of the whole sample, a tuple or a dict, after these: what it returns is
+                       collated. Where it takes two arguments, the second is a generator of numpy's
+                       for this sample in this epoch, the same whoever reads it
     collate_fn         a list of samples to a batch; default: `shardio.collate`
     shuffle            False: the order of the index, the same in each epoch, for validation and
                        prediction; default True
@@ -65,6 +71,8 @@ class ShardDataset(Described, Stream):
     buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
     where              only records that meet conditions on the index, by field: a value, several,
                        or a function of the column: {"label": ["cat", "dog"]}
+    max_pixels         of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF,
+                       JPEG2000, HEIF and JPEG XL, whose decoders take four times the memory
     root               where the data lies, when `shardio index --out` put its index elsewhere
     verify_open        False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
 
@@ -85,6 +93,7 @@ class ShardDataset(Described, Stream):
         decode: Decode = "pil",
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        map: Callable[..., Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         shuffle: bool | None = None,
         shuffle_buffer: int | str | None = None,
@@ -96,6 +105,7 @@ class ShardDataset(Described, Stream):
         unit: int | None = None,
         buffer_bytes: int | str = BUFFER_BYTES,
         where: Mapping[str, Any] | None = None,
+        max_pixels: int | None = None,
         root: str | os.PathLike[str] | None = None,
         verify_open: bool = True,
     ) -> None:
@@ -109,6 +119,9 @@ class ShardDataset(Described, Stream):
             decode=decode,
             transform=transform,
             target_transform=target_transform,
+            map=map,
+            max_pixels=max_pixels,
+            planes=planes,
         )
         if tail == "exact" and fields is None and VALID in self.manifest.schema.names:
             raise OptionError(
@@ -304,10 +317,12 @@ class ShardDataset(Described, Stream):
         return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
-        return self._feed(share, consumers)
+        return self._feed(share, consumers, self.hands_out)
 
-    def _feed(self, reads: Share | Slices, consumers: Consumers) -> Iterator[Items]:
-        """The items of these reads, in order."""
+    def _feed(
+        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
+    ) -> Iterator[Items]:
+        """The items of these reads, in order. hands_out: as `hands_out` of who reads them."""
         fetch = Fetch(
             self._reader,
             reads,
@@ -317,12 +332,22 @@ class ShardDataset(Described, Stream):
             machines=consumers.machines,
             many=self._many,
         )
-        make = partial(self._made, reads.epoch.seed, reads.epoch.epoch)
+        make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:
             whole = None if self._raw is None else partial(self._whole, fetch, rows)
-            yield Items(fetch.rows(rows), make, rows.valid, rows.size, whole)
+            records = partial(self._records, rows)
+            yield Items(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
 
-    def _made(self, seed: int, epoch: int, row: Row, work: Work) -> Any:
+    def _records(self, rows: Rows) -> list[str]:
+        """What messages call the records of these rows."""
+        return [self.record_name(number) for number in rows.numbers.tolist()]
+
+    def record_name(self, number: int) -> str:
+        """What messages call a record, by its number."""
+        shard, record = self._reader.locate(number)
+        return record_name(number, self._reader.shard(shard).key(record))
+
+    def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Work) -> Any:
         """The item of a row."""
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]
@@ -333,7 +358,7 @@ class ShardDataset(Described, Stream):
         if decoder.plain:
             return sample
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
-        return decoder(sample, number, draw, work)
+        return decoder(sample, number, draw, work, hands_out)
 
     @property
     def draws(self) -> bool:
@@ -361,8 +386,14 @@ class ShardDataset(Described, Stream):
         return tuple([numbers(columns[n]) if n in columns else batch for n in raw.fields])
 
     @property
-    def _structure(self) -> tuple[str, ...] | None:
-        return self._decoder.fields
+    def item_fields(self) -> tuple[str, ...] | None:
+        fields = None if self._decoder.maps else self._decoder.fields
+        return (*fields, VALID) if fields is not None and self.tail == "exact" else fields
+
+    @property
+    def _structure(self) -> Any:
+        """What must be alike in a mixture, unless it is `Any`: a map makes what it likes."""
+        return Any if self._decoder.maps else self._decoder.fields
 
     @property
     def evaluates(self) -> bool:

@@ -25,6 +25,7 @@ def check(out: str, source: bytes, names: Sequence[str]) -> None:
     """
     if os.path.lexists(out) and not os.path.isdir(out):
         raise OptionError(f"{printable(out)}: expected a directory, or nothing yet; this is a file")
+    local.check_directory(out)
     if os.path.isdir(source):
         folder, target = os.path.realpath(os.fsdecode(source)), os.path.realpath(out)
         if f"{target}/".startswith(f"{folder.rstrip('/')}/"):

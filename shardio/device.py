@@ -23,6 +23,7 @@ Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking); of t
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import numbers
 import time
@@ -34,6 +35,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from .errors import OptionError, StateError, StorageError, printable
@@ -626,6 +628,53 @@ def _warn_of_locking(size: int, why: str) -> None:
         )
 
 
+def normalize(
+    images: torch.Tensor,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Normalise uint8 images where they lie, on the CPU or a GPU: (pixels / 255 - mean) / std.
+
+    images      (B, C, H, W) or (C, H, W) uint8: a batch of a DataLoader. Left as they are
+    mean, std   of each channel, or one number for all, for pixels from 0 to 1
+    dtype       of the result; default float32
+
+    The numbers, and the strides, are those that ShardLoader(device=, mean=, std=) gives. Raises
+    OptionError.
+    """
+    if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
+        found = f"a {type(images).__name__}"
+        if isinstance(images, torch.Tensor):
+            found = str(images.dtype).removeprefix("torch.")
+        raise OptionError(
+            f"normalize: images are {found}, expected a uint8 tensor, "
+            "(B, 3, H, W) or (3, H, W), of pixels from 0 to 255"
+        )
+    how = _normalizing(_numbers_of(mean), _numbers_of(std), dtype)
+    channels = how.channels
+    if images.dim() not in (3, 4) or channels not in (None, images.shape[-3]):
+        count = channels or "C"
+        raise OptionError(
+            f"normalize: images are {tuple(images.shape)}, expected (B, {count}, H, W) or "
+            f"({count}, H, W): channels stand before height and width, and mean and std "
+            "have one value for each channel, or one for all"
+        )
+    return how.normalized(images) if images.dim() == 4 else how.normalized(images[None])[0]
+
+
+def _numbers_of(given: Any) -> Any:
+    """Of mean or std, in a form that can be looked up."""
+    if isinstance(given, torch.Tensor | np.ndarray):
+        given = given.tolist()
+    return tuple(given) if isinstance(given, list) else given
+
+
+@functools.lru_cache(maxsize=32)
+def _normalizing(mean: Any, std: Any, dtype: torch.dtype | None) -> Images:
+    return Images(mean=mean, std=std, dtype=dtype)
+
+
 # --- images ---------------------------------------------------------------------------------------
 
 
@@ -667,7 +716,8 @@ class Images:
         }[channels_last]
         # Of a number for all channels, nothing is known of how many there are: images have three.
         count = max(len(means), len(stds), 1)
-        self._channels = count if _several(mean) or _several(std) else 3
+        self._several = _several(mean) or _several(std)
+        self._channels = count if self._several else 3
         means, stds = means or [0.0], stds or [1.0]
         means, stds = means * (count // len(means)), stds * (count // len(stds))
         # In float64, and rounded once: both are what float32 can hold of them.
@@ -678,6 +728,15 @@ class Images:
             for values in (scales, biases)
         )
         self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def channels(self) -> int | None:
+        """That mean and std are for; None: for any."""
+        return self._channels if self._several else None
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) uint8, with C as `channels` says, as floats."""
+        return self._image(pixels)
 
     def finish(self, batch: Any) -> Any:
         """The batch with its images as they are wanted, made on the device that each lies on."""

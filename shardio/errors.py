@@ -124,6 +124,24 @@ def as_error(error: BaseException, where: str, *, interrupts: bool) -> BaseExcep
     return made
 
 
+def name_record(error: BaseException, record: str) -> None:
+    """Let an error of the user's code say where it was raised: `record`, in text that is shown.
+
+    By a note, or, before Python 3.11, by a cause; both are in what a worker of DataLoader sends of
+    its traceback. The type stays what the user raised. Errors of ours that name the record already
+    are left as they are.
+    """
+    if not record or (isinstance(error, ShardioError) and record in str(error)):
+        return
+    if hasattr(error, "add_note"):
+        error.add_note(f"[shardio: {record}]")
+        return
+    row = RowError(record)
+    row.__cause__, row.__context__ = error.__cause__, error.__context__
+    row.__suppress_context__ = error.__suppress_context__
+    error.__cause__ = row
+
+
 def printable(name: bytes | str, limit: int = 200) -> str:
     """A name from disk, safe to show on a terminal: control and undecodable bytes are escaped."""
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name

@@ -40,9 +40,9 @@ import io
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,6 +66,13 @@ LEAST_PIL = (11, 3)
 # 1 GiB as PIL holds RGB (4 bytes a pixel), and room for the 200-megapixel photographs of phones,
 # which PIL's own guard (an error above 179 million, a mere warning above 89 million) would refuse.
 MAX_PIXELS = 2**28
+
+# The same 1 GiB for formats whose decoder holds the whole image beside PIL's, often more than once.
+# Bytes a pixel: JPEG2000 19, WebP 16, AVIF 9; and 4 to 8 for JPEG (progressive and CMYK too), PNG
+# (interlaced too), TIFF (of one strip too), GIF and QOI, each 6,000 x 6,000 of one colour, which
+# WebP says in 34 bytes. With MAX_PIXELS such a WebP took 4.2 GiB and 12 s in each process.
+MAX_WHOLE = 2**26
+WHOLE = frozenset(("WEBP", "JPEG2000", "AVIF", "HEIF", "JXL"))
 
 # What may be opened, most frequent first. Not everything that PIL can open: EPS runs Ghostscript on
 # the bytes, icon files hold images whose size is not in the header, and TGA has no magic, so that
@@ -91,24 +98,53 @@ _PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 
 
 def decode(
-    data: bytes | memoryview, *, upright: bool = True, max_pixels: int = MAX_PIXELS
+    data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
     """Decode one image to a loaded PIL image of mode RGB.
 
     upright: apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it from
     `info`. (PIL turns TIFF files while loading, whatever is asked here.)
-    max_pixels: largest width * height to decode, checked from the header.
+    max_pixels: largest width * height to decode, checked from the header; default: MAX_PIXELS, and
+    MAX_WHOLE for the formats that it names.
 
     Raises DecodeError if the bytes are no image in one of FORMATS, are cut or damaged, or claim
     too many pixels.
     """
+    return _decoded(data, upright, max_pixels, _rgb)
+
+
+def stored(
+    data: bytes | bytearray | memoryview, *, upright: bool = True, max_pixels: int | None = None
+) -> Image.Image:
+    """Decode one image to a loaded PIL image of the mode that the file has: no value changes.
+
+    A palette image keeps its indices (mode P), 16 bits stay 16 (I;16), grey stays grey (L), one bit
+    stays one (1). Options and errors as `decode` has them: it is turned upright, too, by its own
+    EXIF tag, since that moves values and changes none.
+    """
+    return _decoded(data, upright, max_pixels, _same)
+
+
+def gray(
+    data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
+) -> Image.Image:
+    """Decode one image to a loaded PIL image of 8-bit grey, mode L; else as `decode`."""
+    return _decoded(data, upright, max_pixels, _grey)
+
+
+def _decoded(
+    data: bytes | bytearray | memoryview,
+    upright: bool,
+    max_pixels: int | None,
+    convert: Callable[[Image.Image], Image.Image],
+) -> Image.Image:
     with _decoding(data):
         if (raw := _raw(data, max_pixels)) is not None:
-            return _from_raw(raw)
+            return convert(_from_raw(raw))
         image: Image.Image = _open(data, max_pixels)
         image.load()
         turn = _turn(image) if upright else _UPRIGHT
-        image = _rgb(image)
+        image = convert(image)
         if turn.method:
             image = image.transpose(_pil().Transpose[turn.method])
             for stale in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
@@ -116,8 +152,19 @@ def decode(
         return image
 
 
+def stored_pixels(
+    data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
+) -> NDArray[Any]:
+    """Decode one image to an array of the values that are stored, as `stored` reads them.
+
+    (H, W) uint8 of a palette's indices and of grey, bool of one bit, uint16 of 16; (H, W, C) uint8
+    of colours. C-contiguous, writable, the caller's own.
+    """
+    return _values(stored(data, upright=upright, max_pixels=max_pixels))
+
+
 def pixels(
-    data: bytes | memoryview, *, upright: bool = True, max_pixels: int = MAX_PIXELS
+    data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[np.uint8]:
     """Decode one image to an (H, W, 3) uint8 RGB array, C-contiguous, writable, the caller's own.
 
@@ -139,7 +186,7 @@ def square(data: bytes, size: int) -> tuple[NDArray[np.uint8], bool]:
     """
     crop, out = CenterCrop(size, size, interpolation="lanczos"), np.empty((size, size, 3), np.uint8)
     with _decoding(data):
-        short = min(_open(data, MAX_PIXELS).size)
+        short = min(_open(data, None).size)
         crop._by_pil(data, 0, out)
     return out, short < size
 
@@ -173,7 +220,7 @@ def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
     size = whole("resize_short: size", size, 1)
     quality = whole("resize_short: quality", quality, 1, 100)
     with _decoding(data):
-        image = _open(data, MAX_PIXELS)
+        image = _open(data, None)
         width, height = image.size
         short, long = min(image.size), max(image.size)
         if short <= size or image.format not in _REWRITABLE or getattr(image, "n_frames", 1) > 1:
@@ -208,13 +255,20 @@ class Transform:
     fast: let libjpeg decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least that many times
     larger than the result. Changes pixels a little.
     upright, max_pixels: as for `decode`.
+    fields: the fields of a sample that one draw is for, such as ("image", "mask"): all of one size.
+    The dataset's first image is resampled as `interpolation` says; of every other one values are
+    taken as stored, by nearest, so that class ids stay what they are. None: the first image alone.
+    boxes: a field of boxes in pixels of the image, [x, y, width, height], which are moved, clipped
+    and, where less than a pixel is left of them, left out: see `move_boxes`.
     """
 
     size: int | tuple[int, int]
     interpolation: str = field(default="bilinear", kw_only=True)
     fast: bool = field(default=False, kw_only=True)
     upright: bool = field(default=True, kw_only=True)
-    max_pixels: int = field(default=MAX_PIXELS, kw_only=True)
+    max_pixels: int | None = field(default=None, kw_only=True)
+    fields: tuple[str, ...] | None = field(default=None, kw_only=True)
+    boxes: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -230,7 +284,16 @@ class Transform:
                 f"{where}: interpolation is {self.interpolation!r}, expected one of "
                 + ", ".join(_SUPPORTS)
             )
-        object.__setattr__(self, "max_pixels", whole(f"{where}: max_pixels", self.max_pixels, 1))
+        if self.max_pixels is not None:
+            limit = whole(f"{where}: max_pixels", self.max_pixels, 1)
+            object.__setattr__(self, "max_pixels", limit)
+        if self.fields is not None:
+            object.__setattr__(self, "fields", _check_names(where, self.fields))
+        if self.boxes is not None and not isinstance(self.boxes, str):
+            raise OptionError(
+                f"{where}: boxes is {self.boxes!r}, expected the name of one field, such as "
+                "'annotations'"
+            )
 
     def __call__(
         self,
@@ -257,6 +320,82 @@ class Transform:
                 self._by_pil(image, draw, out)
         return out
 
+    def limited(self, max_pixels: int) -> Transform:
+        """The same transform with this limit."""
+        return replace(self, max_pixels=max_pixels)
+
+    def together(
+        self,
+        sample: dict[str, Any],
+        main: str,
+        alike: Collection[str],
+        draw: int,
+        out: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Replace in a sample the images of `fields`, and `boxes`, by what one draw makes of them.
+
+        main: the field that is made as by calling this, into `out`; so are those in `alike`, into
+        arrays of their own. The others by nearest, values as stored. None stays None.
+
+        Raises DecodeError, also when the images are not of one size.
+        """
+        size: tuple[int, int] | None = None
+        first = ""
+        for name in self.fields or (main,):
+            image = sample[name]
+            if image is None:
+                continue
+            if name == main or name in alike:
+                with _decoding(image):
+                    image, here = self._sized(image)
+                _check_same(first, size, name, here)
+                sample[name] = self(image, draw, out if name == main else None)
+            else:
+                if isinstance(image, bytes | bytearray | memoryview):
+                    image = stored(image, upright=self.upright, max_pixels=self.max_pixels)
+                here = _checked(image).size
+                _check_same(first, size, name, here)
+                with _decoding(image):
+                    sample[name] = self._nearest(image, draw)
+            if size is None:
+                size, first = here, name
+        if self.boxes is not None and size is not None and sample[self.boxes] is not None:
+            assert isinstance(self.size, tuple)
+            box, flip = self._box(*size, draw)
+            try:
+                sample[self.boxes] = move_boxes(sample[self.boxes], box, self.size, flip)
+            except DecodeError as error:
+                raise DecodeError(f"{self.boxes!r}: {error}") from None
+
+    def _sized(self, image: Any) -> tuple[Any, tuple[int, int]]:
+        """An image as this takes it, and its width and height when it is upright."""
+        if isinstance(image, bytes | bytearray | memoryview):
+            if (raw := _raw(image, self.max_pixels)) is not None:
+                return image, (raw.shape[1], raw.shape[0])
+            core = compiled.core
+            header = None if core is None else core.header(image)
+            if header is not None and (not self.upright or header[2]):
+                width, height, orientation = header
+                swap = self.upright and _TURNS.get(orientation, _UPRIGHT).swap
+                return image, (height, width) if swap else (width, height)
+            source = _open(image, self.max_pixels)
+            if source.format not in ("JPEG", "MPO"):
+                source.load()  # once, and not again in `__call__`
+                image = source
+        else:
+            source = _checked(image)
+        width, height = source.size
+        swap = self.upright and _turn(source).swap
+        return image, (height, width) if swap else (width, height)
+
+    def _nearest(self, image: Image.Image, draw: int) -> NDArray[Any]:
+        """The same part of another image, upright already, its values as they are."""
+        assert isinstance(self.size, tuple)
+        high, wide = self.size
+        box, flip = self._box(*image.size, draw)
+        array = _values(image.resize((wide, high), _pil().Resampling.NEAREST, box))
+        return np.ascontiguousarray(array[:, ::-1]) if flip else array
+
     def _by_core(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> bool:
@@ -270,7 +409,8 @@ class Transform:
             return False
         if not isinstance(image, bytes | bytearray | memoryview):
             return False
-        if (header := core.header(image)) is None or header[0] * header[1] > self.max_pixels:
+        limit = MAX_PIXELS if self.max_pixels is None else self.max_pixels
+        if (header := core.header(image)) is None or header[0] * header[1] > limit:
             return False
         width, height, orientation = header
         turn = _UPRIGHT
@@ -286,7 +426,7 @@ class Transform:
             out = out[:, ::-1]
         if turn.mirror_y:
             out = out[::-1]
-        done: bool = core.crop(image, box, out, self.interpolation, factor, self.max_pixels)
+        done: bool = core.crop(image, box, out, self.interpolation, factor, limit)
         return done
 
     def _check_out(self, out: Any) -> None:
@@ -472,6 +612,84 @@ def crop_box(
     return (width - w) // 2, (height - h) // 2, w, h, flip
 
 
+# What annotations say in pixels of the whole image, besides their bbox: untrue of a crop.
+_STALE = frozenset(("segmentation", "keypoints", "num_keypoints", "area"))
+
+
+def move_boxes(value: Any, box: Box, size: tuple[int, int], flip: bool) -> Any:
+    """Boxes of an image as boxes of a crop of it: moved, scaled, mirrored, and clipped to the crop.
+
+    value: one of
+        [{"bbox": [x, y, width, height], ...}, ...]    annotations of COCO: dicts
+        [[x, y, width, height, ...], ...]              lists; or an array (N, 4 or more)
+    box: of the crop, in pixels of the image. size: (height, width) of the result.
+
+    A box of which less than one pixel is left, in width or height of the result, is left out, with
+    all that stands beside it: the rest of its dict (category_id, label, iscrowd), or of its row. Of
+    a dict go the values that would be untrue of the crop: segmentation, keypoints, num_keypoints,
+    area. A dict without bbox stays. The value that was given stays as it is. Raises DecodeError.
+    """
+    left, top, right, bottom = box
+    high, wide = size
+    x_scale, y_scale = wide / (right - left), high / (bottom - top)
+
+    def moved(one: Any) -> list[float] | None:
+        try:
+            x, y, w, h = (float(v) for v in one)
+        except (TypeError, ValueError):
+            raise _no_boxes(one) from None
+        x0, x1 = (min(max((v - left) * x_scale, 0.0), wide) for v in (x, x + w))
+        y0, y1 = (min(max((v - top) * y_scale, 0.0), high) for v in (y, y + h))
+        if flip:
+            x0, x1 = wide - x1, wide - x0
+        seen = x1 - x0 >= 1 and y1 - y0 >= 1
+        return [x0, y0, x1 - x0, y1 - y0] if seen else None
+
+    if isinstance(value, np.ndarray):
+        if value.ndim != 2 or value.shape[1] < 4 or value.dtype.kind not in "iuf":
+            raise _no_boxes(value)
+        rows = [(row, moved(row[:4])) for row in value]
+        dtype = value.dtype if value.dtype.kind == "f" else np.dtype(np.float32)
+        kept = np.array([row for row, there in rows if there], dtype).reshape(-1, value.shape[1])
+        kept[:, :4] = np.array([there for _, there in rows if there], dtype).reshape(-1, 4)
+        return kept
+    if not isinstance(value, list | tuple):
+        raise _no_boxes(value)
+    out: list[Any] = []
+    for one in value:
+        if isinstance(one, dict):
+            found = {name: v for name, v in one.items() if name not in _STALE}
+            if "bbox" in one:
+                there = moved(one["bbox"])
+                if there is None:
+                    continue
+                found["bbox"] = there
+            out.append(found)
+        elif isinstance(one, list | tuple) and len(one) >= 4:
+            if (there := moved(one[:4])) is not None:
+                out.append([*there, *one[4:]])
+        else:
+            raise _no_boxes(one)
+    return out
+
+
+def _no_boxes(found: Any) -> DecodeError:
+    shape = getattr(found, "shape", None)
+    what = printable(repr(found)) if shape is None else f"an array {shape} of {found.dtype}"
+    return DecodeError(
+        "expected boxes: dicts with bbox [x, y, width, height], as COCO has them, or rows that "
+        f"begin so; found {what}. Give `map=` to move boxes of another form"
+    )
+
+
+def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple[int, int]) -> None:
+    if size is not None and size != here:
+        raise DecodeError(
+            f"{first!r} is {size[0]} x {size[1]} pixels, and {name!r} {here[0]} x {here[1]}: one "
+            "crop of several fields needs them of one size. Give `map=` to resize one of them first"
+        )
+
+
 # The engine -----------------------------------------------------------------------------------
 
 
@@ -534,7 +752,7 @@ def _pil() -> ModuleType:
 # Opening --------------------------------------------------------------------------------------
 
 
-def _raw(data: Any, max_pixels: int) -> NDArray[np.uint8] | None:
+def _raw(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
     """(H, W, 3) uint8, a view of the pixels in a PPM as `ppm` spells it; None: PIL shall say."""
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
@@ -542,7 +760,8 @@ def _raw(data: Any, max_pixels: int) -> NDArray[np.uint8] | None:
     if found is None:
         return None
     width, height, start = int(found[1]), int(found[2]), found.end()
-    if width * height > max_pixels or len(data) != start + 3 * width * height:
+    limit = MAX_PIXELS if max_pixels is None else max_pixels
+    if width * height > limit or len(data) != start + 3 * width * height:
         return None
     return np.frombuffer(data, np.uint8, offset=start).reshape(height, width, 3)
 
@@ -554,7 +773,7 @@ def _from_raw(raw: NDArray[np.uint8]) -> Image.Image:
     return image
 
 
-def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Any:
+def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
     """The lazily opened image (a PIL ImageFile), its header read and its size within the limit.
 
     Image.open would do but for its pixel guard, which has two fixed levels, reads a global of PIL
@@ -587,14 +806,17 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Any:
     )  # fmt: skip
 
 
-def _check_pixels(name: str, size: tuple[int, int], max_pixels: int) -> None:
+def _check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
+    """Raise DecodeError when there are too many; max_pixels: None is the default of the format."""
     width, height = size
-    remedy = "if it is a true picture, raise max_pixels"
+    remedy = f"if it is a true picture, give max_pixels={width * height}"
+    if max_pixels is None:
+        max_pixels = MAX_WHOLE if name in WHOLE else MAX_PIXELS
     guard = _pil().MAX_IMAGE_PIXELS
     if name in ("GIF", "TIFF") and guard is not None and guard < max_pixels:
         # These two plugins ask PIL's guard again when they allocate, and it would warn.
         max_pixels = guard
-        remedy = "if it is a true picture, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS"
+        remedy += " and raise PIL.Image.MAX_IMAGE_PIXELS"
     if width * height > max_pixels:
         raise DecodeError(
             f"{name} image: its header says {width} x {height} = {width * height:,} pixels, over "
@@ -640,6 +862,12 @@ def _array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
     return array[:, ::-1, ::-1] if mirrored else array
 
 
+def _values(image: Image.Image) -> NDArray[Any]:
+    """The values of an image of any mode: (H, W) or (H, W, C), of this machine's byte order."""
+    array = np.array(image)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def _checked(image: Any) -> Image.Image:
     if not isinstance(image, _pil().Image):
         raise DecodeError(
@@ -675,7 +903,7 @@ def _placed(cut: jpeg.Cut, width: int, height: int, factor: int) -> Image.Image:
         decoder.setimage(picture.im, (left, top, right, bottom))
         unread, status = decoder.decode(cut.data)
     if unread >= 0 or status:
-        image = _open(cut.data, MAX_PIXELS)
+        image = _open(cut.data, None)
         _draft(image, factor)
         picture.paste(image, (left, top))  # loads it, and so says what is wrong, as ever
     return picture
@@ -782,9 +1010,12 @@ def _rgb(image: Image.Image) -> Image.Image:
         return image
     if mode == "I" or mode.startswith("I;16"):
         grey = np.asarray(image)
-        if mode == "I":  # 32 bits signed: what PIL makes of 16-bit PGM and signed TIFF
-            grey = np.clip(grey, 0, 65535)
-        scaled = ((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        scaled = np.empty(grey.shape, np.uint8)
+        for at in range(0, len(grey), 64):  # rows: at once it would take 12 bytes a pixel, not 7
+            some = grey[at : at + 64]
+            if mode == "I":  # 32 bits signed: what PIL makes of 16-bit PGM and signed TIFF
+                some = np.clip(some, 0, 65535)
+            scaled[at : at + 64] = (some.astype(np.uint32) + 128) // 257
         image = _pil().fromarray(scaled)
     elif mode == "F":
         raise DecodeError(
@@ -797,6 +1028,15 @@ def _rgb(image: Image.Image) -> Image.Image:
     elif mode in ("RGBa", "La"):
         image = image.convert(mode.upper())  # there is no direct way from premultiplied alpha
     return image.convert("RGB")
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """The image in mode L; colours as PIL weighs them, more than 8 bits by the rules at the top."""
+    return image if image.mode == "L" else _rgb(image).convert("L")
+
+
+def _same(image: Image.Image) -> Image.Image:
+    return image
 
 
 def _averageable(image: Image.Image) -> Image.Image:
@@ -895,6 +1135,16 @@ def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
     raise OptionError(
         f"RandomResizedCrop: {name} is {value!r}, expected (low, high) with 0 < low <= high{within}"
     )
+
+
+def _check_names(where: str, value: Any) -> tuple[str, ...]:
+    names = tuple(value) if isinstance(value, tuple | list) else ()
+    if not names or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        example = f"({value!r},)" if isinstance(value, str) else "('image', 'mask')"
+        raise OptionError(
+            f"{where}: fields is {value!r}, expected names of fields, each once, such as {example}"
+        )
+    return names
 
 
 def _uniform(draw: int, k: int) -> float:

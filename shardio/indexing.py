@@ -132,6 +132,11 @@ def index(
     found = _find(local_path(directory), format, files, classes, out)
     folder = found.root if out is None else local_path(out)
     jobs = parallel.processes(jobs)
+    if out is None and not os.access(folder or os.curdir, os.W_OK):
+        raise StorageError(
+            f"{printable(folder)}: no permission to write the index beside the data; --out DIR "
+            "puts it elsewhere"
+        )
     local.make_directory(folder)
     _refuse_other(folder, overwrite)
     dataset_id = dataset_id_of(found, wanted)

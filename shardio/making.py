@@ -13,7 +13,7 @@ asked for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from .collating import TENSORS, collate, into
+from .collating import TENSORS, is_planes, own, places_of, rows_of
 from .decoding import Work
 from .errors import as_error, printable
 from .meter import Made
 from .parcel import SMALL
 from .slots import Slot, Slots
-from .stream import Items, Stream, mark, mark_all
+from .stream import Items, Stream, collated, mark, mark_all
 from .whereabouts import BETWEEN, COLLATES, Place
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
 
 _ARRAYS = (np.ndarray, torch.Tensor)
+_NONE: frozenset[int] = frozenset()
 _LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
 
 
@@ -49,8 +50,20 @@ class Failure(Exception):
 class Batch:
     """A batch that is being made; the collating.Memory of its columns."""
 
-    def __init__(self, items: Items, number: int, slot: Slot, layout: Layout) -> None:
+    def __init__(
+        self,
+        items: Items,
+        number: int,
+        slot: Slot,
+        layout: Layout,
+        ragged: Collection[int | str] = (),
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        """ragged: fields, by place in a tuple or by name, that become lists; fields: the names of
+        what is in a tuple, where they are known."""
         self.items: list[Any] = [None] * items.size
+        self.made_of = items
+        self._ragged, self._fields = ragged, fields
         self.number = number  # of this maker's batches, from 0
         self.slot = slot
         self.valid = items.valid
@@ -111,18 +124,26 @@ class Batch:
         """The item of row i, its arrays in their rows of the batch."""
         kind = type(item)
         if kind is tuple:
+            lists = places_of(self._ragged, item, self._fields) if self._ragged else _NONE
             return tuple(
                 [
-                    self._settled(name, i, value) if type(value) in _ARRAYS else value
+                    self._settled(name, i, value)
+                    if type(value) in _ARRAYS and name not in lists
+                    else value
                     for name, value in enumerate(item)
                 ]
             )
         if kind is dict:
-            return {name: self._settled(name, i, value) for name, value in item.items()}
+            return {
+                name: value if name in self._ragged else self._settled(name, i, value)
+                for name, value in item.items()
+            }
         return item
 
     def _settled(self, name: int | str, i: int, value: Any) -> Any:
         kind = type(value)
+        if kind is torch.Tensor and is_planes(value):
+            value, kind = rows_of(value), np.ndarray
         column = self._columns.get(name)
         if column is not None and not column.is_tensor and kind is np.ndarray:  # 1 us of every row
             row = column.rows[i]
@@ -207,7 +228,10 @@ class Maker:
         self._slots = slots
         self._pack = pack
         self._emit = emit
-        self._in_place = stream.collate_fn is collate
+        ragged = own(stream.collate_fn)
+        self._in_place = ragged is not None
+        self._ragged = frozenset(ragged or ())
+        self._fields = stream.item_fields
         self._exact = stream.tail == "exact"
         self._image = stream.image_place if self._in_place else None
         self._wanted = 0  # batches that may be begun
@@ -316,7 +340,10 @@ class Maker:
             items = next(reads, None)
             if items is None:
                 return
-            self._at = batch = Batch(items, self._begun, self._slots.take(), self.layout)
+            self._at = batch = Batch(
+                *(items, self._begun, self._slots.take(), self.layout),
+                *(self._ragged, self._fields),
+            )
             self._begun += 1
             self._open[batch.number] = batch
             if items.whole is not None and self._in_place:
@@ -343,13 +370,14 @@ class Maker:
     def _finish(self, batch: Batch) -> None:
         """Collate a batch whose rows are made."""
         start = perf_counter()
-        collated, batch.whole = batch.whole, None
-        if collated is None:
-            with into(batch):
-                collated = self._stream.collate_fn(batch.items)
+        made, batch.whole = batch.whole, None
+        if made is None:
+            stream = self._stream
+            names = stream.names_of(batch.made_of) if self._in_place else None
+            made = collated(stream.collate_fn, batch.items, batch.made_of, names, batch)
         self.layout = batch.layout
-        packed = self._pack(batch, collated)
-        del collated  # in another process it may be done with at once, and its slot be wanted again
+        packed = self._pack(batch, made)
+        del made  # in another process it may be done with at once, and its slot be wanted again
         batch.forget()
         batch.collate_s = perf_counter() - start
         self._hand_over(batch.number, batch, packed)

@@ -274,7 +274,10 @@ def _json(value: Any) -> str:
 
 def _refuse_file(storage: Storage) -> None:
     if isinstance(storage, LocalStorage) and os.path.isfile(storage.root):
-        shown = printable(storage.url)
+        shown, folder = printable(storage.url), os.path.dirname(storage.root)
+        if os.path.lexists(os.path.join(folder, MANIFEST)):
+            here = printable(os.path.dirname(storage.url.rstrip("/")) or os.curdir)
+            raise NotPackedError(f"{shown}: it is a file of a dataset; give its directory, {here}")
         raise NotPackedError(
             f"{shown}: it is a file, not a packed directory; if it can be packed, `shardio pack "
             f"{shown} OUT` makes one in OUT"
@@ -297,7 +300,11 @@ def _missing(storage: Storage) -> str:
     if splits := _splits_in(storage):
         return _several(shown, splits)
     if not storage.exists(""):
-        return f"{shown}: not packed: there is no such directory"
+        above = os.path.dirname(storage.root) if isinstance(storage, LocalStorage) else ""
+        beside = (load_splits(locate(above)) if above else None) or []
+        name = os.path.basename(storage.url.rstrip("/"))
+        more = f"; of the splits beside it {there_are(beside, name)}" if beside else ""
+        return f"{shown}: not packed: there is no such directory{more}"
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
         f"`shardio index {shown}` makes one here, if images or shards of others lie here"
@@ -347,7 +354,7 @@ def _unfinished(folder: str) -> str:
         return "a Writer did not finish here, or is still at work; write it again"
     return (
         "a packing was begun here and is not finished; run the same `shardio pack` again to resume "
-        "it"
+        f"it, or `shardio commit {printable(folder)}` where parts of it were all built"
     )
 
 
@@ -489,7 +496,10 @@ def _unhex(text: Any, size: int) -> bytes:
 
 def classes_of(other: str) -> tuple[str, ...]:
     """The names of the classes of another dataset, or of splits. Raises OptionError."""
-    there = load(locate(next(iter(datasets(other).values()))))
+    try:
+        there = load(locate(next(iter(datasets(other).values()))))
+    except NotPackedError as error:
+        raise NotPackedError(f"--classes: expected a dataset. {error}") from None
     if there.classes is None:
         raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
     return there.classes

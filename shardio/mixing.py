@@ -111,7 +111,12 @@ class Component(Protocol):
     def image_place(self) -> int | str | None: ...
     def _which(self) -> dict[str, Any]: ...
     def _adopted(self, state: Mapping[str, Any]) -> Options: ...
-    def _feed(self, reads: Share | Slices, consumers: Consumers) -> Iterator[Items]: ...
+    @property
+    def item_fields(self) -> tuple[str, ...] | None: ...
+    def record_name(self, number: int) -> str: ...
+    def _feed(
+        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
+    ) -> Iterator[Items]: ...
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,11 @@ class Mixture(Stream):
         places = {dataset.image_place for dataset in self._datasets}
         return places.pop() if len(places) == 1 else None
 
+    @property
+    def item_fields(self) -> tuple[str, ...] | None:
+        fields = {dataset.item_fields for dataset in self._datasets}
+        return fields.pop() if len(fields) == 1 else None
+
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         size = share.batch_size or 1
         rows = self._rows(share, _Ranges(share), consumers)
@@ -174,7 +184,8 @@ class Mixture(Stream):
             count = stop - start
             own: Iterable[Any] = islice(rows, count)
             if count == size:
-                yield Items(own, _made, count, count)
+                noted = _Noted(own)
+                yield Items(noted, _made, count, count, None, noted.records)
                 continue
             repeats = share.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
@@ -183,7 +194,8 @@ class Mixture(Stream):
                 for a, b in pairwise([*cuts, len(repeats)])
                 if a < b
             ]
-            yield Items(chain(own, *again), _made, count, count + len(repeats))
+            noted = _Noted(chain(own, *again))
+            yield Items(noted, _made, count, count + len(repeats), None, noted.records)
 
     def _rows(
         self, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
@@ -208,8 +220,8 @@ class Mixture(Stream):
                 batch_size=math.ceil((share.batch_size or 1) * self._share_of(d)),
                 consumers=share.world_size * share.num_workers,
             )
-            for items in dataset._feed(reads, consumers):
-                yield from zip(repeat(items.make), items.rows)
+            for items in dataset._feed(reads, consumers, self.hands_out):
+                yield from zip(repeat(items.make), items.rows, repeat(dataset))
 
     def _parts(
         self, d: int, before: int, ranges: Iterable[tuple[int, int]]
@@ -272,10 +284,27 @@ class Mixture(Stream):
         return MixedOptions.of(parts)
 
 
-def _made(row: tuple[Callable[[Any, Work], Any], Any], work: Work) -> Any:
+def _made(row: tuple[Callable[[Any, Work], Any], Any, Component], work: Work) -> Any:
     """The item of a row of one of the datasets."""
-    make, own = row
+    make, own, _ = row
     return make(own, work)
+
+
+class _Noted:
+    """Rows that are read once; then what messages call their records."""
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._rows = rows
+        self._seen: list[tuple[Component, int]] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        seen = self._seen
+        for row in self._rows:
+            seen.append((row[2], row[1][0]))
+            yield row
+
+    def records(self) -> list[str]:
+        return [dataset.record_name(number) for dataset, number in self._seen]
 
 
 class _Ranges:
@@ -351,7 +380,7 @@ def _alike(datasets: Sequence[Any]) -> Any:
     for name, shown in _COMMON.items():
         for number, dataset in enumerate(datasets):
             here, there = getattr(first, name), getattr(dataset, name)
-            if here != there:
+            if here != there and not (name == "_structure" and Any in (here, there)):
                 raise OptionError(
                     f"mix: {shown} of dataset {number}: {printable(repr(there))}, and of dataset "
                     f"0: {printable(repr(here))}; give both the same"

@@ -148,7 +148,7 @@ def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
     if shuffle_buffer == "all":
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
-        return math.ceil(sizes.parse_size(shuffle_buffer) / mean_bytes)
+        return math.ceil(sizes.size("shuffle_buffer", shuffle_buffer) / mean_bytes)
     if isinstance(shuffle_buffer, np.integer):
         return int(shuffle_buffer)
     if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):

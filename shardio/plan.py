@@ -244,14 +244,16 @@ def changed(
         names.discard("quality")
     if "shuffle" in names:
         names.discard("seed")
-    return [
-        f"{name}: was {_shown(name, before.get(name))}, now {_shown(name, after.get(name))}"
-        + (", the default" if name in by_default else "")
-        for name in sorted(names)
-    ]
+    lines = []
+    for name in sorted(names):
+        was, now = (shown_option(name, one.get(name)) for one in (before, after))
+        lines.append(
+            f"{name}: was {was}, now {now}" + (", the default" if name in by_default else "")
+        )
+    return lines
 
 
-def _shown(name: str, value: Any) -> str:
+def shown_option(name: str, value: Any) -> str:
     """The value of an option, as it is given."""
     if value is None:
         return "not given"

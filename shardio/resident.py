@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from .collating import collate
+from .collating import collate, own, places_of
 from .errors import OptionError
 from .mixing import Mixture
 from .order import Epoch, Int64s, Share
@@ -35,6 +35,8 @@ class Resident:
         _check(stream)
         self.device = device
         self._starts = np.cumsum(stream.counts) - stream.counts
+        self._ragged = own(stream.collate_fn) or ()
+        self._fields = stream.item_fields
         self._columns: dict[int | str, _Column] | None = None
         self._tuple = True  # what batches are: tuples, or dicts
 
@@ -62,7 +64,11 @@ class Resident:
             self._tuple = isinstance(batch, tuple)
             fields = dict(enumerate(batch)) if self._tuple else batch
             if not columns:
-                columns = {name: _column(name, value, len(rows)) for name, value in fields.items()}
+                lists = self._lists(batch)
+                columns = {
+                    name: _column(name, value, len(rows), name in lists)
+                    for name, value in fields.items()
+                }
                 _check_room(sum(column.bytes for column in columns.values()), len(rows))
                 for column in columns.values():
                     column.allocate()
@@ -76,6 +82,12 @@ class Resident:
         for column in columns.values():
             column.to(self.device)
         self._columns = columns
+
+    def _lists(self, batch: Any) -> Collection[int | str]:
+        """The ragged fields of a batch."""
+        if not isinstance(batch, tuple) or not self._ragged:
+            return self._ragged
+        return places_of(self._ragged, batch, (self._fields or ())[: len(batch)] or None)
 
     def batches(self, share: Share) -> Iterator[Any]:
         """The batches of a rank's share, in order."""
@@ -163,7 +175,8 @@ class _Column:
 class _Listed(_Column):
     """A field of values that are no tensors: objects, kept as they are."""
 
-    def __init__(self, like: list[Any], records: int) -> None:
+    def __init__(self, like: list[Any], records: int, ragged: bool) -> None:
+        self._ragged = (0,) if ragged else ()
         self._values: list[Any] = [None] * records
         self.bytes = math.ceil(sum(map(_size, like)) / max(1, len(like)) * records)  # about
 
@@ -182,7 +195,7 @@ class _Listed(_Column):
     def take(self, rows: torch.Tensor) -> Any:
         values = self._values
         # What no batch of the filling could stack, one of another epoch may.
-        (column,) = collate([(values[row],) for row in rows.tolist()])
+        (column,) = collate([(values[row],) for row in rows.tolist()], ragged=self._ragged)
         return column
 
 
@@ -196,7 +209,7 @@ def _check(stream: Stream) -> None:
             "that does not, CenterCrop(size) or decode='numpy', and crop and flip whole batches "
             "behind the loader; or leave resident out"
         )
-    if stream.collate_fn is not collate:
+    if own(stream.collate_fn) is None:
         raise OptionError("resident gathers the batches itself: leave collate_fn out")
 
 
@@ -207,11 +220,11 @@ def _odd(name: int | str, what: str) -> OptionError:
     )
 
 
-def _column(name: int | str, values: Any, records: int) -> _Column:
+def _column(name: int | str, values: Any, records: int, ragged: bool) -> _Column:
     if isinstance(values, torch.Tensor):
         return _Column(values, records)
     if isinstance(values, list):
-        return _Listed(values, records)
+        return _Listed(values, records, ragged)
     raise OptionError(
         f"resident: field {name!r} comes as a {type(values).__name__} of columns: expected one "
         "value a sample; give a transform that returns one array, or leave resident out"

@@ -17,12 +17,12 @@ from typing import Any, overload
 import numpy as np
 
 from . import manifest, order
-from .decoding import Decode, Decoder
-from .errors import OptionError, printable, there_are
+from .decoding import Decode, Decoder, record_name
+from .errors import OptionError, name_record, printable, there_are
 from .fetch import Described, Reader
 from .formats.base import Column
 from .formats.columns import key_hash
-from .sample import Sample
+from .sample import KEY, Sample
 from .sizes import show_count
 from .storage import locate
 
@@ -34,22 +34,28 @@ def open(
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
+    max_pixels: int | None = None,
     root: str | os.PathLike[str] | None = None,
     verify_open: bool = True,
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
     split      "train": the dataset of this name in `path`, which holds several
-    decode     "pil": images as PIL images, RGB, upright. "numpy": as arrays of these, (H, W, 3)
-               uint8. None: as the bytes of their files. Or a function of those bytes
+    decode     "pil": the first image field as a PIL image, RGB, upright; other image fields as
+               stored. "numpy": as arrays of these, (H, W, 3) uint8 the first. None: as the bytes of
+               their files. Or a function of those bytes. Or a mapping of these by field, also of
+               "gray" and "stored"
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
     fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
+    max_pixels  of an image that is decoded; default 2**28, and 2**26 for WebP and its like
     root       where the data lies, when `shardio index --out` put its index elsewhere
     verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     """
     storage = locate(manifest.split_folder(path, split))
     found = manifest.load(storage)
-    decoder = Decoder(found.schema, fields=fields, decode=decode, transform=transform)
+    decoder = Decoder(
+        found.schema, fields=fields, decode=decode, transform=transform, max_pixels=max_pixels
+    )
     shards = None if root is None else locate(root)
     reader = Reader(storage, found, root=shards, verify=verify_open)
     return ShardSequence(reader, decoder, range(found.records))
@@ -166,7 +172,12 @@ class ShardSequence(Described, Sequence[Any]):
 
     def _item(self, sample: Sample, number: int) -> Any:
         draw = order.draw(0, 0, number) if self._decoder.wants_draw else 0
-        return self._decoder(sample, number, draw)
+        key = sample[KEY]
+        try:
+            return self._decoder(sample, number, draw)
+        except Exception as error:
+            name_record(error, record_name(number, key))
+            raise
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """The rows as (shard, first record, end), where they are adjacent."""

@@ -106,7 +106,8 @@ def check_packed(format: str) -> str:
     """The name, if shardio packs shards of this format. Raises OptionError."""
     if format not in ENCODERS:
         raise OptionError(
-            f"format {printable(repr(format))}: shardio packs {' and '.join(ENCODERS)} shards"
+            f"format {printable(repr(format))}: shardio packs {' and '.join(ENCODERS)} shards; "
+            "`shardio export` writes other formats from these"
         )
     return format
 

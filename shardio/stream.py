@@ -31,8 +31,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from . import sizes
-from .collating import Empty, collate, empty
-from .decoding import Work
+from .collating import Empty, Names, collate, empty, into, own
+from .decoding import Work, check_function
 from .epoch_state import (
     Decision,
     EpochState,
@@ -46,7 +46,7 @@ from .epoch_state import (
     number_of,
     ticket,
 )
-from .errors import EpochError, OptionError, StateError, as_error, printable
+from .errors import EpochError, OptionError, StateError, as_error, name_record, printable
 from .options import Options
 from .order import ORDER_VERSION, Int64s, Share, Tail, key
 
@@ -83,6 +83,7 @@ class Items(NamedTuple):
     valid: int  # items before this one are the epoch's own; those from it on repeat some
     size: int
     whole: Callable[[Empty], Any] | None = None  # the collated batch at once, or None: not this one
+    records: Callable[[], Sequence[str]] | None = None  # what messages call them, once all are read
 
 
 class Stream(IterableDataset[Any]):
@@ -96,11 +97,11 @@ class Stream(IterableDataset[Any]):
         collate_fn: Callable[[list[Any]], Any] | None,
         ranks: tuple[int, int] | None,
     ) -> None:
-        if collate_fn is not None and not callable(collate_fn):
-            raise OptionError(f"collate_fn is {collate_fn!r}: expected a function")
+        check_function("collate_fn", collate_fn)
         self.options = options
         self.counts = counts  # (shards,) int64: the records of each that this stream reads
         self.collate_fn = collate if collate_fn is None else collate_fn
+        own(self.collate_fn)  # raises for a wrong `ragged`
         self._given_ranks = ranks
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
         self._captured_for = 0  # the process that was given them; those it forks ask anew
@@ -142,6 +143,20 @@ class Stream(IterableDataset[Any]):
     def image_place(self) -> int | str | None:
         """The field of an item that a built-in transform makes, if one does."""
         return None
+
+    @property
+    def item_fields(self) -> tuple[str, ...] | None:
+        """The names of the fields of items that are tuples, where they are known."""
+        return None
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether items go to code that is not ours: DataLoader's, or a collate_fn of users."""
+        return self.batch_size is None or own(self.collate_fn) is None
+
+    def names_of(self, batch: Items) -> Names:
+        """What messages call the items of a batch, and their fields."""
+        return Names(batch.records, self.item_fields)
 
     # --- what users call ---
 
@@ -736,29 +751,73 @@ if hasattr(os, "register_at_fork"):
 def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
     collate_fn = stream.collate_fn
+    ours = own(collate_fn) is not None
     for batch in batches:
-        if batch.whole is not None and collate_fn is collate:
+        if batch.whole is not None and ours:
             whole = batch.whole(empty)
             if whole is not None:
                 yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole
                 continue
-        # Not by map, which a StopIteration of a transform would end, as if there were no more rows.
-        make: Any = batch.make
-        items: Iterator[Any] = (make(row, work) for row in batch.rows)
+        items: Iterator[Any] = _items(batch, work)
         if stream.tail == "exact":
             items = map(mark, items, (i < batch.valid for i in range(batch.size)))
-        if stream.batch_size is not None:
-            samples = list(items)
-            work.number = -1
-            yield collate_fn(samples)
-        else:
+        if stream.batch_size is None:
             yield from items
+            continue
+        made = list(items)
+        work.number = -1
+        yield collated(collate_fn, made, batch, stream.names_of(batch) if ours else None)
+
+
+def _items(batch: Items, work: Work) -> Iterator[Any]:
+    """The items of a batch. What making one raises names the record that it was of."""
+    # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map, as if
+    # there were no more rows.
+    make = batch.make
+    for row in batch.rows:
+        try:
+            item = make(row, work)
+        except Exception as error:
+            name_record(error, work.record)
+            raise
+        work.number = -1
+        yield item
+
+
+def collated(
+    collate_fn: Callable[[list[Any]], Any],
+    items: list[Any],
+    batch: Items,
+    names: Names | None,
+    memory: Any = None,
+) -> Any:
+    """The batch that a collate_fn makes of these items. What it raises names their records.
+
+    names: given for a collate_fn of ours.
+    """
+    try:
+        with into(memory, names):
+            return collate_fn(items)
+    except Exception as error:
+        if names is None and batch.records is not None:
+            records = batch.records()
+            name_record(error, f"a batch of {len(records)}: {records[0]}, to {records[-1]}")
+        raise
 
 
 def mark(item: Any, valid: bool) -> Any:
     """The item with the field that tail="exact" adds."""
     if isinstance(item, tuple):
         return (*item, valid)
+    if not isinstance(item, dict) or VALID in item:
+        what = "has a field of that name already" if isinstance(item, dict) else "is neither"
+        raise OptionError(
+            f"tail='exact' adds {VALID!r} to tuples and dicts, and this {type(item).__name__}, as "
+            f"map or the dataset gives it, {what}: give a map that returns such without it"
+        )
+    if type(item) is dict:
+        return {**item, VALID: valid}  # a map may keep its own
+    item = copy.copy(item)
     item[VALID] = valid
     return item
 

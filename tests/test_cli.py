@@ -37,7 +37,7 @@ import shardio as library
 from shardio import ShardDataset, cli, sizes
 from shardio import sequence as sequences
 from shardio.cleaning import gc
-from shardio.errors import OptionError
+from shardio.errors import OptionError, StorageError
 from shardio.writer import Writer
 
 COMMANDS = (
@@ -642,6 +642,37 @@ def test_a_source_that_is_missing_or_holds_nothing_is_said(tmp_path: Path) -> No
         assert "shardio: " in shardio("pack", place, tmp_path.parent / "x", code=1).stderr
 
 
+def test_what_is_near_a_source_or_a_dataset_is_said_with_the_right_one(
+    source: Path, out: Path, tmp_path: Path
+) -> None:
+    image, shard, new = source / "class0" / "000.jpg", shards(out)[0], tmp_path / "new"
+    shardio("pack", source, tmp_path / "begun", "--part", "1/2", "--max-records", "4")
+    for arguments, said in (
+        (("pack", image, new), rf"000\.jpg: one image \(JPEG\); give the folder .*{image.parent}$"),
+        (("pack", shard, new), rf"\.shard: a file of a dataset; give its directory, {out}$"),
+        (("info", shard), rf"\.shard: it is a file of a dataset; give its directory, {out}$"),
+        (
+            ("pack", tmp_path / "begun", new),
+            r"begun: not packed: .* not finished; .*shardio commit",
+        ),
+        (("pack", source, image / "out"), rf"/out: {image} is a file, no directory$"),
+        (("pack", source, new, "--classes", source), "--classes: expected a dataset"),
+    ):
+        assert re.search(said, shardio(*arguments, code=1).stderr.strip())
+    assert not new.exists()
+
+
+def test_a_place_where_nothing_may_be_written_is_said_before_the_work(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK and real(path, mode))
+    with pytest.raises(StorageError, match=f"new/out: no permission to write into {tmp_path}"):
+        library.pack(source, tmp_path / "new" / "out", progress=lambda *_: pytest.fail("it began"))
+    with pytest.raises(StorageError, match=r"no permission to write the index beside .* --out"):
+        library.index(source, progress=lambda *_: pytest.fail("it began"))
+
+
 def test_a_dataset_of_a_newer_shardio_is_said(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shardio("pack", source, out)
@@ -655,6 +686,8 @@ def test_splits_are_named_by_commands_that_want_one(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG})
     shardio("pack", source, tmp_path / "out")
     assert "out/train" in shardio("ls", tmp_path / "out", code=1).stderr
+    missing = shardio("info", tmp_path / "out" / "trian", code=1).stderr
+    assert "there are train, val: did you mean 'train'?" in missing
     assert set(shardio_json("info", tmp_path / "out")["splits"]) == {"train", "val"}
     assert "2 records in 2 shards" in shardio("verify", tmp_path / "out").stdout
     assert "train\n" in shardio("info", tmp_path / "out").stdout

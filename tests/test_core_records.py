@@ -584,7 +584,7 @@ def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]
     by_item = Fetch(data._reader, share)
     assert (at_once.policy, by_item.policy) == ("hinted" if many else "held", "held")
     for rows, again in zip(at_once, by_item, strict=True):
-        items = [data._made(data.seed, 0, row, Work()) for row in by_item.rows(again)]
+        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
         yield data._whole(at_once, rows, empty), collate(items)
 
 

@@ -420,7 +420,7 @@ def test_other_image_fields_are_decoded_without_the_transform(packed: Packed) ->
     )
     for sample in ShardDataset(folder, transform=CenterCrop(8)):
         assert np.array_equal(sample["mask"], decode_image(jpeg(9)))
-        assert sample["image"].shape == (8, 8, 3)
+        assert sample["image"].shape == (3, 8, 8)
 
 
 def test_the_transform_is_of_the_first_image_where_none_is_called_image(packed: Packed) -> None:

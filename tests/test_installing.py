@@ -53,6 +53,7 @@ def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     made = build("build_sdist", tree, folder / "out")
     with tarfile.open(made) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(folder)
     return folder / made.name.removesuffix(".tar.gz")
 

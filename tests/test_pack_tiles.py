@@ -579,4 +579,7 @@ def test_json_and_unpack_say_it_too(source: Path, tiled: Path, tmp_path: Path) -
     assert done["tiled_from"] > 0 < done["tiled_to"]
     assert shardio_json("info", tiled)["options"]["tiles"] == 8
     assert shardio_json("unpack", tiled, tmp_path / "one")["tiles"] == 8
-    assert "8 files are JPEG tiles" in shardio("unpack", tiled, tmp_path / "two").stdout
+    assert (
+        "of these 8 JPEG tiles, as packing made them"
+        in shardio("unpack", tiled, tmp_path / "two").stdout
+    )

@@ -793,8 +793,8 @@ def test_a_shard_that_is_lost_after_the_first_look_is_built_and_committed(
     before = content(tmp_path / "out")
     real = packing._Packing.check
 
-    def check(one: Any, overwrite: bool) -> None:
-        real(one, overwrite)
+    def check(one: Any, *arguments: Any) -> None:
+        real(one, *arguments)
         shards(tmp_path / "out")[2].unlink()
 
     monkeypatch.setattr(packing._Packing, "check", check)

@@ -528,7 +528,7 @@ def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     by_item = Fetch(data._reader, share, selection=data._selection, many=data._many)
     for rows, again in zip(at_once, by_item, strict=True):
         whole = data._whole(at_once, rows, empty)
-        items = [data._made(data.seed, 0, row, Work()) for row in by_item.rows(again)]
+        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
         yield whole, collate(items), at_once.policy
 
 

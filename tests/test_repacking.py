@@ -253,7 +253,7 @@ def test_what_is_read_in_place_is_packed_with_its_root(source: Path, tmp_path: P
 
 def test_what_cannot_be_a_source_is_said(tmp_path: Path) -> None:
     (tmp_path / "file.xyz").write_bytes(b"hello")
-    with pytest.raises(OptionError, match="sources are of kind imagefolder"):
+    with pytest.raises(OptionError, match="no such kind of source; there are imagefolder"):
         pack(tmp_path, tmp_path / "out", from_="zip")
     with pytest.raises(SourceError, match="this file is none"):
         pack(tmp_path / "file.xyz", tmp_path / "out")

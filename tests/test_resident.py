@@ -1,5 +1,6 @@
 """ShardLoader(resident=): the same batches in the same order, gathered from memory."""
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import shardio
 from shardio import (
     CenterCrop,
     OptionError,
@@ -219,19 +221,34 @@ def test_objects_count_with_what_they_hold(
 def test_rows_of_several_sizes_are_refused(tmp_path: Path) -> None:
     with Writer(tmp_path / "out", fields={"a": "array"}, id="sizes") as writer:
         for i in range(6):
-            writer.write({"__key__": str(i), "a": np.zeros(3 if i < 5 else 4, np.uint8)})
+            writer.write({"__key__": str(i), "a": np.zeros(3 if i < 4 else 4, np.uint8)})
     dataset = ShardDataset(tmp_path / "out", batch_size=2, shuffle=False, fields=("a",))
     with pytest.raises(OptionError, match="resident: field 0 comes as tensors"):
         next(iter(ShardLoader(dataset, num_workers=0, threads=0, resident="ram")))
 
 
 def test_what_only_some_batches_can_stack_is_as_in_the_dataset(tmp_path: Path) -> None:
-    with Writer(tmp_path / "out", fields={"a": "array"}, id="sizes") as writer:
+    with Writer(tmp_path / "out", fields={"a": "int"}, id="sizes") as writer:
         for i in range(40):
-            writer.write({"__key__": str(i), "a": np.full(3 + i % 2, i, np.uint8)})
+            writer.write({"__key__": str(i), "a": (i << 63) % ((1 << 64) - 1)})
     dataset = ShardDataset(tmp_path / "out", batch_size=2, shuffle_buffer="all", fields=("a",))
     assert {type(column) for (column,) in dataset} == {list, torch.Tensor}
     check(dataset)
+
+
+def test_ragged_fields_stay_lists(tmp_path: Path) -> None:
+    with Writer(tmp_path / "out", fields={"a": "array", "b": "int"}, id="sizes") as writer:
+        for i in range(40):
+            writer.write({"__key__": str(i), "a": np.full(3 + i % 2, i, np.uint8), "b": i})
+    for fields, ragged in ((("b", "a"), ("a",)), (("a", "b"), (0,)), (None, ("a",))):
+        dataset = ShardDataset(
+            tmp_path / "out",
+            batch_size=2,
+            shuffle_buffer="all",
+            fields=fields,
+            collate_fn=functools.partial(shardio.collate, ragged=ragged),
+        )
+        check(dataset)
 
 
 def test_columns_in_columns_are_refused(packed: Callable[..., Path]) -> None:

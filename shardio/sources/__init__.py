@@ -14,8 +14,11 @@ from ..errors import (
     SourceError,
     VersionError,
     printable,
+    there_are,
 )
 from ..formats import FOREIGN, claims
+from ..imagetypes import image_type
+from ..lock import JOURNAL
 from ..manifest import MANIFEST, SPLITS, load
 from ..sizes import show_count
 from ..storage import locate
@@ -70,6 +73,8 @@ def _dataset_names(wanted: Wanted) -> list[str]:
 
 def _folder(wanted: Wanted) -> Wanted:
     """What a folder without a manifest is, by the names at its top."""
+    if os.path.lexists(os.path.join(wanted.path, os.fsencode(JOURNAL))):
+        load(locate(os.fsdecode(wanted.path)))  # says that its packing is not finished
     folders, files, _ = imagefolder.top(os.path.abspath(wanted.path))
     others = imagefolder.others(files)
     coco.refuse_folder(wanted.path, wanted.shown, [*others, *folders])
@@ -141,11 +146,23 @@ def tell(wanted: Wanted) -> Wanted:
     if wanted.kind is not None:
         if wanted.kind not in KINDS:
             raise OptionError(
-                f"--from {printable(wanted.kind)}: sources are of kind {', '.join(KINDS)}"
+                f"--from {printable(wanted.kind)}: no such kind of source; "
+                f"{there_are(KINDS, wanted.kind, len(KINDS))}"
             )
         return wanted
     kind = _kind(wanted)
     return _folder(wanted) if kind == "imagefolder" else replace(wanted, kind=kind)
+
+
+def _refuse_part(path: bytes, shown: str) -> None:
+    """Raise SourceError for one file of those that a folder is packed by: an image, or a shard."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        kind = image_type(file.read(32))
+        here = printable(os.path.dirname(path) or b".")
+        if kind is not None:
+            raise SourceError(f"{shown}: one image ({kind}); give the folder that it is in, {here}")
+        if os.path.lexists(os.path.join(os.path.dirname(path), os.fsencode(MANIFEST))):
+            raise SourceError(f"{shown}: a file of a dataset; give its directory, {here}")
 
 
 def names(wanted: Wanted) -> list[str]:
@@ -187,6 +204,7 @@ def _kind(wanted: Wanted) -> str:
         return "listing"
     claimed = next(iter(claims([os.fsdecode(os.path.basename(path))])), None)
     if claimed is None:
+        _refuse_part(path, wanted.shown)
         raise SourceError(
             f"{wanted.shown}: expected a folder of images, a listing, or a file of another format, "
             "and this file is none; --from says what it is"

@@ -373,6 +373,19 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise StorageError(f"{shown}: no permission to write into {printable(folder)}")
 
 
+def check_directory(path: str) -> None:
+    """Raise StorageError where a directory that is not there cannot be made, before any work."""
+    above = os.path.abspath(path)
+    if os.path.isdir(above):
+        return
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise StorageError(f"{printable(path)}: {printable(above)} is a file, no directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise StorageError(f"{printable(path)}: no permission to write into {printable(above)}")
+
+
 def refuse_if_full(directory: str, needed: int) -> None:
     """Raise StorageError where so many bytes cannot fit, before the first of them is written.
 
