@@ -42,8 +42,9 @@ from .lock import JOURNAL, WRITER_MAGIC
 from .names import file_name, from_file_name, key_bytes
 from .scanning import Found, dataset_id_of, manifest_of, scan_all
 from .sizes import show_count, show_size
-from .sources.base import Listing, renumber
-from .sources.imagefolder import image_folder
+from .sources.base import Listing, Wanted, renumber
+from .sources.imagefolder import image_folder, top
+from .sources.trees import lies_there
 from .storage import Storage, local, local_path, locate
 from .storage.memory import MemoryStorage
 
@@ -240,6 +241,8 @@ def _find(
                 f"--files {printable(files)}: a folder of images is indexed as a whole; give the "
                 "folder that is wanted, alone"
             )
+        if format is None:
+            _refuse_trees(root)
         return _images(root, classes, out)
     if classes is not None:
         raise OptionError("--classes: only the classes of a folder of images are numbered here")
@@ -259,6 +262,17 @@ def _find(
         _refuse_splits(root, names, out)
     sizes = [os.path.getsize(os.path.join(root, file_name(name))) for name in names]
     return Found(root, format, names, sizes)
+
+
+def _refuse_trees(root: str) -> None:
+    """Raise OptionError for folders of images and masks, which would be two classes."""
+    path = os.fsencode(root)
+    if lies_there(Wanted(path), top(os.path.abspath(path))[0]):
+        raise OptionError(
+            f"{printable(root)}: its folders are images and their masks, and an index takes one "
+            f"file as a record. `shardio pack {_quoted(root)} OUT` makes records of both; with "
+            "--format imagefolder the folders are classes"
+        )
 
 
 def _refuse_packed(folder: str, names: Iterable[str]) -> None:

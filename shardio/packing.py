@@ -222,7 +222,8 @@ def pack(
     from_          the kind of source, where it cannot be told: see docs/sources.md
     root           the folder that the paths of a listing are relative to, or that holds the data
                    of an index
-    fields         our names of fields, and the source's: {"image": "jpg"}
+    fields         our names of fields, and the source's: {"image": "jpg"}; of folders side by side
+                   {"image": "images/", "mask": "masks/"}
     where          only records that meet conditions on their small fields: {"label": ["cat"]}
     jobs           processes; default: one a core
     part           (i, n) or "i/n", i from 1 to n: build only this part; `commit(out)` when all are
@@ -350,7 +351,9 @@ def pack(
                 skip=on_error == "skip",
                 report=report,
             )
-            problems += [(_under(packing.result.split, key), why) for key, why in found]
+            result = packing.result
+            split = "" if result.source == "trees" else result.split  # whose problems name it
+            problems += [(_under(split, key), why) for key, why in found]
         if problems:
             raise SourceError(_explain(problems, os.fsdecode(source)))
         if chosen is None:

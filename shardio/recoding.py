@@ -161,6 +161,12 @@ def check_fields(listings: Mapping[str, Listing], wanted: Mapping[str, Any]) -> 
     if not asked:
         return
     kinds = {name: kind for one in listings.values() for name, kind in one.fields}
+    others = [name for name, kind in kinds.items() if kind == "image" and name != "image"]
+    if wanted["source"] == "trees" and wanted.get("resize") is not None and others:
+        raise OptionError(
+            f"--resize: shrinks the field `image` alone, which {printable(others[0])} would then "
+            "no longer fit. Pack them as they are; RandomResizedCrop crops and scales both"
+        )
     # Bytes would not be decoded when they are read, so it is of no use to make pixels of them.
     if kinds.get("image") not in (("image",) if "encode" in wanted else ("image", "bytes")):
         there = ", ".join(printable(name) for name, kind in kinds.items() if kind == "image")

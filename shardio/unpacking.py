@@ -3,8 +3,8 @@
 Not so images that packing changed, unless their originals were kept: JPEG tiles, which are counted,
 resized ones, and raw pixels.
 
-Records of several files (sources/grouped.py) become these again: `cls`, `json` and `npy` files hold
-the same values then, but may be written otherwise.
+Records of several files (sources/grouped.py, sources/trees.py) become these again: `cls`, `json`
+and `npy` files hold the same values then, but may be written otherwise.
 
 Keys come from a file that may be anybody's, so each is checked part by part, and every folder on
 the way is opened relative to the one above without following links: nothing outside DIR is written.
@@ -17,7 +17,7 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,16 +100,19 @@ def unpack(
         )
         for name, folder in manifest.datasets(source).items()
     ]
+    datasets = [
+        (dataset, target if _is_trees(dataset.manifest) else into) for dataset, into in datasets
+    ]  # whose folders are named from the source on
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
     done = Unpacked(target)
     fields = [kind for one, _ in datasets for _, kind in one.manifest.schema.fields]
     if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written
         local.refuse_if_full(target, total)
     for dataset, _ in datasets:  # all of them, before a file is written
-        if not _is_grouped(dataset.manifest):  # whose files lay side by side
+        if _files_of(dataset.manifest) is _one:  # else the keys are those of files side by side
             _check_keys(dataset, _content_field(dataset.manifest))
     for dataset, into in datasets:
-        files_of = _grouped if _is_grouped(dataset.manifest) else _one
+        files_of = _files_of(dataset.manifest)
         changes = {} if _keeps_originals(dataset.manifest) else dataset.manifest.options
         made_tiles = "jpeg_tiles" in changes
         done.resized |= changes.get("resize") is not None
@@ -251,8 +254,15 @@ def _one(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
         yield sample[KEY] + _ending(made, content, sample[KEY], data), data
 
 
-def _is_grouped(made: Manifest) -> bool:
-    return made.options.get("source") == "files"
+def _files_of(made: Manifest) -> Callable[[Manifest, Sample], Iterator[tuple[bytes, bytes]]]:
+    """What gives the files of each record."""
+    if _is_trees(made):
+        return _parallel
+    return _grouped if made.options.get("source") == "files" else _one
+
+
+def _is_trees(made: Manifest) -> bool:
+    return made.options.get("source") == "trees"
 
 
 def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
@@ -261,14 +271,43 @@ def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
     for name, value in sample.items():
         if value is None or name == KEY:
             continue
-        endings = theirs.get(name, name).split("/")  # several: of images
-        ending = endings[0]
-        if len(endings) > 1 and isinstance(value, bytes):
-            kind = ENDINGS.get(image_type(value[:32]) or "", ())
-            ending = next((one for one in endings if one in kind), ending)
+        ending = _fitting(theirs.get(name, name).split("/"), value)  # several: of images
         if _gives_raw(made, name):
             ending = "ppm"
         yield sample[KEY] + b"." + ending.encode(), _file(value)
+
+
+def _parallel(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
+    """The files, each in the folder of its field, that were one record."""
+    key = sample[KEY]
+    dot = key.rfind(b".", key.rfind(b"/") + 2)
+    stem = key if dot < 0 else key[:dot]
+    endings = made.options.get("endings")
+    if not isinstance(endings, dict) or not all(isinstance(one, str) for one in endings.values()):
+        raise DamageError(f"{made.where}: options: expected the endings of files by field")
+    for name, folder in made.options.get("fields", {}).items():
+        value = sample.get(name)
+        if value is None:
+            continue
+        path = key
+        if name in endings:  # all but the field whose paths the keys are
+            path = stem + _bytes(_fitting(endings[name].split("/"), value))
+        if _gives_raw(made, name):
+            path += raw_ending(path)
+        yield _bytes(folder) + path, _file(value)
+
+
+def _fitting(endings: Sequence[str], value: Any) -> str:
+    """Of several endings the first that a file with this value may have."""
+    if len(endings) > 1 and isinstance(value, bytes):
+        known = ENDINGS.get(image_type(value[:32]) or "", ())
+        return next((one for one in endings if one.lower().lstrip(".") in known), endings[0])
+    return endings[0]
+
+
+def _bytes(name: str) -> bytes:
+    """A name as it was stored, whatever the process's locale is."""
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _file(value: Any) -> bytes:

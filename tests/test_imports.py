@@ -29,7 +29,7 @@ image
 sources.base
 sources.imagefolder sources.tables plan
 sources.grouped sources.coco
-sources.listing
+sources.listing sources.trees
 journal decoding fetch scanning
 indexing sequence explaining
 sources.dataset
@@ -64,7 +64,7 @@ LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name i
 PACKING = {
     *("shard", "sources.base", "sources.imagefolder", "sources", "plan", "journal", "recoding"),
     *("building", "destination", "packing", "writer", "cleaning"),
-    *("sources.tables", "sources.listing", "sources.grouped", "sources.coco"),
+    *("sources.tables", "sources.listing", "sources.grouped", "sources.coco", "sources.trees"),
 }
 READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),

@@ -23,7 +23,7 @@ from ..manifest import MANIFEST, SPLITS, load
 from ..names import key_text
 from ..sizes import show_count
 from ..storage import locate
-from . import coco, grouped, imagefolder
+from . import coco, grouped, imagefolder, trees
 from .base import Listing, Rejected, Source, Wanted, listed, renumber
 from .imagefolder import image_folder
 
@@ -79,6 +79,8 @@ def _folder(wanted: Wanted) -> Wanted:
     folders, files, _ = imagefolder.top(os.path.abspath(wanted.path))
     others = imagefolder.others(files)
     coco.refuse_folder(wanted.path, wanted.shown, [*others, *folders])
+    if trees.lies_there(wanted, folders):
+        return replace(wanted, kind="trees")
     foreign = _foreign_folder(wanted, folders, files)
     if foreign is not None:
         return replace(wanted, kind=foreign)
@@ -132,6 +134,7 @@ def _foreign(wanted: Wanted) -> dict[str, Listing]:
 KINDS = {
     "imagefolder": Kind(_images, _image_names),
     "files": Kind(grouped.find, grouped.names),
+    "trees": Kind(trees.find, trees.names),
     "coco": Kind(coco.find, _only),
     "dataset": Kind(_dataset, _dataset_names),
     "listing": Kind(_listing, _only),

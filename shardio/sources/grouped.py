@@ -70,7 +70,7 @@ class Members:
         self._root, self._files = root, files
         self._names = [named[field] for field in files.fields]
         self._none: Sample = dict.fromkeys(self._names)
-        self._decoders = [_decoder(ending) for ending in files.endings]
+        self._decoders = [decoder(ending) for ending in files.endings]
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Read]:
@@ -86,7 +86,7 @@ class Members:
                         data = read_file(folder, path, int(files.sizes[at]), int(files.mtimes[at]))
                         sample[self._names[which]] = self._decoders[which](data)
                     except (Rejected, ValueError, RecursionError) as error:
-                        raise Rejected(f"{printable(path)}: {_reason(error)}") from None
+                        raise Rejected(f"{printable(path)}: {reason(error)}") from None
                 return sample
 
             yield read
@@ -268,7 +268,7 @@ def check_told(found: Mapping[str, Listing], shown: str) -> None:
             images += len(listing.keys)
             continue
         for key in listing.keys:
-            if _kind_of(key) == "image":
+            if kind_of(key) == "image":
                 images += 1
                 if (other := known.get(_split(key)[0])) is not None:
                     beside += 1
@@ -297,13 +297,14 @@ def _last(ending: bytes) -> str:
     return ending.rpartition(b".")[2].decode("latin-1").lower()
 
 
-def _kind_of(path: bytes) -> str | None:
+def kind_of(path: bytes) -> str | None:
+    """The kind of field that a file is by the last part of its ending; None where it says none."""
     return _KINDS.get(_last(path)) if b"." in path else None
 
 
 def _is_beside(path: bytes) -> bool:
     """Whether a file is of a kind that is known, and no image."""
-    return _kind_of(path) not in (None, "image")
+    return kind_of(path) not in (None, "image")
 
 
 def _are_beside(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> bool:
@@ -312,7 +313,7 @@ def _are_beside(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) 
     if not known:
         return False
     return any(
-        _kind_of(name) == "image"
+        kind_of(name) == "image"
         and (other := known.get(_split(name)[0])) is not None
         and os.path.isfile(os.path.join(folder, name))
         and os.path.isfile(os.path.join(folder, other))
@@ -334,7 +335,8 @@ def _field(ending: bytes) -> tuple[str, str | None]:
     return field, None
 
 
-def _decoder(ending: bytes) -> Decode:
+def decoder(ending: bytes) -> Decode:
+    """What makes a field's value of a file's bytes; it raises ValueError, Rejected."""
     kind = _KINDS.get(_last(ending))
     if kind == "image":
         return _checked
@@ -359,7 +361,8 @@ def _array(data: bytes) -> Any:
     return value
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Say why a file was not decoded."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start}: expected UTF-8, found {error.object[error.start]:#04x}"
     if isinstance(error, RecursionError):
