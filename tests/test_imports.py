@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A new module is a name on a line below all that it imports.
 LAYERS = """
 errors imagetypes machine engine
+throttle
 sizes sample storage.base
 device meter
 storage.local formats.base fieldnames
@@ -52,7 +53,10 @@ targets
 exporting
 measuring
 benching
+contest specimens
+demo
 plotting
+poster
 cli
 __main__
 """
@@ -69,20 +73,20 @@ READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
     *("explaining", "tuning", "plotting", "stream", "mixing", "dataset"),
     *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
-    *("resident", "loader"),
+    *("resident", "loader", "contest", "poster"),
 }
 
 DOORS = {  # what only these modules import
     "msgpack": {"sample"},
     "xxhash": {"formats.columns", "formats.record", "writer"},
     "tqdm": {"cli"},
-    "PIL": {"image"},
+    "PIL": {"image", "contest", "specimens"},
     "torch": {
         *("stream", "collating", "device", "measuring"),
-        *("parcel", "making", "serving", "workers", "resident", "loader"),
+        *("parcel", "making", "serving", "workers", "resident", "loader", "contest"),
     },
     "lmdb": {"targets.caffe", "formats.lmdb_foreign"},
-    "matplotlib": {"plotting"},
+    "matplotlib": {"plotting", "poster"},
     "google_crc32c": {"formats.tfrecord"},
     "zstandard": {"formats.mds"},
     "pyarrow": {"formats.parquet"},
