@@ -72,7 +72,11 @@ def mounted(folder: Path, scratch: Path) -> Iterator[Path]:
         user = pwd.getpwuid(os.getuid()).pw_name
         each = ",".join(f"{name}={value}" for name, value in options.items())
         # It comes back when the mount is there, and goes on in the background until the unmount.
-        _run("sshfs", f"{user}@127.0.0.1:{folder.resolve()}", str(there), "-o", f"{each},ro")
+        try:
+            _run("sshfs", f"{user}@127.0.0.1:{folder.resolve()}", str(there), "-o", f"{each},ro")
+        except NotHere as error:
+            log = (home / "log").read_text(errors="replace").strip().splitlines()
+            raise NotHere(f"{error}; the server: {log[-1] if log else 'nothing'}") from None
         stack.callback(_unmount, there)
         yield there
 
@@ -86,9 +90,8 @@ def _serve(home: Path, stack: contextlib.ExitStack) -> int:
         port = int(free.getsockname()[1])
     (home / "known").write_text(f"[127.0.0.1]:{port} {(home / 'host.pub').read_text()}")
     (home / "config").write_text(_CONFIG.format(port=port, home=home))
-    if os.geteuid() == 0 and not _PRIVILEGES.exists():
-        _PRIVILEGES.mkdir(mode=0o755)
-        stack.callback(_PRIVILEGES.rmdir)
+    if os.geteuid() == 0:  # it stays, as its service leaves it: another server may need it now
+        _PRIVILEGES.mkdir(mode=0o755, exist_ok=True)
     # It comes back when it listens.
     _run(SSHD, "-f", str(home / "config"), "-E", str(home / "log"))
     stack.callback(_stop, home / "pid")

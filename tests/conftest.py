@@ -28,7 +28,7 @@ def packed(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def on_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], Path]]:
-    """Shows a folder below `tmp_path` as a network file system does: `on_network(path)` is its path.
+    """Shows a folder below `tmp_path` by a network file system: `on_network(path)` is its path.
 
     A real one, sshfs to a server of our own on loopback, read-only. Skips where none can be made.
     """
