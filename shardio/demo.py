@@ -278,12 +278,16 @@ class _Stage:
         skipped = sum(len(one.rejected) for one in (done,))
         left = f"; {show_count(skipped, 'file')} left out" if skipped else ""
         flag = " --jpeg-tiles" if tiles else ""
+        apart = ""
+        if os.stat(source).st_dev != os.stat(out).st_dev:
+            apart = "\n  (The shards lie on another disk than the images: --out DIR says where.)"
         records = min(made.records, MOST_IMAGES)
         self.say(
             f"{name}: {show_count(made.records, 'image')}{part}, "
             f"{show_size(made.size / made.records)} each{left}\n"
             f"  $ shardio pack FOLDER OUT{flag}\n"
             f"  {seconds:.1f} s; {show_count(made.shards, 'file')} instead of {made.records:,}"
+            + apart
         )
         return _Packed(
             name=name,
@@ -334,13 +338,16 @@ class _Stage:
                 if number and time.monotonic() - began > ROUND_S:
                     break
                 for way in WAYS:
-                    with self._group(packed.out, reads_per_s, cold) as group:
+                    read = packed.source if way == "folder" else packed.out
+                    with self._group(read, reads_per_s, cold) as group:
                         found = self._read(packed, way, cold, group)
                         if group is not None and found["images"] == packed.records:
                             requests[way] = group.reads()  # of a whole pass
                     rates[way] = max(rates.get(way, 0.0), found["images_per_s"])
         except FailedError as error:
             return Row(name, refused=str(error))
+        if reads_per_s is not None and self.refused:
+            return Row(name, refused=self.refused)
         return Row(name, rates, requests)
 
     @contextmanager
