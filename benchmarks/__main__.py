@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from . import compare, report
+from . import cold, compare, report
 from .data import DEFAULT, Data
 from .harness import RESULTS, RIVALS, BenchmarkError, NotHere, Result, show
 
@@ -50,7 +50,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="file of the result; default: benchmarks/results")
     parser.add_argument("--scratch", type=Path, help="where to unpack; up to 10 GB, removed again")
-    parser.add_argument("--only", choices=compare.PARTS, help="this part of `compare` alone")
+    parser.add_argument(
+        "--only", choices=(*compare.PARTS, *cold.PARTS), help="this part of `compare` or `cold`"
+    )
     parser.add_argument(
         "--without-rivals", action="store_true", help="leave out what setup_rivals installs"
     )
@@ -71,8 +73,9 @@ def main() -> int:
             parser.error(f"report: no benchmark is called {options.of!r}")
         print(report.markdown([options.of] if options.of else NAMES))
         return 0
-    if options.only and options.name != "compare":
-        parser.error("--only is for compare")
+    parts = {"compare": compare.PARTS, "cold": cold.PARTS}.get(options.name, ())
+    if options.only and options.only not in parts:
+        parser.error(f"--only {options.only}: {options.name} has no such part")
     if (options.name == AGAINST) != bool(options.of):
         parser.error("against takes a commit, `against main~5`, and it alone does")
     if (options.rows or options.rounds) and options.name != AGAINST:

@@ -8,6 +8,9 @@ images/s, with decoding, and with memory for half the data (held by a ballast pr
 Bytes read are those of /proc/self/io, which includes all children that were waited for; requests
 are those of /proc/diskstats for the whole device, so nothing else should use it. Directories and
 inodes stay cached, for all alike: a truly cold image folder is slower still.
+
+Three parts: the disk as it is; the disk held to few requests a second; and a network file system
+(the last two: limits.py).
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardio.throttle import Group
+
 from . import data, rivals
 from .harness import BenchmarkError, Contestant, Result, interleave, median, ratio, show
 
+PARTS = ("disk", "limited", "network")
 LEAST = 2 << 30  # bytes of data
 BATCH, BUFFER, PACE = 64, 10_000, 1_000
 SHARDIO, ALONE, FOLDER = "shardio, 2 workers", "shardio, 0 workers", "image folder, 2 workers"
@@ -40,10 +46,23 @@ COLUMNS = {
     "waited": "share of time spent waiting",
 }
 
+WAYS = {"tiles": "shard_loader"}  # what reads another folder than that of its name
+
 Round = Callable[..., dict[str, Any]]
 
 
-def run(source: data.Data, result: Result) -> None:
+def run(source: data.Data, result: Result, parts: Sequence[str] = PARTS) -> None:
+    from . import limits  # which needs what is below
+
+    if "disk" in parts:
+        _disk(source, result)
+    if "limited" in parts:
+        limits.limited(source, result)
+    if "network" in parts:
+        limits.network(source, result)
+
+
+def _disk(source: data.Data, result: Result) -> None:
     rounds = 1 if source.quick else 3
     scratch = source.scratch
     folder = source.photos_of_bytes((64 << 20) if source.quick else LEAST)
@@ -59,10 +78,10 @@ def run(source: data.Data, result: Result) -> None:
     if source.rivals:
         rivals.write_litdata(folder, chunks, scratch)
     where = {"shardio": shards, "image_folder": folder, "lmdb": tree, "litdata": chunks}
-    cold = _Cold(scratch, len(files), payload, where)
+    cold = Cold(scratch, len(files), payload, where)
 
     def compete(what: str, entries: dict[str, dict[str, Any]], rounds: int, pace: int = 0) -> Any:
-        measured = cold.compete(entries, rounds, pace)
+        measured = cold.compete(entries, rounds, pace=pace)
         result.raw(what, measured)
         result.table(f"Cold, {what}", measured, COLUMNS, versus=FOLDER, by="images_per_s")
         every = [one for found in measured.values() for one in found]
@@ -119,6 +138,7 @@ def run(source: data.Data, result: Result) -> None:
             fast = slow = {}
     judge(f"{half}, full speed", fast.get(SHARDIO, []))
     judge(f"{half}, a trainer's pace", slow.get(SHARDIO, []))
+    data.remove(shards)
 
 
 def _median(rounds: list[dict[str, Any]], key: str) -> float | None:
@@ -126,16 +146,28 @@ def _median(rounds: list[dict[str, Any]], key: str) -> float | None:
     return median(rounds, key) if rounds and rounds[0][key] is not None else None
 
 
-class _Cold:
-    """Rounds that begin without a page of the data in memory, and what each costs the device."""
+class Cold:
+    """Rounds that begin without a page of the data in memory, and what each costs the device.
 
-    def __init__(self, scratch: Path, records: int, payload: int, where: dict[str, Path]) -> None:
+    group: contestants belong to this control group, and its requests are counted, which are theirs
+    alone; else those of the whole device.
+    """
+
+    def __init__(
+        self,
+        scratch: Path,
+        records: int,
+        payload: int,
+        where: dict[str, Path],
+        group: Group | None = None,
+    ) -> None:
         self.scratch, self.where = scratch, where
         self.records, self.payload = records, payload
         self.device = os.stat(scratch).st_dev
+        self.group = group
 
     def compete(
-        self, entries: dict[str, dict[str, Any]], rounds: int, pace: int
+        self, entries: dict[str, dict[str, Any]], rounds: int, **asked: Any
     ) -> dict[str, list[dict[str, Any]]]:
         with contextlib.ExitStack() as stack:
             ways: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -145,20 +177,24 @@ class _Cold:
                     read = partial(_cat, path)
                 else:
                     one = stack.enter_context(self._contestant(**options))
-                    read = partial(one.round, pace=pace)
+                    read = partial(one.round, **asked)
                 ways[name] = partial(self._measured, path, read)
             return interleave(ways, rounds)
 
     def _contestant(self, *, way: str, **options: Any) -> Contestant:
         options |= {"path": str(self.where[way]), "records": self.records, "payload": self.payload}
+        if self.group is not None:
+            options["members"] = self.group.members
         if way == "litdata":
             return rivals.litdata_contestant("cold:litdata", self.scratch, **options)
         if way == "lmdb":
             options["folder"] = str(self.where["image_folder"])
-        return Contestant(f"cold:{way}", **options)
+        return Contestant(f"cold:{WAYS.get(way, way)}", **options)
 
     def _measured(self, path: Path, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         resident = drop(path)
+        if self.group is not None:
+            return self._in_group(self.group, resident, read)
         before = device_reads(self.device)
         found = read()
         after = device_reads(self.device)
@@ -172,6 +208,21 @@ class _Cold:
             "request_kib": size / max(1, reads) / 1024,
             "device_bytes_ratio": size / self.payload,
             "device_writes": after[2] - before[2],
+        }
+
+
+    def _in_group(
+        self, group: Group, resident: float, read: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        before = group.reads()
+        found = read()
+        reads = group.reads() - before
+        whole = found["images"] == self.records  # else the workers had read more than was taken
+        return found | {
+            "resident_before": resident,
+            "reads": reads if whole else None,
+            "reads_per_s": reads / found["seconds"],
+            "request_kib": found["read_bytes"] / max(1, reads) / 1024,
         }
 
 
@@ -304,9 +355,10 @@ def _collate(size: int) -> Callable[..., Any]:
 def _rounds(
     loader: Any, records: int, payload: int, set_epoch: Callable[[int], Any] | None = None
 ) -> Round:
+    """One epoch a round; at most so many seconds of it, where a limit is given."""
     epoch = 0
 
-    def one_round(pace: int = 0) -> dict[str, Any]:
+    def one_round(pace: int = 0, limit_s: float = 0.0) -> dict[str, Any]:
         nonlocal epoch
         if set_epoch is not None:
             set_epoch(epoch)
@@ -327,10 +379,14 @@ def _rounds(
                 size += int(batch[0].sum())
             if pace:
                 time.sleep(max(0.0, began + images / pace - now))
+            if limit_s and now - began > limit_s:
+                break
         seconds = time.perf_counter() - began
         del iterator  # its workers end and are waited for: only then are their bytes counted here
-        assert images == records and size in (0, payload), (images, size)
+        if not limit_s or seconds <= limit_s:
+            assert images == records and size in (0, payload), (images, size)
         return {
+            "images": images,
             "images_per_s": images / seconds,
             "waited": waited / seconds,
             "seconds": seconds,
@@ -340,17 +396,43 @@ def _rounds(
     return one_round
 
 
-def shardio(path: str, records: int, payload: int, workers: int, crop: int = 0) -> Round:
-    from torch.utils.data import DataLoader
-
+def _dataset(path: str, crop: int, buffer: int) -> Any:
     from shardio import ShardDataset
 
-    dataset = ShardDataset(
-        path, batch_size=BATCH, shuffle_buffer=BUFFER, fields=("image", "label"),
+    return ShardDataset(
+        path, batch_size=BATCH, shuffle_buffer=buffer, fields=("image", "label"),
         decode="pil" if crop else None, transform=_crop(crop), collate_fn=_collate(crop),
     )  # fmt: skip
+
+
+def shardio(
+    path: str, records: int, payload: int, workers: int, crop: int = 0, buffer: int = BUFFER
+) -> Round:
+    from torch.utils.data import DataLoader
+
+    dataset = _dataset(path, crop, buffer)
     loader = DataLoader(dataset, batch_size=None, num_workers=workers)
     return _rounds(loader, records, payload, dataset.set_epoch)
+
+
+class _Fresh:
+    """A ShardLoader for each epoch: its processes start and end with it, as DataLoader's do."""
+
+    def __init__(self, dataset: Any, workers: int) -> None:
+        self.dataset, self.workers = dataset, workers
+
+    def __iter__(self) -> Iterator[Any]:
+        from shardio import ShardLoader
+
+        with ShardLoader(self.dataset, workers=self.workers) as loader:
+            yield from loader
+
+
+def shard_loader(
+    path: str, records: int, payload: int, workers: int, crop: int = 0, buffer: int = BUFFER
+) -> Round:
+    dataset = _dataset(path, crop, buffer)
+    return _rounds(_Fresh(dataset, workers), records, payload, dataset.set_epoch)
 
 
 def _map_style(dataset: Any, records: int, payload: int, workers: int, crop: int) -> Round:

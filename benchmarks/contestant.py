@@ -18,7 +18,11 @@ def main() -> None:
     os.dup2(2, 1)
     module, _, name = sys.argv[1].partition(":")
     prepare = getattr(importlib.import_module(f"benchmarks.{module}"), name)
-    one_round = prepare(**json.loads(sys.argv[2]))
+    options = json.loads(sys.argv[2])
+    if members := options.pop("members", None):  # a control group: this process, and its own
+        with open(members, "w") as file:
+            file.write("0")
+    one_round = prepare(**options)
     for line in sys.stdin:
         gc.collect()
         print(json.dumps(one_round(**json.loads(line))), file=answers, flush=True)

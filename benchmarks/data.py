@@ -31,8 +31,10 @@ class Data:
     def __init__(self, archives: Path, scratch: Path, quick: bool, rivals: bool) -> None:
         self.archives, self.scratch, self.quick, self.rivals = archives, scratch, quick, rivals
 
-    def cifar(self) -> Path:
-        return self._unpack(CIFAR, self.scratch / "cifar", 2_000 if self.quick else None)
+    def cifar(self, records: int | None = None) -> Path:
+        """All of CIFAR, or about so many of its images, from all over it."""
+        most = min(records or 2_000, 2_000) if self.quick else records
+        return self._unpack(CIFAR, self.scratch / f"cifar{records or ''}", most)
 
     def photos(self, records: int) -> Path:
         """At least so many photographs: all of them, copied under other names, class by class."""

@@ -20,6 +20,7 @@ from .errors import (
     DependencyError,
     OptionError,
     ShardioError,
+    StorageError,
     printable,
     there_are,
 )
@@ -525,6 +526,45 @@ def _bench(options: argparse.Namespace) -> int:
     return _answer(found, options)
 
 
+def _demo(options: argparse.Namespace) -> int:
+    from . import plotting
+    from .demo import demo
+
+    refused = ""
+    picture = options.plot or "shardio-demo.png"
+    try:
+        plotting.check(picture)
+    except DependencyError as error:
+        if options.plot is not None:
+            raise
+        refused = str(error)
+    quiet = options.json or options.quiet
+    found = demo(
+        options.folder,
+        out=options.out,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        size=options.size,
+        seconds=options.seconds,
+        say=None if quiet else lambda text: print(f"{text}\n", flush=True),
+    )
+    if not refused:
+        from . import poster
+
+        try:
+            poster.save(found, picture)
+        except StorageError as error:
+            if options.plot is not None:
+                raise
+            refused = f"{error}; --plot FILE draws the picture elsewhere"
+    if options.json:
+        _print_json(found.as_dict() | {"picture": None if refused else picture})
+    elif not options.quiet:
+        print(refused or f"The picture of it: {printable(picture, 4096)}")
+        print(found.next_steps(options.out))
+    return DONE
+
+
 def _gc(options: argparse.Namespace) -> int:
     from .cleaning import gc
 
@@ -1024,6 +1064,28 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true", help="fewer rows, in less than 30 seconds")
     bench.add_argument(
         "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
+    )
+
+    demo = command("demo", _demo, "show in a minute what shards gain over a folder of images")
+    demo.add_argument(
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        help="images, which are only read (default: some that are made)",
+    )
+    demo.add_argument("--out", metavar="DIR", help="pack all of them, and keep the shards here")
+    demo.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="images a batch (default 64)"
+    )
+    demo.add_argument(
+        "--workers", type=int, metavar="N", help="of each loader (default: one a core, at most 8)"
+    )
+    demo.add_argument("--size", type=int, metavar="N", help="pixels of the crop (default 224)")
+    demo.add_argument(
+        "--seconds", type=float, default=6.0, metavar="S", help="of a pass, at most (default 6)"
+    )
+    demo.add_argument(
+        "--plot", metavar="FILE", help="the picture (default shardio-demo.png); replaces FILE"
     )
 
     for one in (unpack, export, ls, cat, verify, explain, tune, bench):

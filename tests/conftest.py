@@ -1,7 +1,9 @@
 """Fixtures that several test modules share."""
 
+import contextlib
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +24,22 @@ def packed(tmp_path: Path) -> Callable[..., Path]:
         return datasets.make(tmp_path / name, counts, **options)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def on_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], Path]]:
+    """Shows a folder below `tmp_path` by a network file system: `on_network(path)` is its path.
+
+    A real one, sshfs to a server of our own on loopback, read-only. Skips where none can be made.
+    """
+    from benchmarks.harness import NotHere
+    from benchmarks.network import mounted
+
+    base = tmp_path_factory.getbasetemp()
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardio-sshd-"))
+            there = stack.enter_context(mounted(base, Path(scratch)))
+        except NotHere as error:
+            pytest.skip(f"NOT TESTED HERE: {error}")
+        yield lambda path: there / path.relative_to(base)

@@ -31,16 +31,20 @@ from benchmarks import (
     formats,
     forum_resident,
     forum_transport,
+    limits,
     loader,
+    network,
     pixels,
     report,
     rivals,
     spelling,
     transport,
 )
+from benchmarks.cold import Cold
 from benchmarks.data import CIFAR, PHOTOS, Data, listing
 from benchmarks.harness import BenchmarkError, Result
 from benchmarks.rivals import array_record, base, folder, lmdb
+from shardio import StorageError, throttle
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
@@ -191,6 +195,50 @@ def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Pat
     assert litdata["found"] is None and litdata["met"] is None  # named, though not measured
     for target in found["targets"]:
         assert target["what"] in done.stderr
+
+
+def test_a_part_belongs_to_its_benchmark(tmp_path: Path) -> None:
+    done = benchmarks("raw", "--only", "limited", "--out", str(tmp_path / "x.json"))
+    assert done.returncode == 2
+    assert "--only limited: raw has no such part" in done.stderr
+
+
+def test_storage_with_a_limit_says_where_there_can_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise StorageError("said by the test")
+
+    monkeypatch.setattr(throttle, "controller", refuse)
+    monkeypatch.setattr(network, "SSHD", "/nowhere/sshd")
+    source, result = Data(tmp_path, tmp_path, True, False), Result("cold", ["pytest"], True)
+    limits.limited(source, result)
+    limits.network(source, result)
+    assert result.facts["tables"] == []
+    disk, net = result.facts["notes"]
+    assert disk == "A disk with a limit was not measured: said by the test"
+    assert "/nowhere/sshd not there (apt-get install sshfs openssh-server" in net
+
+
+@pytest.mark.slow
+def test_storage_with_a_limit_is_measured(archives: Path, tmp_path: Path) -> None:
+    """Of what can be made here; the archives hold no images, so nothing is decoded."""
+    source, result = Data(archives, tmp_path, True, False), Result("cold", ["pytest"], True)
+    limits.network(source, result)
+    if result.facts["notes"]:
+        pytest.skip(f"NOT TESTED HERE: {result.facts['notes']}")
+    (table,) = result.facts["tables"]
+    assert {row["name"] for row in table["rows"]} == {limits.DATALOADER, limits.FOLDER, limits.LMDB}
+    what = limits.Small(source)
+    try:
+        with throttle.Group(tmp_path, 500) as group:
+            cold = Cold(tmp_path, what.records, what.payload, what.where, group)
+            found = cold.compete(what.entries(0), 1, limit_s=60.0)
+    except StorageError as error:
+        pytest.skip(f"NOT TESTED HERE: {error}")
+    (folder,), (shards,) = found[limits.FOLDER], found[limits.DATALOADER]
+    assert folder["reads"] >= what.records > shards["reads"] > 0
+    assert folder["reads_per_s"] < 700 and folder["images"] == shards["images"] == what.records
 
 
 def test_a_format_is_measured_beside_record_shards(

@@ -42,7 +42,7 @@ from shardio.writer import Writer
 
 COMMANDS = (
     *("pack", "commit", "index", "unpack", "export", "info", "ls", "cat", "verify", "explain"),
-    *("tune", "bench", "gc"),
+    *("tune", "bench", "demo", "gc"),
 )
 
 
@@ -271,8 +271,8 @@ def test_a_dry_run_says_what_cannot_be_packed(tmp_path: Path) -> None:
     assert "1 file would be left out" in said.stdout
 
 
-# bench takes seconds, and is tested with its module.
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "bench"])
+# bench and demo take seconds, and are tested with their modules.
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("bench", "demo")])
 def test_json_is_one_object_and_all_of_stdout(
     name: str, source: Path, out: Path, tmp_path: Path
 ) -> None:
@@ -622,7 +622,9 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
     assert "    pack " in shardio(code=2).stderr  # no command at all: what there are
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("pack", "index")])
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name not in ("pack", "index", "demo")]
+)
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path) -> None:
     more = {
         "export": [tmp_path / "export", "--format", "webdataset"],

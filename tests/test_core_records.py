@@ -9,7 +9,7 @@ import random
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -757,10 +757,10 @@ def test_photographs_cost_nothing_more(tmp_path: Path) -> None:
 
 
 def test_records_of_a_network_are_gathered_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_network: Callable[[Path], Path]
 ) -> None:
-    data = small(raw_data(tmp_path / "out", [40]))
-    monkeypatch.setattr(type(data._reader.storage), "is_network", lambda self: True)
+    raw_data(tmp_path / "out", [40])
+    data = small(on_network(tmp_path / "out"))
     fetch = Fetch(data._reader, data._share(0))
     assert fetch.policy == "network"
     for rows in fetch:

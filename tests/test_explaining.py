@@ -233,6 +233,7 @@ def test_the_policy_is_what_fetch_does(
     given: dict[str, Any],
     packed: Packed,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     workers, ranks, here = job
     monkeypatch.setattr(fetch, "memory_available", lambda: 200_000_000)
@@ -240,8 +241,10 @@ def test_the_policy_is_what_fetch_does(
         monkeypatch.setattr(fetch, name, value)
     body = bytes(size)
     folder = packed([40, 30, 20], image=lambda i: body)
+    if network:
+        folder = request.getfixturevalue("on_network")(folder)
     storage = locate(folder)
-    monkeypatch.setattr(type(storage), "is_network", lambda self: network)
+    assert storage.is_network() is network
     reader = Reader(storage, manifest.load(storage))
     chosen = {"batch_size": 8, "unit": 4, "shuffle_buffer": 40, "canonical_workers": 4} | given
     options = Given(**chosen).resolve(1.0)

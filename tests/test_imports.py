@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A new module is a name on a line below all that it imports.
 LAYERS = """
 errors imagetypes machine engine names
+throttle
 sizes sample storage.base
 device meter
 storage.local formats.base fieldnames
@@ -53,7 +54,10 @@ targets
 exporting
 measuring
 benching
+contest specimens
+demo
 plotting
+poster
 cli
 __main__
 """
@@ -70,20 +74,20 @@ READING = {
     *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
     *("explaining", "tuning", "plotting", "epoch_state", "stream", "mixing", "dataset"),
     *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
-    *("resident", "loader", "whereabouts"),
+    *("resident", "loader", "whereabouts", "contest", "poster"),
 }
 
 DOORS = {  # what only these modules import
     "msgpack": {"sample"},
     "xxhash": {"formats.columns", "formats.record", "writer"},
     "tqdm": {"cli"},
-    "PIL": {"image"},
+    "PIL": {"image", "contest", "specimens"},
     "torch": {
         *("stream", "epoch_state", "collating", "device", "measuring"),
-        *("parcel", "making", "serving", "workers", "resident", "loader", "whereabouts"),
+        *("parcel", "making", "serving", "workers", "resident", "loader", "whereabouts", "contest"),
     },
     "lmdb": {"targets.caffe"},
-    "matplotlib": {"plotting"},
+    "matplotlib": {"plotting", "poster"},
     "google_crc32c": {"formats.tfrecord"},
     "zstandard": {"formats.mds"},
     "pyarrow": {"formats.parquet"},

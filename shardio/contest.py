@@ -1,0 +1,229 @@
+"""The ways to read that a demo compares, each in a process of its own (`measuring.Host`).
+
+    folder       what one writes without a library, with torchvision: a map-style dataset that opens
+                 a file by PIL, decodes all of it, crops, resizes and mirrors; DataLoader shuffles
+    dataloader   shards, ShardDataset in the same DataLoader
+    shardloader  shards, ShardLoader: what shardio recommends
+
+All read the same images, with crops by the same rule, in batches of the same size and type, by as
+many processes. Functions take a request and give an answer, both plain JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader
+
+from . import machine, manifest, sequence, throttle
+from .dataset import ShardDataset
+from .errors import StorageError, printable
+from .image import RandomResizedCrop, crop_box
+from .loader import ShardLoader
+from .storage import locate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WAYS: Final = ("folder", "dataloader", "shardloader")
+WARM: Final = 1 / 6  # of the seconds, at least, for warm passes: one over 10 MB takes 0.2 s
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crops: those of RandomResizedCrop, all three
+
+
+class Folder:
+    """A map-style dataset of files: (3, size, size) uint8 and label, as with torchvision.
+
+    torchvision's ImageFolder, RandomResizedCrop, RandomHorizontalFlip and PILToTensor call the same
+    functions of PIL in this order. It is not imported: few who try shardio have all of it.
+    """
+
+    def __init__(self, files: list[tuple[str, int]], size: int) -> None:
+        self.files, self.size = files, size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.files[index]
+        with open(path, "rb") as file:
+            image = Image.open(file).convert("RGB")
+        left, top, wide, high, flip = crop_box(
+            image.width, image.height, random.getrandbits(64), AREA, RATIO
+        )
+        image = image.crop((left, top, left + wide, top + high))
+        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        if flip:
+            image = ImageOps.mirror(image)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous(), label
+
+
+def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
+    """The files that the first records were packed from, with their labels (0 where none are)."""
+    packed = sequence.open(out)
+    paths = [os.path.join(source, os.fsdecode(key)) for key in packed[:records].keys()]  # noqa: SIM118
+    labels = [0] * len(paths)
+    if "label" in packed.manifest.schema.names:
+        labels = packed.columns("label")[:records].tolist()
+    return list(zip(paths, labels, strict=True))
+
+
+def shards(out: str) -> list[str]:
+    """The files of a dataset that hold its records."""
+    made = manifest.load(locate(out))
+    return [os.path.join(out, made.shard(number).name) for number in range(made.shards)]
+
+
+def read(request: dict[str, Any]) -> dict[str, Any]:
+    """Read images for a while: warm, the second pass; cold, the first, from dropped pages.
+
+    With `members`, in that control group. Raises StorageError where pages cannot be dropped.
+    """
+    way, cold, records = request["way"], request["cold"], request["records"]
+    listed = files(request["out"], request["source"], records)
+    with _loading(request, listed) as (loader, dataset):
+        if cold:
+            _forget([path for path, _ in listed] if way == "folder" else shards(request["out"]))
+        if request.get("members"):
+            throttle.join(request["members"])
+        found = _timed(loader, request["seconds"])
+        if not cold:
+            found = _timed(_again(loader, dataset), request["seconds"], request["seconds"] * WARM)
+    return found
+
+
+def _again(loader: Iterable[Any], dataset: ShardDataset | None) -> Iterator[Any]:
+    """Pass after pass."""
+    for epoch in count(1):
+        if dataset is not None:
+            dataset.set_epoch(epoch)
+        yield from loader
+        yield None  # a pass has ended
+
+
+def train(request: dict[str, Any]) -> dict[str, Any]:
+    """Read an epoch by ShardLoader, noting each batch and the state after it in the file `log`.
+
+    With `dies_after`, this process is killed once it got so many batches.
+    """
+    dataset = _dataset(request)
+    noted = 0
+    workers = request["workers"]
+    with ShardLoader(dataset, num_workers=workers) as loader, open(request["log"], "w") as log:
+        if request["state"] is not None:
+            loader.load_state_dict(request["state"])
+        for batch in loader:
+            print(
+                json.dumps({"batch": _digest(batch), "state": loader.state_dict()}),
+                file=log,
+                flush=True,
+            )
+            noted += 1
+            if noted == request.get("dies_after"):
+                os.kill(os.getpid(), signal.SIGKILL)
+    return {"batches": noted}
+
+
+def flip_file(request: dict[str, Any]) -> dict[str, Any]:
+    """What PIL makes of an image file with one bit flipped, in the middle. Nothing is written.
+
+    raised: what it raises, if it does; changed: pixels that are others; pixels: all of them.
+    """
+    with open(request["path"], "rb") as file:
+        data = bytearray(file.read())
+    before = _pixels(bytes(data))
+    data[len(data) // 2] ^= 1 << 4
+    found: dict[str, Any] = {"raised": None, "changed": None, "pixels": before[..., 0].size}
+    try:
+        after = _pixels(bytes(data))
+    except Exception as error:
+        return found | {"raised": printable(str(error)) or type(error).__name__}
+    if before.shape != after.shape:
+        return found | {"changed": found["pixels"]}
+    return found | {"changed": int((before != after).any(axis=2).sum())}
+
+
+def _pixels(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def _dataset(request: dict[str, Any]) -> ShardDataset:
+    made = ShardDataset(
+        request["out"],
+        batch_size=request["batch_size"],
+        fields=tuple(request["fields"]),
+        transform=RandomResizedCrop(request["size"], scale=AREA, ratio=RATIO, flip=True),
+        # As a part of the images, since it is one of larger data: a buffer of all reads at random.
+        shuffle_buffer=max(request["batch_size"], request["records"] // 4),
+    )
+    only = request.get("only") or range(request["records"])
+    return made if len(only) == made.manifest.records else made.select(only)
+
+
+@contextlib.contextmanager
+def _loading(
+    request: dict[str, Any], listed: list[tuple[str, int]]
+) -> Iterator[tuple[Iterable[Any], ShardDataset | None]]:
+    """The loader of a way, and its dataset, if that is shardio's."""
+    way, workers = request["way"], request["workers"]
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    if way == "folder":
+        folder: Any = Folder(listed, request["size"])
+        yield DataLoader(folder, batch_size=request["batch_size"], shuffle=True, **options), None
+        return
+    dataset = _dataset(request)
+    if way == "dataloader":
+        yield DataLoader(dataset, batch_size=None, **options), dataset
+        return
+    with ShardLoader(dataset, num_workers=workers) as loader:
+        yield loader, dataset
+
+
+def _timed(loader: Iterable[Any], seconds: float, least: float = 0.0) -> dict[str, Any]:
+    """From asking for the batches to the last one, or until the time is up.
+
+    least: passes are whole, and read until so much time is over.
+    """
+    start = time.perf_counter()
+    images, elapsed, first = 0, 0.0, 0.0
+    for batch in loader:
+        elapsed = time.perf_counter() - start
+        if batch is None and elapsed >= least:
+            break
+        images += 0 if batch is None else len(batch[0])
+        first = first or elapsed
+        if elapsed > seconds:
+            break
+    elapsed = time.perf_counter() - start
+    return {
+        "images_per_s": images / elapsed, "images": images, "seconds": elapsed,
+        "first_batch_s": first,
+    }  # fmt: skip
+
+
+def _forget(paths: list[str]) -> None:
+    """Drop these files from memory. Raises StorageError where they stay."""
+    stayed = machine.evict(paths)
+    if stayed is None or stayed > machine.STAYED:
+        raise StorageError("files here stay in memory, as on a RAM disk")
+
+
+def _digest(batch: Any) -> str:
+    """A hash of all bytes of a batch, and of their order."""
+    found = hashlib.blake2b(digest_size=16)
+    for value in batch:
+        order = sorted(range(value.dim()), key=value.stride, reverse=True)
+        found.update(value.permute(order).contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,707 @@
+"""A minute that shows what shardio is for: `shardio demo [FOLDER]`.
+
+Images are packed, and read in three ways (`contest`): as files by DataLoader and PIL, which is what
+most run now; as shards by the same DataLoader; and as shards by ShardLoader. From memory, from the
+disk, and from a disk that is held to a few hundred reads a second. Then one bit is flipped in a
+copy, and a run is killed and goes on.
+
+Each measurement runs in a process of its own (`measuring.Host`), and the ways take turns. Nothing
+stays but what was asked for: all else lies in one temporary folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from . import engine, image, machine, manifest, sequence, throttle
+from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
+from .imagetypes import ALL_ENDINGS
+from .measuring import FailedError, Host
+from .packing import pack
+from .sizes import show_count, show_size, whole
+from .storage import locate
+
+WAYS: Final = ("folder", "dataloader", "shardloader")
+READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many
+SECONDS: Final = 6.0  # of a pass: 2,000 files at 500 a second take 4
+ROUNDS: Final = 2  # of warm rows, and the better one counts: a busy machine hurts none alone
+ROUND_S: Final = 6.0  # a round that took longer was on a machine too busy, or slow, for two
+MADE_SMALL, MADE_PHOTOGRAPHS = 2_000, 480  # images that are made: some seconds of decoding
+MOST_IMAGES, MOST_BYTES = 4_000, 384 << 20  # of a folder that is not to be kept packed
+LARGE: Final = 2**17  # pixels: from here on crops gain by tiles (docs/jpeg-tiles.md)
+EQUAL: Final = 0.05  # rates that are nearer to each other are equal
+BUSY: Final = 0.5  # of the cores, by the load of the minute before
+RESUMED: Final = 12  # batches of the run that is killed
+_LIMIT_S: Final = 120.0  # that a process may take for an answer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to have the images lie, and what each way to read them does with it."""
+
+    name: str
+    images_per_s: dict[str, float] = field(default_factory=dict)  # by way
+    # Reads of the disk in a whole pass, where they were counted and no time limit cut it.
+    requests: dict[str, int] = field(default_factory=dict)
+    refused: str = ""  # why it was not measured
+
+    @property
+    def gain(self) -> float | None:
+        """ShardLoader's rate over that of the image folder."""
+        if not self.images_per_s:
+            return None
+        return self.images_per_s["shardloader"] / self.images_per_s["folder"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One folder of images, packed and read."""
+
+    name: str
+    images: int
+    mean_bytes: float
+    sides: tuple[int, int]  # of the first image: width and height
+    size: int  # of the crops
+    tiles: bool
+    shards: int
+    pack_seconds: float
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One bit flipped: what reading a copy of the shards says, and what PIL says of a file."""
+
+    message: str
+    file_error: str | None
+    file_changed: int | None  # pixels that are others
+    file_pixels: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that was killed in the middle, and went on."""
+
+    batches: int  # of a run that nobody disturbed
+    killed_after: int
+    workers: tuple[int, int]  # before and after
+    equal: bool
+
+
+@dataclass(frozen=True)
+class Demo:
+    """All that was shown."""
+
+    pil: str
+    core: bool
+    batch_size: int
+    workers: int
+    cores: float
+    reads_per_s: int
+    parts: tuple[Part, ...]
+    damage: Damage | None
+    resumed: Resumed | None
+    seconds: float
+    counted: str = ""  # whose requests were counted; "": none
+
+    def next_steps(self, out: str | None) -> str:
+        """What to run next, and the lines of a training."""
+        at = "OUT" if out is None else printable(out, 4096)
+        tiles = " --jpeg-tiles" if self.parts[-1].tiles else ""
+        pack = "" if out is not None else f"  shardio pack FOLDER {at}{tiles}\n"
+        return (
+            f"{self.seconds:.0f} s. Next, with your own images:\n{pack}"
+            f"  shardio bench {at}    what this machine can do with them; which settings to use\n"
+            f"  shardio verify {at}   every record against its checksum\n"
+            "and in training:\n"
+            f'  train = ShardDataset("{at}", batch_size=256, fields=("image", "label"),\n'
+            "                       transform=RandomResizedCrop(224, flip=True))\n"
+            "  for images, labels in ShardLoader(train): ..."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        found = asdict(self)
+        for part, shown in zip(self.parts, found["parts"], strict=True):
+            for row, one in zip(part.rows, shown["rows"], strict=True):
+                one["gain"] = row.gain
+        return found
+
+
+def demo(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    size: int | None = None,
+    seconds: float = SECONDS,
+    say: Say | None = None,
+) -> Demo:
+    """Show on this machine what shardio gains over an image folder.
+
+    folder      images, which are only read; default: some that are made, small and large
+    out         keep the shards here, of all images; else a sample of a large folder is packed
+    batch_size  images in a batch
+    workers     processes of each loader; default: one a core, 8 at most
+    size        pixels of the crops; default 224, and of small images less
+    seconds     the most that a pass takes; the rest of its images is not read
+    say         called with each paragraph of what was found, when it was found
+
+    Raises OptionError, SourceError, ExistsError, StorageError and what packing raises.
+    """
+    began = time.monotonic()
+    batch_size = whole("batch_size", batch_size)
+    processes = min(8, machine.processors()) if workers is None else whole("workers", workers, 1)
+    if size is not None:
+        size = whole("size", size)
+    if not 0 < seconds < 3600:
+        raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for a pass")
+    given = None if folder is None else _checked(os.fsdecode(folder), out)
+    tell = say or (lambda text: None)
+    pil = image.engine()
+    with _scratch() as scratch, Host() as host:
+        stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, out)
+        parts, damage, resumed = stage.show(given)
+    return Demo(
+        pil=f"{pil['name']} {pil['version']}",
+        core=engine.core is not None,
+        batch_size=batch_size,
+        workers=processes,
+        cores=machine.cores(),
+        reads_per_s=READS_PER_S,
+        parts=tuple(parts),
+        damage=damage,
+        resumed=resumed,
+        seconds=time.monotonic() - began,
+        counted=stage.counted,
+    )
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+class _Stage:
+    """One demo, from its images to its last paragraph."""
+
+    def __init__(
+        self,
+        scratch: str,
+        host: Host,
+        batch_size: int,
+        workers: int,
+        size: int | None,
+        seconds: float,
+        say: Say,
+        out: str | os.PathLike[str] | None,
+    ) -> None:
+        self.scratch, self.host, self.say = scratch, host, say
+        self.batch_size, self.workers, self.size = batch_size, workers, size
+        self.seconds = seconds
+        self.out = None if out is None else os.fsdecode(out)
+        self.counted = ""
+        self.refused = ""  # why reads are not held to a limit
+
+    def show(self, given: str | None) -> tuple[list[Part], Damage | None, Resumed | None]:
+        parts: list[Part] = []
+        packed: list[_Packed] = []
+        self.say(_heading(self.batch_size, self.workers))
+        for source, name, tiles in self._sources(given):
+            packed.append(self._pack(source, name, tiles))
+            parts.append(self._compare(packed[-1]))
+        last = packed[-1]  # photographs, if there are any
+        damage: Damage | None = None
+        resumed: Resumed | None = None
+        try:
+            damage = self._flip(last)
+            resumed = self._resume(last)
+        except FailedError as error:
+            self.say(f"The rest was not shown: {error}")
+        return parts, damage, resumed
+
+    def _sources(self, given: str | None) -> Iterator[tuple[str, str, bool | None]]:
+        """Folders, what they are called, and whether tiles suit them (None: to be looked at)."""
+        if given is not None:
+            yield given, printable(given, 4096), None
+            return
+        from . import specimens
+
+        for kind, count in (
+            (specimens.SMALL, MADE_SMALL),
+            (specimens.PHOTOGRAPHS, MADE_PHOTOGRAPHS),
+        ):
+            folder = os.path.join(self.scratch, kind.name.split()[-1])
+            specimens.make(folder, kind, count)
+            yield folder, f"{kind.name}, made for this", kind is specimens.PHOTOGRAPHS
+
+    def _pack(self, source: str, name: str, tiles: bool | None) -> _Packed:
+        out = os.path.join(self.scratch, f"{os.path.basename(source)}.shards")
+        listed, root, part = source, None, ""
+        if self.out is not None:
+            out = self.out
+            if name.endswith("made for this"):
+                out = os.path.join(out, os.path.basename(source))
+        else:
+            found = _listing(source)
+            if found.left:
+                part = f", {found.count:,} of them"
+                listed, root = os.path.join(self.scratch, "sample.csv"), source
+                found.write(listed)
+        if tiles is None:
+            tiles = _large(source)
+        _check_room(source, out, None if root is None else found.size)
+        began = time.monotonic()
+        done = pack(listed, out, root=root, jpeg_tiles=tiles, on_error="skip", jobs=None)[0]
+        seconds = time.monotonic() - began
+        folders = manifest.datasets(out)
+        split = "train" if "train" in folders else next(iter(folders))
+        if split:
+            source, out = os.path.join(source, split), folders[split]
+        made = manifest.load(locate(out))
+        if not made.records:
+            raise SourceError(f"{printable(source, 4096)}: no image in it could be packed")
+        first = sequence.open(out, fields=("image",))[0][0]
+        os.sync()  # pages that are not written yet could not be dropped
+        skipped = sum(len(one.rejected) for one in (done,))
+        left = f"; {show_count(skipped, 'file')} left out" if skipped else ""
+        flag = " --jpeg-tiles" if tiles else ""
+        apart = ""
+        if os.stat(source).st_dev != os.stat(out).st_dev:
+            apart = "\n  (The shards lie on another disk than the images: --out DIR says where.)"
+        records = min(made.records, MOST_IMAGES)
+        self.say(
+            f"{name}: {show_count(made.records, 'image')}{part}, "
+            f"{show_size(made.size / made.records)} each{left}\n"
+            f"  $ shardio pack FOLDER OUT{flag}\n"
+            f"  {seconds:.1f} s; {show_count(made.shards, 'file')} instead of {made.records:,}"
+            + apart
+        )
+        return _Packed(
+            name=name,
+            source=source,
+            out=out,
+            records=records,
+            mean_bytes=made.size / made.records,
+            sides=first.size,
+            size=self.size or _crop(first.size),
+            tiles=bool(tiles),
+            fields=("image", "label") if "label" in made.schema.names else ("image",),
+            shards=made.shards,
+            seconds=seconds,
+        )
+
+    def _compare(self, packed: _Packed) -> Part:
+        rows = [
+            self._row(packed, "in memory", cold=False),
+            self._row(packed, "on the disk", cold=True),
+        ]
+        limited = f"on a disk of {READS_PER_S} reads/s"
+        if rows[1].refused or self.refused:
+            rows.append(Row(limited, refused=rows[1].refused or self.refused))
+        else:
+            rows.append(self._row(packed, limited, cold=True, reads_per_s=READS_PER_S))
+        part = Part(
+            name=packed.name,
+            images=packed.records,
+            mean_bytes=packed.mean_bytes,
+            sides=packed.sides,
+            size=packed.size,
+            tiles=packed.tiles,
+            shards=packed.shards,
+            pack_seconds=packed.seconds,
+            rows=tuple(rows),
+        )
+        self.say(table(part))
+        return part
+
+    def _row(
+        self, packed: _Packed, name: str, *, cold: bool, reads_per_s: int | None = None
+    ) -> Row:
+        rates: dict[str, float] = {}
+        requests: dict[str, int] = {}
+        began = time.monotonic()
+        try:
+            for number in range(1 if cold else ROUNDS):
+                if number and time.monotonic() - began > ROUND_S:
+                    break
+                for way in WAYS:
+                    read = packed.source if way == "folder" else packed.out
+                    with self._group(read, reads_per_s, cold) as group:
+                        found = self._read(packed, way, cold, group)
+                        if group is not None and found["images"] == packed.records:
+                            requests[way] = group.reads()  # of a whole pass
+                    rates[way] = max(rates.get(way, 0.0), found["images_per_s"])
+        except FailedError as error:
+            return Row(name, refused=str(error))
+        if reads_per_s is not None and self.refused:
+            return Row(name, refused=self.refused)
+        return Row(name, rates, requests)
+
+    @contextmanager
+    def _group(
+        self, path: str, reads_per_s: int | None, cold: bool
+    ) -> Iterator[throttle.Group | None]:
+        """A control group where one can be made: without a limit it counts."""
+        if not cold or self.refused:
+            yield None
+            return
+        group = throttle.Group(path, reads_per_s)
+        try:
+            group.__enter__()
+        except ShardioError as error:
+            self.refused = str(error)
+            yield None
+            return
+        self.counted = "those of these processes, by the kernel"
+        try:
+            yield group
+        finally:
+            group.__exit__()
+
+    def _read(
+        self, packed: _Packed, way: str, cold: bool, group: throttle.Group | None
+    ) -> dict[str, Any]:
+        members = None if group is None else group.members
+        more = {"way": way, "cold": cold, "members": members, "seconds": self.seconds}
+        return self.host.ask(self._request(packed, "contest.read", **more), _LIMIT_S)
+
+    def _request(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
+        return {
+            "do": do,
+            "out": packed.out,
+            "source": packed.source,
+            "records": packed.records,
+            "fields": packed.fields,
+            "size": packed.size,
+            "batch_size": self.batch_size,
+            "workers": self.workers,
+        } | more
+
+    def _flip(self, packed: _Packed) -> Damage | None:
+        """Flip one bit of one record, in a copy, and train on it."""
+        copy, number = os.path.join(self.scratch, "damaged"), packed.records // 2
+        key = sequence.open(packed.out)[number : number + 1].keys()[0]
+        path = os.path.join(packed.source, os.fsdecode(key))
+        _copy_with_a_flip(packed.out, copy, number)
+        request = self._request(packed, "contest.train", state=None, log=os.devnull)
+        near = range(max(0, number - 8), min(packed.records, number + 8))
+        request |= {"out": copy, "only": list(near), "batch_size": 4}
+        message = ""
+        try:
+            self.host.ask(request, _LIMIT_S)
+        except DamageError as error:
+            message = str(error).replace(copy, "OUT")
+        found = self.host.ask({"do": "contest.flip_file", "path": path}, _LIMIT_S)
+        damage = Damage(message, found["raised"], found["changed"], found["pixels"])
+        self.say(damage_text(damage))
+        return damage
+
+    def _resume(self, packed: _Packed) -> Resumed | None:
+        """Kill a run in the middle, go on with other workers, and compare all batches."""
+        steps = min(RESUMED, -(-packed.records // self.batch_size))
+        if steps < 2:
+            self.say("A run that is killed goes on: too few images here to show it.")
+            return None
+        chosen = list(range(min(packed.records, steps * self.batch_size)))
+        logs = [os.path.join(self.scratch, f"{name}.jsonl") for name in ("whole", "until", "from")]
+        workers = (self.workers, max(1, self.workers - 1))
+        common = self._request(packed, "contest.train", only=chosen, state=None)
+        self.host.ask(common | {"log": logs[0]}, _LIMIT_S)
+        dies_after = max(1, steps * 5 // 12)
+        with suppress(FailedError):  # as it is told to
+            self.host.ask(common | {"log": logs[1], "dies_after": dies_after}, _LIMIT_S)
+        notes = _lines(logs[1])
+        more = {"log": logs[2], "state": notes[-1]["state"], "workers": workers[1]}
+        self.host.ask(common | more, _LIMIT_S)
+        whole = [one["batch"] for one in _lines(logs[0])]
+        parts = [one["batch"] for one in [*notes, *_lines(logs[2])]]
+        resumed = Resumed(len(whole), len(notes), workers, whole == parts)
+        self.say(resumed_text(resumed))
+        return resumed
+
+
+@dataclass(frozen=True)
+class _Packed:
+    name: str
+    source: str
+    out: str
+    records: int  # that are read
+    mean_bytes: float
+    sides: tuple[int, int]
+    size: int
+    tiles: bool
+    fields: tuple[str, ...]
+    shards: int
+    seconds: float
+
+
+def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
+    """A copy of a dataset, with one bit of one record flipped: all other files are links."""
+    made = manifest.load(locate(out))
+    packed = sequence.open(out, decode=None)
+    shard, record = packed._reader.locate(number)
+    opened = packed._reader.shard(shard)
+    at = opened.offset(record) + int(opened.sizes[record]) * 2 // 3
+    os.mkdir(copy)
+    for name in os.listdir(out):
+        if not os.path.isfile(os.path.join(out, name)):
+            continue
+        if name == made.shard(shard).name:
+            shutil.copyfile(os.path.join(out, name), os.path.join(copy, name))
+            with open(os.path.join(copy, name), "r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << 4]))
+        else:
+            os.symlink(os.path.abspath(os.path.join(out, name)), os.path.join(copy, name))
+
+
+def _lines(path: str) -> list[dict[str, Any]]:
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+# --- the images -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The images of a folder, or a part of them from each class folder."""
+
+    rows: list[tuple[str, str]]  # path below the folder, and its top folder or ""
+    left: bool  # there are more
+    size: int  # bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def write(self, path: str) -> None:
+        classes = any(label for _, label in self.rows)
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["path", "label"] if classes else ["path"])
+            writer.writerows(row if classes else row[:1] for row in self.rows)
+
+
+def _listing(folder: str) -> _Listing:
+    """As many images as a demo packs; nothing more of a large folder is looked at."""
+    tops = sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    groups = [(top, _images(os.path.join(folder, top))) for top in tops]
+    if not tops:
+        groups = [("", _images(folder))]
+    rows: list[tuple[str, str]] = []
+    size, left, turn = 0, False, list(groups)
+    while turn and not left:  # one of each class in turn
+        for group in list(turn):
+            top, paths = group
+            path = next(paths, None)
+            if path is None:
+                turn.remove(group)
+                continue
+            size += os.path.getsize(path)
+            if size > MOST_BYTES or len(rows) == MOST_IMAGES:
+                left = True
+                break
+            rows.append((os.path.relpath(path, folder), top))
+    return _Listing(rows, left, size)
+
+
+def _images(folder: str) -> Iterator[str]:
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if name[0] != "." and name.rpartition(".")[2].lower() in ALL_ENDINGS:
+                path = os.path.join(at, name)
+                if path.isprintable():  # a listing is text
+                    yield path
+
+
+def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
+    """The folder to be packed: of splits, that of training."""
+    if not os.path.isdir(folder):
+        problem = "not a folder" if os.path.exists(folder) else "no such folder"
+        raise OptionError(f"{printable(folder, 4096)}: {problem}; give a folder of images")
+    if out is not None:
+        inside = os.path.realpath(os.fsdecode(out)) + os.sep
+        if inside.startswith(os.path.realpath(folder) + os.sep):
+            raise OptionError(
+                f"--out {printable(os.fsdecode(out), 4096)} lies inside the images, which are only "
+                "read: give another place"
+            )
+        return folder
+    train = os.path.join(folder, "train")
+    folder = train if os.path.isdir(train) else folder
+    if next(_images(folder), None) is None:
+        raise SourceError(f"{printable(folder, 4096)}: no images in it")
+    return folder
+
+
+def _large(folder: str) -> bool:
+    """Whether most of the first images are JPEGs so large that crops gain by tiles."""
+    jpegs = looked = 0
+    for path in _images(folder):
+        with open(path, "rb") as file:
+            data = file.read()
+        looked += 1
+        try:
+            wide, high = image.decode(data).size
+        except DecodeError:
+            continue
+        jpegs += data.startswith(b"\xff\xd8\xff") and wide * high >= LARGE
+        if looked == 8:
+            break
+    return 2 * jpegs > looked
+
+
+def _crop(sides: tuple[int, int]) -> int:
+    """Pixels of the crops: as bench has it, and less than 224 where that were mostly enlarging."""
+    return 224 if max(sides) >= 256 else min(112, min(sides))
+
+
+def _check_room(source: str, out: str, size: int | None) -> None:
+    if size is None:
+        size = sum(os.path.getsize(path) for path in _images(source))
+    at = os.path.abspath(out)
+    while not os.path.exists(at):
+        at = os.path.dirname(at)
+    free = shutil.disk_usage(at).free
+    if size * 1.2 > free:
+        raise OptionError(
+            f"the shards need about {show_size(size * 1.2)}, and {printable(at, 4096)} has "
+            f"{show_size(free)} left: give a larger place by --out DIR"
+        )
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A temporary folder, on a disk where there is one: a RAM disk is never cold."""
+    places = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
+    for place in places:
+        try:
+            throttle.disk(place)
+        except (ShardioError, OSError):
+            continue
+        if os.access(place, os.W_OK):
+            break
+    else:
+        place = places[0]
+    with (
+        _terminated(),
+        tempfile.TemporaryDirectory(prefix="shardio-demo-", dir=place) as name,
+    ):
+        yield name
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """A kill (SIGTERM) becomes an exception meanwhile, so that the temporary folder goes."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def _heading(batch_size: int, workers: int) -> str:
+    pil = image.engine()
+    engine_text = f"{pil['name']} {pil['version']}"
+    core = "built" if engine.core is not None else f"not built ({engine.missing})"
+    lines = [
+        f"Batches of {batch_size}, shuffled, decoded, cropped at random and mirrored; "
+        f"{show_count(workers, 'worker')} each.",
+        f"  image folder   files, {engine_text}, torch's DataLoader: what one writes without a "
+        "library",
+        "  DataLoader     shards, in the same DataLoader",
+        f"  ShardLoader    shards, as recommended; compiled core: {core}",
+    ]
+    if pil["name"] == "pillow-simd":
+        lines.append("(With Pillow, which most have, the image folder is slower than here.)")
+    load = machine.load()
+    if load is not None and load > BUSY * machine.cores():
+        lines.append("(Other programs keep the processors busy: a quiet machine tells more.)")
+    return "\n".join(lines)
+
+
+def table(part: Part) -> str:
+    """A part's rows, for a terminal."""
+    lines = [
+        [f"images/s, {part.sides[0]} x {part.sides[1]} -> {part.size} px", "image folder",
+         "DataLoader", "ShardLoader", "gain"],
+    ]  # fmt: skip
+    notes = []
+    for row in part.rows:
+        if row.refused:
+            lines.append([row.name, "-", "-", "-", "not measured"])
+            notes.append(f"  {row.name}: {row.refused}")
+            continue
+        rates = [f"{row.images_per_s[way]:,.0f}" for way in WAYS]
+        lines.append([row.name, *rates, gain_text(row.gain)])
+        if row.requests:
+            counts = [f"{row.requests[way]:,}" if way in row.requests else "-" for way in WAYS]
+            lines.append(["  reads of the disk", *counts, fewer_text(row)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for line in lines:
+        cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+        text.append("  " + "  ".join((line[0].ljust(widths[0]), *cells)).rstrip())
+    return "\n".join([*text, *dict.fromkeys(notes)])
+
+
+def gain_text(gain: float | None) -> str:
+    """A ratio in words."""
+    if gain is None:
+        return ""
+    if abs(gain - 1) <= EQUAL:
+        return "none"
+    return f"{gain:.2f}x, slower" if gain < 1 else f"{gain:.1f}x"
+
+
+def fewer_text(row: Row) -> str:
+    """How many times fewer reads ShardLoader asks of the disk than the image folder."""
+    if not {"folder", "shardloader"} <= set(row.requests):
+        return ""
+    fewer = row.requests["folder"] / max(1, row.requests["shardloader"])
+    return f"{fewer:,.0f}x fewer" if fewer >= 1.5 else ""
+
+
+def damage_text(damage: Damage) -> str:
+    quoted = "\n".join(f"  > {line}" for line in damage.message.splitlines())
+    file = f"an error: {damage.file_error}"
+    if damage.file_error is None:
+        file = f"no error; {damage.file_changed:,} of {damage.file_pixels:,} pixels are others"
+    return (
+        f"One bit flipped on the disk, in a copy.\n  image folder, PIL: {file}\n"
+        f"  shardio, in the middle of training:\n{quoted or '  NOT FOUND'}"
+    )
+
+
+def resumed_text(resumed: Resumed) -> str:
+    before, after = resumed.workers
+    verdict = "all equal, byte for byte" if resumed.equal else "NOT EQUAL"
+    return (
+        f"A run killed (SIGKILL) after batch {resumed.killed_after} of {resumed.batches}, with "
+        f"{show_count(before, 'worker')}, and gone on with {after}:\n  the {resumed.batches} "
+        f"batches of a run that nobody killed, in their order: {verdict}."
+    )

@@ -1,0 +1,223 @@
+"""The picture of a demo: bars of images a second, a dot for each read of the disk, two proofs.
+
+A row of panels for each folder of images. To the left bars, by where the images lie; to the right
+the reads that one pass asks of the disk, as files and as shards. Below, what a flipped bit does,
+and the batches of a run that was killed. The second door to matplotlib, beside `plotting`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from .demo import WAYS, Demo, Part, Row, gain_text
+from .plotting import check
+from .storage.local import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's blue and sky blue, and a grey: apart also for the colour-blind, and in print.
+COLOURS: Final = {"folder": "#a8a8a8", "dataloader": "#8cc6ec", "shardloader": "#0072b2"}
+NAMES: Final = {
+    "folder": "image folder",
+    "dataloader": "shards, DataLoader",
+    "shardloader": "shards, ShardLoader",
+}
+_INK, _SOFT, _RED, _GREEN = "#222222", "#666666", "#c1272d", "#009e73"
+_MOST_DOTS: Final = 4_000  # more would be a grey field: then a dot stands for several reads
+_DPI: Final = 140
+
+
+def save(found: Demo, path: str | os.PathLike[str]) -> None:
+    """Draw it into a file, .png, .svg or .html; one that exists is replaced.
+
+    Raises OptionError, DependencyError, StorageError.
+    """
+    kind = check(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    write_file(folder, name, draw(found, kind), replace=True)
+
+
+def draw(found: Demo, kind: str) -> bytes:
+    """The content of such a file. HTML holds the picture as SVG."""
+    import matplotlib
+
+    if kind == "html":
+        svg = draw(found, "svg").decode().partition("<svg")
+        return f"<!doctype html><title>shardio demo</title>\n<svg{svg[2]}".encode()
+
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "shardio", "font.family": "DejaVu Sans"}):
+        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
+        _figure(found).savefig(out, format=kind, dpi=_DPI, metadata=metadata, facecolor="white")
+    return out.getvalue()
+
+
+def _figure(found: Demo) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    parts = len(found.parts)
+    high = 1.5 + 2.55 * parts + 1.3
+    figure = Figure(figsize=(11.5, high))
+    FigureCanvasAgg(figure)
+    figure.text(
+        0.04, 1 - 0.36 / high, "The same images, the same crops: as files, and as shards",
+        fontsize=17, fontweight="bold", color=_INK, va="center",
+    )  # fmt: skip
+    figure.text(
+        0.04, 1 - 0.7 / high,
+        f"image folder with {found.pil}; {found.workers} workers each; {found.cores:g} cores",
+        fontsize=10, color=_SOFT, va="center",
+    )  # fmt: skip
+    _legend(figure, 1 - 1.02 / high)
+    for number, part in enumerate(found.parts):
+        bottom = (high - 1.62 - 2.55 * number - 1.95) / high
+        _bars(figure.add_axes((0.145, bottom, 0.53, 1.95 / high)), part)
+        _dots(figure.add_axes((0.7, bottom, 0.275, 1.95 / high)), part)
+    _flipped(figure.add_axes((0.04, 0.15 / high, 0.48, 0.9 / high)), found)
+    _resumed(figure.add_axes((0.53, 0.15 / high, 0.445, 0.9 / high)), found)
+    return figure
+
+
+def _legend(figure: Figure, y: float) -> None:
+    from matplotlib.patches import Patch
+
+    figure.legend(
+        [Patch(color=COLOURS[way]) for way in WAYS], [NAMES[way] for way in WAYS],
+        loc="center left", bbox_to_anchor=(0.034, y), ncols=3, frameon=False, fontsize=10.5,
+        handlelength=1.1, handleheight=1.1, columnspacing=1.8,
+    )  # fmt: skip
+
+
+def _bars(axes: Axes, part: Part) -> None:
+    """Three bars for each place that the images lie at; ShardLoader's with its gain."""
+    _bare(axes)
+    wide, high = part.sides
+    axes.set_title(
+        f"{_short(part.name)}: {part.images:,} of about {wide} x {high} pixels, images/s",
+        fontsize=11, fontweight="bold", color=_INK, loc="left", x=-0.198, pad=9,
+    )  # fmt: skip
+    most = max((max(row.images_per_s.values(), default=0.0) for row in part.rows), default=0.0)
+    axes.set_xlim(0, max(most, 1e-9) * 1.24)
+    axes.set_ylim(len(part.rows) - 0.45, -0.55)
+    for place, row in enumerate(part.rows):
+        axes.text(
+            -0.012, place, _place(row), transform=axes.get_yaxis_transform(), ha="right",
+            va="center", fontsize=10, color=_INK, linespacing=1.15,
+        )  # fmt: skip
+        if not row.images_per_s:
+            axes.text(0, place, "  not measured here", va="center", fontsize=9, color=_SOFT)
+            continue
+        for way, at in zip(WAYS, (-0.27, 0.0, 0.27), strict=True):
+            rate = row.images_per_s[way]
+            axes.barh(place + at, rate, height=0.25, color=COLOURS[way])
+            axes.annotate(
+                f"{rate:,.0f}", (rate, place + at), xytext=(4, 0), textcoords="offset points",
+                va="center", fontsize=8.5, color=_SOFT if way == "folder" else _INK,
+            )  # fmt: skip
+        gain = row.gain
+        if gain is not None:
+            axes.annotate(
+                gain_text(gain) if gain_text(gain) != "none" else "no gain",
+                (1, place + 0.05), xycoords=axes.get_yaxis_transform(), ha="right", va="center",
+                fontsize=15 if gain >= 1.05 else 10, fontweight="bold",
+                color=COLOURS["shardloader"] if gain >= 1.05 else _SOFT,
+            )  # fmt: skip
+
+
+def _dots(axes: Axes, part: Part) -> None:
+    """A dot for each read of the disk: a field of them for files, and one for shards."""
+    _bare(axes)
+    counted = [row.requests for row in part.rows if {"folder", "shardloader"} <= set(row.requests)]
+    axes.set_title(
+        "reads of the disk, for one pass", fontsize=11, fontweight="bold", color=_INK,
+        loc="left", pad=9,
+    )  # fmt: skip
+    if not counted:
+        axes.text(0, 0.5, "not counted here", va="center", fontsize=9, color=_SOFT)
+        return
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    reads = counted[0]
+    each = max(1, -(-reads["folder"] // _MOST_DOTS))
+    for way, left in (("folder", 0.0), ("shardloader", 0.56)):
+        count = max(1, round(reads[way] / each))
+        rows = 40  # of the field for files: those for shards are as large
+        step = 0.8 / rows
+        columns = max(1, -(-max(reads["folder"] // each, 1) // rows))
+        across = min(0.5 / columns, 2 * step)
+        x = [left + (i // rows) * across for i in range(count)]
+        y = [0.8 - (i % rows) * step for i in range(count)]
+        axes.scatter(x, y, s=2.6, color=COLOURS[way], linewidths=0, clip_on=False)
+        axes.text(left, 0.94, f"{reads[way]:,}", fontsize=13, fontweight="bold",
+                  color=COLOURS[way] if way != "folder" else "#777777", va="center")  # fmt: skip
+    if each > 1:
+        axes.text(0.56, 0.02, f"a dot: {each} reads", fontsize=8, color=_SOFT)
+
+
+def _flipped(axes: Axes, found: Demo) -> None:
+    _bare(axes, title="one bit flipped on the disk")
+    damage = found.damage
+    if damage is None:
+        return
+    said = "no error" if damage.file_error is None else "an error"
+    if damage.file_error is None:
+        said = f"no error, {damage.file_changed:,} wrong pixels"
+    _line(axes, 0.66, COLOURS["folder"], "image folder", said, _RED)
+    place = re.search(r"record \d+ at byte \d+ \(key .*?\)(?=: )", damage.message)
+    named = place[0] if place else damage.message.partition("\n")[0]
+    _line(axes, 0.22, COLOURS["shardloader"], "shards", f"error: {named}", _GREEN)
+
+
+def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> None:
+    axes.scatter([0.014], [y], s=110, marker="s", color=colour, linewidths=0)
+    axes.text(0.04, y, who, va="center", fontsize=10, color=_INK)
+    said = said if len(said) <= 62 else said[:28] + " ... " + said[-28:]
+    axes.text(0.23, y, said, va="center", fontsize=9.5, color=ink)
+
+
+def _resumed(axes: Axes, found: Demo) -> None:
+    """A square for each batch: of the run that was killed, and of the one that went on."""
+    _bare(axes, title="a run is killed, and goes on: the batches")
+    run = found.resumed
+    if run is None:
+        return
+    step = min(0.07, 0.9 / run.batches)
+    for i in range(run.batches):
+        before = i < run.killed_after
+        at = 0.012 + i * step + (0.0 if before else 0.035)
+        for y, colour in ((0.66, _SOFT), (0.22, _GREEN if run.equal else _RED)):
+            shown = COLOURS["shardloader"] if y > 0.5 else colour
+            axes.scatter([at], [y], s=190, marker="s", color=shown, linewidths=0,
+                         alpha=1.0 if before or y < 0.5 else 0.55)  # fmt: skip
+            axes.text(at, y, "=" if y < 0.5 else f"{i + 1}", ha="center", va="center_baseline",
+                      fontsize=8.5, color="white", fontweight="bold")  # fmt: skip
+    cut = 0.012 + run.killed_after * step - step / 2 + 0.0175
+    axes.plot([cut, cut], [0.02, 0.9], color=_RED, linewidth=1.6, linestyle=(0, (3, 2)))
+
+
+def _bare(axes: Axes, title: str = "") -> None:
+    """Without a frame and ticks."""
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if title:
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_title(title, fontsize=11, fontweight="bold", color=_INK, loc="left", pad=4)
+
+
+def _place(row: Row) -> str:
+    """On two lines, where that is long."""
+    return row.name.replace("on a disk of ", "on a disk of\n")
+
+
+def _short(name: str) -> str:
+    name = name.removesuffix(", made for this")
+    return name if len(name) <= 36 else "..." + name[-33:]
