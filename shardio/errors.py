@@ -168,7 +168,10 @@ def there_are(names: Iterable[str], given: str = "", most: int = 10) -> str:
         return "there are none"
     more = f", ... ({len(known):,} in all)" if len(known) > most else ""
     shown = ", ".join(map(printable, known[:most]))
-    folded = {name.casefold(): name for name in known}
-    close = [folded[one] for one in difflib.get_close_matches(given.casefold(), folded, 1)]
+    folded, meant = {name.casefold(): name for name in known}, given.casefold()
+    close = [folded[one] for one in difflib.get_close_matches(meant, folded, 1, cutoff=0.7)]
+    if not close and len(meant) > 2:  # val and validation
+        begun = (one for one in folded if one.startswith(meant) or (one and meant.startswith(one)))
+        close = [folded[one] for one in begun if len(one) > 2][:1]
     asked = f": did you mean {printable(close[0])!r}?" if close else ""
     return f"there {'is' if len(known) == 1 else 'are'} {shown}{more}{asked}"

@@ -354,9 +354,11 @@ def test_a_split_is_chosen_by_its_name(tmp_path: Path) -> None:
     for wrong in ("Train", "validation", "", "..", "train/", "../train"):
         with pytest.raises(
             OptionError,
-            match=r"no split is called '.*'; there are train, val(: did you mean 'train'\?)?$",
+            match=r"no split is called '.*'; there are train, val(: did you mean '\w+'\?)?$",
         ):
             manifest.choose_split(tmp_path, wrong)
+    with pytest.raises(OptionError, match=r"called 'validation'; .*: did you mean 'val'\?$"):
+        manifest.choose_split(tmp_path, "validation")
     with pytest.raises(OptionError, match="split is 0: expected the name"):
         manifest.choose_split(tmp_path, 0)  # type: ignore[arg-type]
 
