@@ -12,6 +12,7 @@ Train
     RandomResizedCrop  Crop a random part of each image, for training.
     CenterCrop         Crop the centre of each image, for validation.
     collate            Stack samples to a batch.
+    normalize          Cast and normalise a batch of uint8 images, on the CPU or the GPU.
     device.prefetch    Copy batches to the GPU while the step before computes.
     meter.watch        Measure whether training waits for data, and say why.
 

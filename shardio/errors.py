@@ -117,7 +117,7 @@ def as_error(error: BaseException, where: str, *, interrupts: bool) -> BaseExcep
         return error
     who = f"{where}: decode or a transform" if where else "collate_fn"
     made = WorkerError(
-        f"{who} raised {printable(repr(error))}, which is no Exception: it would end this process "
+        f"{who} raised {_repr(error)}, which is no Exception: it would end this process "
         "and say nothing. Raise an Exception to say what is wrong, such as ValueError; sys.exit() "
         "belongs into the training loop"
     )
@@ -141,6 +141,13 @@ def name_record(error: BaseException, record: str) -> None:
     row.__cause__, row.__context__ = error.__cause__, error.__context__
     row.__suppress_context__ = error.__suppress_context__
     error.__cause__ = row
+
+
+def _repr(error: BaseException) -> str:
+    try:
+        return printable(repr(error))
+    except Exception:  # whoever waits for this error is to get it
+        return type(error).__name__
 
 
 def printable(name: bytes | str, limit: int = 200) -> str:

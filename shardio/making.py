@@ -326,9 +326,9 @@ class Maker:
                 place.at[0] = BETWEEN
         except BaseException as error:
             work.out = None
-            if place is not None:
-                place.at[0] = BETWEEN
             self._fail(batch, error, work)
+            if place is not None:  # only now: to pickle an error may end the process
+                place.at[0] = BETWEEN
             if self._interrupts and isinstance(error, KeyboardInterrupt):
                 raise
         return True

@@ -196,14 +196,14 @@ class _Process:
             if -code == signal.SIGKILL:
                 how += ", as the system does where memory runs out (`dmesg` says so)"
                 advice = f"Fewer workers, or a smaller prefetch_factor, take less memory; {advice}"
-        elif self.told >= 0 and not self.mapped:
-            how += " before it made a batch; what it said stands above"
+        last = self._late.whereabouts.last(self.number)
+        how += f", while it was at {last}" if last else ""
+        if code is not None and code >= 0 and self.told >= 0 and not self.mapped:
+            how += ", before it made a batch; what it said, if it did, stands above"
             if getattr(self.process, "_start_method", "fork") != "fork":
                 how += '. A script needs `if __name__ == "__main__":` around all that it does'
-        last = self._late.whereabouts.last(self.number)
         raise WorkerError(
-            f"{self.name} {how}{last and f', while it was at {last}'}. This pass is over; "
-            f"iterating anew starts new processes. {advice}"
+            f"{self.name} {how}. This pass is over; iterating anew starts new processes. {advice}"
         ) from None
 
 

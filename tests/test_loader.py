@@ -1131,6 +1131,33 @@ def test_what_is_no_exception_is_an_error_that_names_the_record(
                 next(iterator)
 
 
+class WordlessError(BaseException):
+    def __repr__(self) -> str:
+        raise LookupError("no words")
+
+
+class EndsError(Exception):
+    def __reduce__(self) -> Any:
+        os._exit(7)
+
+
+@pytest.mark.parametrize("crew", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
+def test_an_error_that_has_no_words_or_ends_its_process_is_told(
+    packed: Packed, crew: tuple[int, int]
+) -> None:
+    cases: list[tuple[BaseException, str]] = [
+        (WordlessError(), r"k/000007\.jpg: decode or a transform raised WordlessError, which"),
+        (EndsError(), r"exit code 7, while it was at .*k/000007\.jpg"),
+    ]
+    for error, said in cases[: 1 + crew[0]]:
+        dataset = pictures(packed(COUNTS), decode=Raises(7, error))
+        with (
+            ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader,
+            pytest.raises(WorkerError, match=said),
+        ):
+            list(loader)
+
+
 @pytest.mark.parametrize("crew", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
 @pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
 def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
