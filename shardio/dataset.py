@@ -24,7 +24,7 @@ from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
 from .image import Transform
 from .mixing import Length, Mixture
-from .options import Given, Options
+from .options import Given, Options, answered
 from .order import Share, Slices, Tail
 from .pixels import JPEG, RawPixels, raw_pixels
 from .sample import KEY
@@ -35,11 +35,44 @@ from .storage import locate
 from .stream import VALID, Consumers, Items, Stream
 from .tuning import Tuning, labels_of, tune
 
+# Names that users of other datasets and loaders bring: what to do instead.
+_LOADERS = "give it to the loader, DataLoader(ds, batch_size=None, {}) or ShardLoader(ds, {})"
+_OTHERS = {
+    "num_workers": _LOADERS.format("num_workers=8", "num_workers=8"),
+    "prefetch_factor": _LOADERS.format("prefetch_factor=4", "prefetch_factor=4"),
+    "pin_memory": "give it to DataLoader, or device= to ShardLoader",
+    "device": "give it to ShardLoader, which takes batches there ahead of use",
+    "drop_last": 'give tail="drop", which leaves out what fills no batch on every rank',
+    "sampler": "the order is shuffle=, shuffle_buffer=, where= and select()",
+    "generator": "give seed=",
+    "shuffle_seed": "give seed=",
+    "shuffle_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
+    "buffer_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
+    "shuffle_block_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
+    "shuffle_algo": "there is one; shuffle_buffer= is how far it shuffles",
+    "num_canonical_nodes": "give canonical_workers=, if at all: the order depends on no node",
+    "remote": "give the folder as the first argument; object stores are not supported yet",
+    "local": "give the folder as the first argument; no copy is made",
+    "input_dir": "give the folder as the first argument",
+    "data_dir": "give the folder as the first argument",
+    "urls": "give the folder as the first argument; `shardio index` makes tars a dataset",
+    "cache_dir": "leave it out; the page cache is used",
+    "cache_limit": "leave it out; the page cache is used",
+    "num_replicas": "give world_size=, with rank=, or neither: torch.distributed is followed",
+    "num_shards": "give world_size=, with rank=, or neither: torch.distributed is followed",
+    "shard_id": "give rank=, with world_size=, or neither: torch.distributed is followed",
+    "transforms": "give transform= for the image, or map= for the whole sample",
+    "label_transform": "give target_transform=",
+    "columns": "give fields=",
+    "return_index": 'give fields= with "__key__", which names each record',
+}
+
 
 class ShardDataset(Described, Stream):
     """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
+    split              "train": the dataset of this name in `path`, which holds several
     batch_size         yields batches of this size, for `DataLoader(ds, batch_size=None)`. None:
                        samples, for DataLoader's own batching; each record still comes once an
                        epoch, but the order of batches then depends on the number of workers
@@ -85,10 +118,12 @@ class ShardDataset(Described, Stream):
     fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
     """
 
+    @answered("ShardDataset", _OTHERS)
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        split: str | None = None,
         batch_size: int | None = None,
         fields: Sequence[str] | None = None,
         decode: Decode = "pil",
@@ -110,7 +145,7 @@ class ShardDataset(Described, Stream):
         root: str | os.PathLike[str] | None = None,
         verify_open: bool = True,
     ) -> None:
-        storage = locate(path)
+        storage = locate(manifest.choose_split(path, split))
         self._path = storage.url  # for messages
         shards = None if root is None else locate(root)
         self._reader = Reader(storage, manifest.load(storage), root=shards, verify=verify_open)

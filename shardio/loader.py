@@ -16,11 +16,11 @@ import math
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, NoReturn, ParamSpec
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -29,7 +29,7 @@ from . import machine
 from .errors import EpochError, OptionError, printable
 from .here import Here
 from .meter import Made
-from .options import Options
+from .options import Options, answered
 from .order import Share
 from .resident import Resident
 from .serving import Pass
@@ -38,7 +38,6 @@ from .stream import Iteration, Source, Stream, consumers, machines_of
 from .workers import Processes
 
 Pin = Literal["auto"] | bool
-P = ParamSpec("P")
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
 _OTHERS = {
@@ -57,20 +56,6 @@ _OTHERS = {
     "sampler": "the order is the dataset's: shuffle_buffer=, where=, select()",
     "batch_sampler": "the order is the dataset's: batch_size=, shuffle_buffer=, where=, select()",
 }
-
-
-def _explained(init: Callable[P, None]) -> Callable[P, None]:
-    """Answer options of other loaders with an OptionError. Not by **options: whoever checks types,
-    or asks for the signature, is to see the real ones."""
-
-    @wraps(init)
-    def explained(*args: P.args, **options: P.kwargs) -> None:
-        for name in options:
-            if name in _OTHERS:
-                raise OptionError(f"ShardLoader takes no {name}: {_OTHERS[name]}")
-        init(*args, **options)
-
-    return explained
 
 
 class ShardLoader:
@@ -102,7 +87,7 @@ class ShardLoader:
     that names the record and holds its traceback.
     """
 
-    @_explained
+    @answered("ShardLoader", _OTHERS)
     def __init__(
         self,
         dataset: Stream,

@@ -10,9 +10,10 @@ that a run goes on in its own order without being told; what the user gave other
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -164,6 +165,30 @@ def shuffled_whole(records: int | None, mean_bytes: float) -> bool:
     if records is None:
         return False
     return records <= ALL_RECORDS or records * mean_bytes <= ALL_BYTES
+
+
+P = ParamSpec("P")
+
+
+def answered(
+    owner: str, answers: Mapping[str, str]
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Make an __init__ answer options that others have with an OptionError: what to give here.
+
+    Not by **options: whoever checks types, or asks for the signature, is to see the real ones.
+    """
+
+    def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        @wraps(init)
+        def answering(*args: P.args, **options: P.kwargs) -> None:
+            for name in options:
+                if name in answers:
+                    raise OptionError(f"{owner} takes no {name}: {answers[name]}")
+            init(*args, **options)
+
+        return answering
+
+    return decorate
 
 
 def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:

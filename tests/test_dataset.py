@@ -233,6 +233,23 @@ def test_there_is_one_way_not_to_shuffle(
         ShardDataset(packed([5]), **options)
 
 
+@pytest.mark.parametrize("name", ["drop_last", "remote", "local", "shuffle_size", "num_workers"])
+def test_names_that_others_have_are_answered(packed: Packed, name: str) -> None:
+    with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: give .*"):
+        ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bread'"):
+        ShardDataset(packed([5]), bread=1)  # type: ignore[call-arg]
+
+
+def test_a_split_is_opened_by_its_name(packed: Packed, tmp_path: Path) -> None:
+    packed([5], "both/train"), packed([7], "both/val")
+    assert len(ShardDataset(tmp_path / "both", split="val", decode=None)) == 7
+    with pytest.raises(OptionError, match="no split is called 'test'; there are train, val"):
+        ShardDataset(tmp_path / "both", split="test")
+    with pytest.raises(NotPackedError, match='its splits: train, val.* split="train"'):
+        ShardDataset(tmp_path / "both")
+
+
 def test_a_buffer_in_bytes_is_counted_in_records_of_the_mean_size(packed: Packed) -> None:
     dataset = keyed(packed(COUNTS), shuffle_buffer="3kB")
     assert dataset.shuffle_buffer == -(-3000 * N // dataset.manifest.size)
