@@ -246,7 +246,7 @@ def test_a_split_is_opened_by_its_name(packed: Packed, tmp_path: Path) -> None:
     assert len(ShardDataset(tmp_path / "both", split="val", decode=None)) == 7
     with pytest.raises(OptionError, match="no split is called 'test'; there are train, val"):
         ShardDataset(tmp_path / "both", split="test")
-    with pytest.raises(NotPackedError, match='its splits: train, val.* split="train"'):
+    with pytest.raises(NotPackedError, match=r'its splits: train, val.* split="train"'):
         ShardDataset(tmp_path / "both")
 
 
