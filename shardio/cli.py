@@ -501,6 +501,7 @@ def _tune(options: argparse.Namespace) -> int:
             num_workers=options.workers,
             world_size=options.world_size,
             memory=options.memory,
+            units=options.units,
             progress=progress,
         )
     return _answer(found, options)
@@ -1015,7 +1016,7 @@ def _parser() -> argparse.ArgumentParser:
         "--canonical-workers", type=_whole, metavar="N", help="spans of the order (default 64)"
     )
 
-    tune = command("tune", _tune, "recommend a shuffle buffer, by simulating the order")
+    tune = command("tune", _tune, "say which shuffle buffer to set, by simulating the order")
     tune.add_argument("out", metavar="OUT")
     tune.add_argument(
         "--batch-size", type=_whole, default=256, metavar="N", help="of each rank (default 256)"
@@ -1023,8 +1024,9 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--workers", type=_whole, default=0, metavar="N", help="of each rank")
     tune.add_argument("--world-size", type=_whole, default=1, metavar="N", help="ranks (default 1)")
     tune.add_argument(
-        "--memory", metavar="SIZE", help="leave out buffers that need more, like 2GiB"
+        "--memory", metavar="SIZE", help="that the buffer's records may take (default 2GiB)"
     )
+    tune.add_argument("--units", action="store_true", help="try, and draw, other units too")
     tune.add_argument(
         "--plot", metavar="FILE", help="a picture too: .png, .svg or .html; replaces FILE"
     )

@@ -263,14 +263,15 @@ class ShardDataset(Described, Stream):
         num_workers: int = 0,
         world_size: int | None = None,
         memory: int | str | None = None,
+        units: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tuning:
-        """The smallest shuffle buffer, and its unit, that mix batches of this size well enough.
+        """Say which shuffle buffer to set for batches of this size; mostly: none, keep the default.
 
         `print(ds.tune().text())`; `.call` is the dataset to make, or, of a subset, the options to
         change. By simulating the order; labels come from the index, and no record is read. memory:
-        leaves out buffers that need more, on one machine, such as "2GiB"; progress: called with
-        (done, total). Raises OptionError.
+        what a buffer may take on one machine (default "2GiB"); units: try other units too;
+        progress: called with (done, total). Raises OptionError.
         """
         if self.batch_size is None:
             raise OptionError("tune: give batch_size to the dataset; the answer is for batches")
@@ -286,6 +287,7 @@ class ShardDataset(Described, Stream):
             mean_bytes=self._reader.mean_bytes,
             is_network=self._reader.storage.is_network(),
             memory=memory,
+            units=units,
             seed=self.seed,
             canonical_workers=self.canonical_workers,
             progress=progress,

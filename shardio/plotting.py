@@ -1,9 +1,10 @@
 """The pictures of a tuning, and of a bench. The only door to matplotlib.
 
-A tuning: quality against buffer. Two panels over one logarithmic axis of buffers, a line for each
-unit: the mixture of classes in a batch, relative to a uniform shuffle, and the pairs of a batch
-that shared one in the epoch before. Filled points pass the test of their panel, and the recommended
-one is ringed.
+A tuning: mixing against cost. Over one logarithmic axis of buffers, and the memory they take: how
+near two measures of mixing come to a uniform shuffle, in percent of it, from 0 to 100 whatever was
+found, so that noise stays as small as it is; and below, the requests of a cold epoch. Hollow points
+do not do; the default and the recommended buffer are named. Other units are drawn where they were
+tried.
 
 A bench: a bar for each row, of its rate and of its CPU time, with what limits it.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -33,11 +35,10 @@ if TYPE_CHECKING:
 KINDS: Final = ("png", "svg", "html")
 _DPI: Final = 150
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; from large units to small ones.
-_COLOURS: Final = ("#000000", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#56b4e9")
-# Where lines coincide, each shows in the gaps of those that are drawn over it.
-_DASHES: Final = ((1, 0), (9, 3), (6, 3), (4, 3), (2, 2), (1, 2))
-_RING: Final = "#d00000"
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+_CLASSES, _PAIRS, _COST, _GOOD = "#0072b2", "#d55e00", "#444444", "#009e73"
+_DASHES: Final = ((9, 3), (6, 3), (4, 3), (2, 2), (1, 2))  # of other units
+_RING: Final = "#c00000"
 _GREY: Final = "#666666"
 _LOADERS: Final = {"DataLoader": "#56b4e9", "ShardLoader": "#e69f00"}
 
@@ -95,92 +96,85 @@ def _figure(tuning: Tuning) -> Figure:
 
     figure = Figure(figsize=(9.6, 6.6), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"How large a shuffle buffer?  {tuning.records:,} records, batches of "
-        f"{tuning.batch_size:,}",
-        fontsize=13,
-        fontweight="bold",
-    )
+    figure.suptitle(_headline(tuning), fontsize=14, fontweight="bold")
     if not tuning.rows:
         figure.text(0.5, 0.5, "\n".join(tuning.notes), ha="center", wrap=True)
         return figure
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    upper, lower, below = figure.subplots(3, 1, height_ratios=[3, 1, 0.35])
+    lower.sharex(upper)
+    upper.tick_params(labelbottom=False)
+    kind = "classes" if tuning.labels == "label" else "tenths of the pack"
+    upper.set_title(
+        f"{tuning.records:,} records of {show_size(tuning.mean_bytes)} in "
+        f"{tuning.shards:,} shards, {tuning.distinct:,} {kind}, batches of {tuning.batch_size:,}",
+        fontsize=10.5,
+        color=_GREY,
+    )
     places = {row.shuffle_buffer: float(row.shuffle_buffer or 0) for row in tuning.rows}
     if None in places:  # "all": apart from the others
         places[None] = max(float(tuning.records), 2.2 * max(places.values()))
-    units = sorted({row.unit for row in tuning.rows}, reverse=True)
-    for number, unit in enumerate(units):
-        rows = [row for row in tuning.rows if row.unit == unit or row.shuffle_buffer is None]
-        x = [places[row.shuffle_buffer] for row in rows]
-        _line(
-            upper,
-            x,
-            [_mixed(tuning, row) for row in rows],
-            [row.mixes for row in rows],
-            number,
-            unit,
-        )
-        _line(
-            lower,
-            x,
-            [_again(tuning, row) for row in rows],
-            [row.renews for row in rows],
-            number,
-            unit,
-        )
-    _mixture(upper, tuning)
-    _pairs(lower, tuning)
+    ladder = tuning.ladder()
+    x = [places[row.shuffle_buffer] for row in ladder]
+    classes = f"mixed {kind}: how many of them a batch has"
+    pairs = "new neighbours: pairs of a batch that were apart in the epoch before"
+    if tuning.with_units:
+        _others(upper, tuning, places)
+    _line(upper, x, [_parted(tuning, row) for row in ladder], _PAIRS, pairs,
+          [row.renews for row in ladder])  # fmt: skip
+    _line(upper, x, [_mixed(tuning, row) for row in ladder], _CLASSES, classes,
+          [row.mixes for row in ladder])  # fmt: skip
+    _mixing(upper, tuning)
+    _cost(lower, ladder, x)
     _buffers(lower, tuning, places)
-    _mark(upper, lower, tuning, places, units)
-    _legends(figure, upper, tuning)
-    figure.supxlabel(_caption(tuning), fontsize=9.5, family="monospace")
+    _mark(upper, lower, tuning, places)
+    below.axis("off")
+    below.legend(handles=_legend(upper), loc="center", ncols=2, frameon=False, fontsize=9.5)
+    figure.supxlabel(_caption(tuning), fontsize=10, family="monospace")
     return figure
 
 
-def _legends(figure: Figure, axes: Axes, tuning: Tuning) -> None:
-    from matplotlib.lines import Line2D
+def _headline(tuning: Tuning) -> str:
+    """The answer, in a line."""
+    best, usual = tuning.best, tuning.default
+    if usual is None:
+        return "Nothing to tune"
+    if best is None:
+        if tuning.in_class_order:
+            return "Pack it again, shuffled: no buffer mixes this pack"
+        return f"No buffer within {show_size(tuning.memory)} mixes well enough"
+    every = best.shuffle_buffer is None
+    buffer = f"all {tuning.records:,}" if every else show_buffer(best.shuffle_buffer)
+    if tuning.keeps_default:
+        return f"Keep the default: a shuffle buffer of {buffer} records"
+    unit = "" if best.unit == usual.unit else f", in units of {best.unit:,}"
+    return f"Set a shuffle buffer of {buffer} records{unit}"
 
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        title="unit",
-        loc="outside right upper",
-        frameon=False,
-        handlelength=3.2,
-    )
-    marks = [
-        Line2D(
-            [], [], linestyle="none", marker="o", color=_GREY, markerfacecolor=face, markersize=6
-        )
-        for face in (_GREY, "white")
-    ]
-    if tuning.best is not None:
-        ring = Line2D([], [], linestyle="none", marker="o", color=_RING, markerfacecolor="none")
-        ring.set(markersize=12, markeredgewidth=2)
-        marks.append(ring)
-    figure.legend(
-        marks,
-        ["good\nenough", "not", "recom-\nmended"][: len(marks)],
-        loc="outside right lower",
-        frameon=False,
-        labelspacing=0.9,
-    )
+
+def _legend(axes: Axes) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles, _ = axes.get_legend_handles_labels()
+    hollow = Line2D([], [], linestyle="none", marker="o", color=_GREY, markerfacecolor="white")
+    hollow.set_label("hollow: not as good")
+    return [*handles, Patch(color=_GOOD, alpha=0.15, label="as good as a uniform shuffle"), hollow]
 
 
 def _mixed(tuning: Tuning, row: Row) -> float:
-    """The measure of mixture that tells more, in percent of a uniform shuffle."""
-    return 100 * (row.even / tuning.even if tuning.saturated else row.classes / tuning.uniform)
+    """The measure of mixture that tells more, in percent of a uniform shuffle; less is worse."""
+    part = row.even / tuning.even if tuning.saturated else row.classes / tuning.uniform
+    return 100 * max(0.0, min(part, 2 - part))  # too even is not better
 
 
-def _again(tuning: Tuning, row: Row) -> float:
-    """In percent; a logarithmic axis has no 0."""
-    return 100 * max(row.again, tuning.chance, 1e-5)
+def _parted(tuning: Tuning, row: Row) -> float:
+    """Pairs that did not share a batch in the epoch before, in percent of a uniform shuffle."""
+    return 100 * (1 - row.again) / max(1e-9, 1 - tuning.chance) if tuning.chance < 1 else 100.0
 
 
 def _line(
-    axes: Axes, x: list[float], y: list[float], passes: list[bool], number: int, unit: int
+    axes: Axes, x: list[float], y: list[float], colour: str, label: str, passes: list[bool]
 ) -> None:
-    colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
-    axes.plot(x, y, color=colour, linewidth=2, dashes=dashes, label=f"{unit:,}", zorder=3)
+    axes.plot(x, y, color=colour, linewidth=2.2, label=label, zorder=3)
     for face, chosen in ((colour, True), ("white", False)):
         points = [(at, to) for at, to, passed in zip(x, y, passes, strict=True) if passed == chosen]
         axes.plot(
@@ -188,69 +182,64 @@ def _line(
             [height for _, height in points],
             linestyle="none",
             marker="o",
-            markersize=max(4, 9 - number),
+            markersize=7,
             markerfacecolor=face,
             markeredgecolor=colour,
-            markeredgewidth=1.4,
+            markeredgewidth=1.6,
             zorder=4,
         )
 
 
-def _mixture(axes: Axes, tuning: Tuning) -> None:
-    what = "classes" if tuning.labels == "label" else "tenths of the pack"
-    uniform, band = tuning.uniform, tuning.band
-    if tuning.saturated:
-        what, uniform, band = "equally frequent classes", tuning.even, tuning.even_band
-    axes.set_ylabel("class mixture,\n% of a uniform shuffle")
-    low, high = (100 * edge / uniform for edge in band)
-    axes.axhspan(low, high, color="#c4c4c4", alpha=0.7, linewidth=0, zorder=1)
-    axes.axhline(100, color=_GREY, linewidth=0.8, zorder=1)
-    values = [_mixed(tuning, row) for row in tuning.rows]
-    least, most = min([*values, low]), max([*values, high])
-    margin = max(0.25 * (most - least), 0.1)  # of noise alone, the band fills two thirds
-    axes.set_ylim(max(0.0, least - margin), most + margin)
-    axes.annotate(
-        f"grey: good enough; a uniform shuffle has {uniform:,.2f} of {tuning.distinct:,} {what}",
-        (0.012, 0.95),
-        xycoords="axes fraction",
-        va="top",
-        fontsize=8.5,
-        color=_GREY,
-        bbox={"facecolor": "white", "linewidth": 0, "pad": 1},
-    )
+def _others(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
+    """The other units that were tried: thin, each named where it begins."""
+    for number, unit in enumerate(sorted({row.unit for row in tuning.rows} - {tuning.unit})):
+        rows = [row for row in tuning.rows if row.unit == unit]
+        dashes = _DASHES[number % len(_DASHES)]
+        for colour, height, name in (
+            (_CLASSES, _mixed, ""),
+            (_PAIRS, _parted, f"unit {unit:,}"),
+        ):
+            x = [places[row.shuffle_buffer] for row in rows]
+            y = [height(tuning, row) for row in rows]
+            axes.plot(x, y, color=colour, linewidth=1, dashes=dashes, alpha=0.8, zorder=2)
+            if name:
+                axes.annotate(
+                    name,
+                    (x[0], y[0]),
+                    xytext=(-4, 0),
+                    textcoords="offset points",
+                    ha="right",
+                    va="center",
+                    fontsize=7.5,
+                    color=_GREY,
+                )
+
+
+def _mixing(axes: Axes, tuning: Tuning) -> None:
+    axes.set_ylabel("mixing, % of a uniform shuffle")
+    axes.set_ylim(0, 106)  # whatever the values: what looks small is small
+    axes.set_yticks(range(0, 101, 20))
+    limit = 100 * (1 - tuning.chance - AGAIN) / max(1e-9, 1 - tuning.chance)
+    axes.axhspan(max(0.0, limit), 106, color=_GOOD, alpha=0.15, linewidth=0, zorder=0)
     axes.grid(alpha=0.25)
 
 
-def _pairs(axes: Axes, tuning: Tuning) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axes.set_ylabel("pairs of a batch that shared one\nin the epoch before, %")
+def _cost(axes: Axes, ladder: Sequence[Row], x: list[float]) -> None:
+    """Requests of a cold epoch, over those of the cheapest."""
+    least = max(1, min(row.requests for row in ladder))
+    y = [row.requests / least for row in ladder]
+    _line(axes, x, y, _COST, "", [row.is_cheap for row in ladder])
+    axes.set_ylabel("requests\n(cheapest: 1)")
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # two at least, in any range
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
-    limit = 100 * (tuning.chance + AGAIN)
-    values = [_again(tuning, row) for row in tuning.rows]
-    bottom, top = min([*values, limit]) / 2, max([*values, limit]) * 2
-    axes.set_ylim(bottom, top)
-    axes.axhspan(limit, top, color="#d55e00", alpha=0.08, linewidth=0, zorder=0)
-    axes.axhline(limit, color="#d55e00", linewidth=1, linestyle="--", zorder=1)
-    axes.axhline(100 * max(tuning.chance, 1e-5), color=_GREY, linewidth=0.8, zorder=1)
+    top = max(4.0, 1.6 * max(y))
+    axes.set_ylim(0.6, top)
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 1000) if tick < top]
+    axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
     axes.annotate(
-        "too many: more than 5 % above chance",
-        (0.992, 0.94),
+        f"a cold epoch takes about {least:,} requests to storage, at least",
+        (0.012, 0.9),
         xycoords="axes fraction",
-        ha="right",
         va="top",
-        fontsize=8.5,
-        color="#b04a00",
-    )
-    axes.annotate(
-        "chance",
-        (0.008, 100 * max(tuning.chance, 1e-5)),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, -11),
-        textcoords="offset points",
         fontsize=8.5,
         color=_GREY,
     )
@@ -260,16 +249,16 @@ def _pairs(axes: Axes, tuning: Tuning) -> None:
 def _buffers(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
     axes.set_xscale("log")
     least, most = min(places.values()), max(places.values())
-    margin = max(1.4, (most / least) ** 0.05)
+    margin = max(1.4, (most / least) ** 0.08)
     axes.set_xlim(least / margin, most * margin)  # also of a single one
     rows = {row.shuffle_buffer: row for row in tuning.rows}
     axes.set_xticks(
         [places[buffer] for buffer in rows],
         [f"{_short(row)}\n{_memory(row)}" for row in rows.values()],
-        fontsize=8,
+        fontsize=8.5,
     )
     axes.minorticks_off()
-    axes.set_xlabel("shuffle buffer: records, and their size")
+    axes.set_xlabel("shuffle_buffer: records, and the memory they take")
 
 
 def _short(row: Row) -> str:
@@ -289,39 +278,37 @@ def _memory(row: Row) -> str:
     return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
-def _mark(
-    upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, float], units: list[int]
-) -> None:
-    best = tuning.best
-    if best is None:
-        upper.set_title("none of these is good enough", color=_RING, fontsize=11)
-        return
-    x = places[best.shuffle_buffer]
-    heights = (_mixed(tuning, best), _again(tuning, best))
-    colour = _COLOURS[units.index(best.unit) % len(_COLOURS)]
-    for axes, y in zip((upper, lower), heights, strict=True):
-        axes.plot([x], [y], marker="o", markersize=7, color=colour, zorder=5)
-        axes.axvline(x, color=_RING, linewidth=1, linestyle=":", zorder=2)
-        axes.plot(
-            [x],
-            [y],
-            marker="o",
-            markersize=13,
-            markerfacecolor="none",
-            markeredgecolor=_RING,
-            markeredgewidth=2,
+def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
+    """A line at the default, and one at what is recommended; often they are one."""
+    names: dict[float, list[str]] = {}
+    for name, row in tuning.marks():
+        if name == "least bad":
+            continue
+        names.setdefault(places[row.shuffle_buffer], []).append(name)
+    low, high = lower.get_xlim()
+    for x, said in names.items():
+        colour = _RING if "recommended" in said else "black"
+        for axes in (upper, lower):
+            axes.axvline(x, color=colour, linewidth=1.2, linestyle="--", zorder=2)
+        right = (math.log(x) - math.log(low)) / (math.log(high) - math.log(low)) > 0.5
+        upper.annotate(
+            " = ".join(said),
+            (x, 50),
+            xytext=(-6 if right else 6, 0),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="center",
+            fontsize=11,
+            fontweight="bold",
+            color=colour,
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9},
             zorder=6,
         )
-    upper.set_title(
-        f"recommended: {show_buffer(best.shuffle_buffer)} records, unit {best.unit:,}, "
-        f"{show_size(best.memory_bytes)}",
-        color=_RING,
-        fontsize=11,
-    )
 
 
 def _caption(tuning: Tuning) -> str:
-    return tuning.call.replace("$", r"\$")  # no formula
+    said = "shardio pack SRC OUT" if tuning.best is None and tuning.in_class_order else tuning.call
+    return (said or "nothing to set").replace("$", r"\$")  # no formula
 
 
 # --- the picture of a bench -----------------------------------------------------------------------
@@ -419,7 +406,8 @@ def _page(found: Tuning | Bench) -> str:
         ]
     else:
         title = "How large a shuffle buffer?"
-        names = ("buffer", "unit", "waiting", "1st batch", "moves", "classes", "even", "again", "")
+        names = ("buffer", "unit", "memory", "requests", "1st batch", "moves", "classes", "even",
+                 "again", "")  # fmt: skip
         told = list(found.notes)
         rows = [(_cells(found, row), row is found.best) for row in found.rows]
     notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in told)
@@ -437,6 +425,7 @@ def _cells(tuning: Tuning, row: Row) -> tuple[str, ...]:
         show_buffer(row.shuffle_buffer),
         f"{row.unit:,}",
         show_size(row.memory_bytes),
+        f"{row.requests:,}",
         show_size(row.first_batch_bytes),
         f"{row.moved:,.0f}",
         f"{row.classes:,.{tuning.decimals}f}",

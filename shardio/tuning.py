@@ -1,22 +1,30 @@
-"""How large a shuffle buffer? The order is simulated for a ladder of them, and the least is named.
+"""What shuffle buffer should I set? The order is simulated for a ladder of them, and one is named.
 
 How it works. The order is arithmetic, so what a buffer does is known without reading an image: the
-batches of an epoch are drawn by order.Epoch itself, for each buffer and each unit, and compared
-with those of a true uniform shuffle of the same labels. A (buffer, unit) is good enough when
+batches of an epoch are drawn by order.Epoch itself, for each buffer and unit, and compared with
+those of a true uniform shuffle of the same labels. A row, one (buffer, unit), is as good as uniform
+when it
 
-    mixes     the mean of the distinct classes in a batch lies inside the 2.5-97.5 % band of that
-              mean over 200 uniform shuffles. Without labels the tenth of the packing order that a
-              record lies in stands for its class. Where nearly every batch of a uniform shuffle
-              has as many classes as it can, the band has no width, and a pack in class order could
-              pass by having each class in equal parts: there the pairs of one class are compared
-              as well, and for both a difference of TOLERATED does not matter.
+    mixes     the mean of the distinct classes in a batch is that of a uniform shuffle. The test is
+              two-sided, at SIGMAS standard deviations of that mean over 200 uniform shuffles: one
+              row in a thousand that is uniform fails it by chance. A difference of TOLERATED
+              passes whatever its significance. Without labels the tenth of the packing order that
+              a record lies in stands for its class. Where nearly every batch of a uniform shuffle
+              has as many classes as it can, a pack in class order could pass by having each class
+              in equal parts: there the pairs of one class are compared as well, alike.
     renews    of the pairs of records in a batch, fewer than 5 % beyond chance shared a batch in the
               epoch before.
 
-A buffer of all records is a uniform shuffle by definition, so it passes whatever its noise.
-Of those the one with the least memory is recommended, and of equal ones the one with the largest
-unit, which reads the longest runs. The batches of an order are the same for any number of workers
-and ranks: these only decide what a rank holds, and what is read before the first batch.
+A buffer of all records is a uniform shuffle by definition, so it passes whatever its noise. And a
+row costs nothing that anybody would notice when
+
+    fits      its records take no more than the memory that is allowed (MEMORY, if nobody says)
+    is cheap  a cold epoch takes no more than DEARER of the requests, and of the bytes, of the row
+              with the fewest, by the arithmetic of fetch; or no more than ALL_RECORDS requests.
+
+The default is recommended where it is all that; else "all", else the largest buffer that is: the
+best mixing, not the least memory. Where none is, the least bad one is shown, and what would help.
+The batches of an order are the same for any number of workers and ranks.
 
 Up to WHOLE records whole epochs are simulated, and LOOKED records of them are looked at; beyond it,
 REGIONS stretches of the epoch are reached by seeking, and buffers above MOST are left out.
@@ -40,24 +48,27 @@ from numpy.typing import ArrayLike, NDArray
 from . import order, sequence, sizes
 from .errors import OptionError, printable
 from .fetch import keep
-from .options import CANONICAL_WORKERS, SHUFFLE_BUFFER
+from .options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
 from .order import Epoch, Int64s, Share, SpanOrder
 from .storage import locate
 
-UNIFORM: Final = 200  # uniform shuffles that the band is made of
-BAND: Final = (2.5, 97.5)  # percentiles
+UNIFORM: Final = 200  # uniform shuffles that a mean and its deviation are made of
+SIGMAS: Final = 3.29  # of the normal distribution, both sides: 1 in 1,000
 AGAIN: Final = 0.05  # of a batch's pairs, beyond chance
-# Of a mixture where the band has no width. Ten classes: 0.1 % is noise of the seed; the least that
-# 64 spans of a pack in class order are off is 2.7 %.
+# Of a mixture. Shuffled packs have some noise of their own that every epoch shares: 0.4 % in 20,000
+# records of 1,000 classes. The least that 64 spans of a pack in class order are off is 2.7 %.
 TOLERATED: Final = 0.01
+
+MEMORY: Final = 2 << 30  # bytes, unless the default takes more: 10,000 photographs take half of it
+DEARER: Final = 1.05  # requests and bytes, of the fewest
+REQUEST: Final = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
 
 # 1,024 batches of 256: with 1,000 classes the band is then 0.25 % wide, and 200 shuffles take 1 s.
 LOOKED: Final = 1 << 18
-PASSES: Final = 4  # pairs of epochs of a small data set: one of few shards differs between epochs
+PASSES: Final = 32  # pairs of epochs of a small data set: one of few shards differs between epochs
 SATURATED: Final = 0.99  # of the classes that a batch can have, in a uniform one
 WHOLE: Final = 1 << 21
 REGIONS: Final = 4
-LARGE: Final = 1 << 30  # bytes that a page cache may not keep, so that reads are random
 MOST: Final = 500_000  # records in a buffer beyond WHOLE: 2 s for each (buffer, unit)
 
 Classes = NDArray[Any]  # (N,) integers
@@ -74,16 +85,30 @@ class Row:
     memory_bytes: int  # of these records: what one machine holds at most
     rank_bytes: int  # of those that one rank touches
     first_batch_bytes: int  # that a worker reads before its first batch, about
+    requests: int  # that a cold epoch takes, of all that read on a machine, about
+    read_bytes: int  # in these
     classes: float  # distinct ones in a batch, mean
     even: float  # as many equally frequent classes have as many pairs of one class in a batch
     again: float  # share of a batch's pairs that shared a batch in the epoch before
     moved: float  # records between a record's place and its place without a buffer, mean
     mixes: bool
     renews: bool
+    fits: bool  # the memory that is allowed
+    is_cheap: bool  # in requests and bytes
 
     @property
     def good(self) -> bool:
+        """As good as a uniform shuffle."""
         return self.mixes and self.renews
+
+    def is_usual(self, buffer: int | None, batch_size: int) -> bool:
+        """Whether these are the options that nobody gave."""
+        return (self.shuffle_buffer, self.unit) == (buffer, order.default_unit(batch_size))
+
+    @property
+    def will_do(self) -> bool:
+        """As good as a uniform shuffle, at a cost that nobody would notice."""
+        return self.good and self.fits and self.is_cheap
 
 
 @dataclass(frozen=True)
@@ -98,34 +123,43 @@ class Tuning:
     world_size: int
     canonical_workers: int
     seed: int
-    memory: int | None  # bytes; what needs more was left out
+    memory: int  # bytes that a row may take
     labels: str  # "label", or "position": the tenth of the packing order
     distinct: int  # classes in all
     batches: int  # looked at for each (buffer, unit), in all epochs
     epochs: int  # that they are of
     whole_epochs: bool  # simulated; False: REGIONS stretches of them
     uniform: float  # distinct classes in a batch, mean over UNIFORM shuffles
-    band: tuple[float, float]  # of that mean: what is good enough
+    band: tuple[float, float]  # of that mean: what is as good
     saturated: bool  # nearly every uniform batch has all it can have: `even` is judged, too
     even: float  # of uniform shuffles, as in Row
-    even_band: tuple[float, float]  # what is good enough
+    even_band: tuple[float, float]  # what is as good
     chance: float  # that two records of a batch have shared one before, when uniform
-    notes: tuple[str, ...]
+    with_units: bool  # other units were asked for
+    in_class_order: bool  # the pack: the smallest buffer does not mix it
+    notes: tuple[str, ...]  # the answer is in the last ones
     rows: tuple[Row, ...]  # least memory first, then the largest unit
-    best: Row | None  # the first one that is good
-    beyond: Row | None  # where none is: the first good one that needs more than `memory`
+    best: Row | None  # what is recommended
     default: Row | None  # the options that nobody gave; None: nothing to tune
-    call: str  # the constructor call to use; of a subset, the options to change
+    call: str  # the constructor call to use; of a subset, the options to change, "" if none are
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        one = {name: _plain(getattr(self, name)) for name in ("best", "beyond", "default")}
+        """Give plain JSON."""
+        one = {name: _plain(getattr(self, name)) for name in ("best", "default")}
         return asdict(self) | one | {"rows": [_plain(row) for row in self.rows]}
 
     @property
+    def keeps_default(self) -> bool:
+        """Whether there is nothing to set."""
+        return self.best is not None and self.best == self.default
+
+    @property
     def least_bad(self) -> Row | None:
-        """The one nearest to good; `best` where there is one."""
-        return self.best or min(self.rows, key=self._badness, default=None)
+        """`best`, or where there is none the one nearest to it that costs nothing to notice."""
+        if self.best is not None:
+            return self.best
+        cheap = [row for row in self.rows if row.fits and row.is_cheap]
+        return min(cheap or self.rows, key=self._badness, default=None)
 
     def _badness(self, row: Row) -> float:
         return self._off(row) + max(0.0, row.again - self.chance - AGAIN)
@@ -136,19 +170,23 @@ class Tuning:
         return off + (_outside(row.even, self.even_band) / self.even if self.saturated else 0.0)
 
     def ladder(self) -> list[Row]:
-        """One row for each buffer: the best unit for it."""
+        """One row for each buffer: that of the default unit, else of the best one."""
         by_buffer = groupby(self.rows, key=lambda row: row.shuffle_buffer)
+        usual = order.default_unit(self.batch_size)
         return [
-            min(rows, key=lambda row: (not row.good, self._badness(row))) for _, rows in by_buffer
+            min(rows, key=lambda row: (row.unit != usual, self._badness(row)))
+            for _, rows in by_buffer
         ]
 
     def verdict(self, row: Row) -> str:
         """In a few words; text() explains them."""
-        failed = []
+        said = []
         if not row.mixes:
             less = row.classes < self.band[0] or (self.saturated and row.even < self.even_band[0])
-            failed.append("too few classes" if less else "too even")
-        return ", ".join(failed + ["pairs stay"] * (not row.renews)) or "good enough"
+            said.append("too few classes" if less else "too even")
+        said += ["pairs stay"] * (not row.renews)
+        said = said or ["as good"]
+        return ", ".join(said + ["dear"] * (not row.is_cheap) + ["too large"] * (not row.fits))
 
     @cached_property
     def decimals(self) -> int:
@@ -170,21 +208,27 @@ class Tuning:
         return self.text()  # as a notebook shows it
 
     def text(self) -> str:
-        """For a terminal of 100 columns; the last line is the call."""
+        """For a terminal of 100 columns; the answer, and the call, come last."""
         blocks = [self._head()]
         marked = self.least_bad
         if marked is not None:
             ladder = self.ladder()
-            if len(ladder) > 1:
-                blocks.append(self._table(ladder, "Each buffer, with the unit that suits it:"))
             same = [row for row in self.rows if row.shuffle_buffer == marked.shuffle_buffer]
+            title = f"Units of {self.unit}:" if len(ladder) > 1 else ""
+            if len(ladder) > 1:
+                blocks.append(self._table(ladder, title))
             if len(same) > 1 or len(ladder) == 1:
-                title = f"A buffer of {show_buffer(marked.shuffle_buffer)} records, with each unit:"
+                title = f"A buffer of {show_buffer(marked.shuffle_buffer)} records, by unit:"
                 blocks.append(self._table(same, title))
             blocks.append(_LEGEND.replace(_EVEN, _EVEN if self.saturated else ""))
         notes = [textwrap.fill(note, 100, break_on_hyphens=False) for note in self.notes]
-        blocks.append("\n".join([*notes, self.call]))
+        blocks.append("\n".join([*notes, self.call]).rstrip("\n"))
         return "\n\n".join(blocks)
+
+    @property
+    def unit(self) -> int:
+        """The default one."""
+        return order.default_unit(self.batch_size)
 
     def _head(self) -> str:
         readers = (
@@ -214,7 +258,7 @@ class Tuning:
                 f"Looked at: {sizes.show_count(self.batches, 'batch', 'batches')} of "
                 f"{sizes.show_count(self.epochs, 'epoch')}{stretches}; {what}",
                 f"A uniform shuffle: {uniform}, again {self.chance:.2%}",
-                f"Good enough: {good}, again below {self.chance + AGAIN:.2%}",
+                f"As good: {good}, again below {self.chance + AGAIN:.2%}",
             ]
         return "\n".join(lines)
 
@@ -222,19 +266,27 @@ class Tuning:
         return " to ".join(f"{edge:,.{self.decimals}f}" for edge in band)
 
     def _table(self, rows: Sequence[Row], title: str) -> str:
-        names = f"{'waiting':>9}  {'1st batch':>9}  {'moves':>6}  {'classes':>7}"
+        names = f"{'memory':>9}  {'requests':>9}  {'1st batch':>9}  {'classes':>7}"
         even = f" {'even':>6}" if self.saturated else ""
         lines = [title, f"{'buffer':>7}  {'unit':>4}  {names}{even}  {'again':>6}"]
         for row in rows:
-            arrow = " <--" if row is self.least_bad else ""
+            marks = [name for name, one in self.marks() if row == one]
+            arrow = f" <- {', '.join(marks)}" if marks else ""
             need, first = map(sizes.show_size, (row.memory_bytes, row.first_batch_bytes))
             even = f" {row.even:>6,.{self.decimals}f}" if self.saturated else ""
             lines.append(
-                f"{show_buffer(row.shuffle_buffer):>7}  {row.unit:>4}  {need:>9}  {first:>9}  "
-                f"{row.moved:>6,.0f}  {row.classes:>7,.{self.decimals}f}{even}  "
+                f"{show_buffer(row.shuffle_buffer):>7}  {row.unit:>4}  {need:>9}  "
+                f"{row.requests:>9,}  {first:>9}  {row.classes:>7,.{self.decimals}f}{even}  "
                 f"{row.again:>6.2%}  {self.verdict(row)}{arrow}"
             )
         return "\n".join(lines)
+
+    def marks(self) -> list[tuple[str, Row]]:
+        """The rows that are to be pointed at, and what they are."""
+        found = [("default", self.default), ("recommended", self.best)]
+        if self.best is None:
+            found[1] = ("least bad", self.least_bad)
+        return [(name, row) for name, row in found if row is not None]
 
 
 # A terminal has no tooltips.
@@ -242,11 +294,10 @@ _EVEN: Final = """\
 even       so many equally frequent classes would have as many pairs of one class in a batch
 """
 _LEGEND: Final = f"""\
-waiting    size of the records in the buffer, which `--memory` limits; `shardio explain` says where
-           they wait, and what else a process takes
-1st batch  what a worker reads before it: small records in blocks of each span, but record by record
-           where more than two workers share a span
-moves      places in the epoch by which the buffer moves a record, mean
+memory     size of the records in the buffer; `--memory` limits it. They wait in the page cache or
+           in the workers: `shardio explain` says where
+requests   to storage in a cold epoch, about
+1st batch  bytes that are read before it
 classes    distinct ones in a batch, mean
 {_EVEN}again      pairs of a batch that shared one in the epoch before"""
 
@@ -259,6 +310,7 @@ def tune_path(
     num_workers: int = 0,
     world_size: int = 1,
     memory: int | str | None = None,
+    units: bool = False,
     progress: Progress | None = None,
 ) -> Tuning:
     """`tune` for a packed directory, with the labels of its index columns.
@@ -276,6 +328,7 @@ def tune_path(
         mean_bytes=found.manifest.mean_bytes,
         is_network=locate(path if root is None else root).is_network(),
         memory=memory,
+        units=units,
         progress=progress,
         path=os.fspath(path),
         root=None if root is None else os.fspath(root),
@@ -298,6 +351,7 @@ def tune(
     mean_bytes: float,
     is_network: bool = False,
     memory: int | str | None = None,
+    units: bool = False,
     seed: int = 0,
     canonical_workers: int = CANONICAL_WORKERS,
     progress: Progress | None = None,
@@ -310,7 +364,9 @@ def tune(
     labels         (N,) integers in the same order (masked: a class of its own), or None
     mean_bytes     of a record
     is_network     the dataset lies on a network file system
-    memory         bytes, or "2GiB": buffers that need more are left out
+    memory         bytes, or "2GiB", that the records of a buffer may take; default: 2 GiB, or what
+                   the default of shuffle_buffer takes
+    units          try other units too, not only where no buffer will do
     progress       called with (done, total)
     path           of the dataset, for the call; None: the call is only what to change
     root           where its data lies, if elsewhere, for the call
@@ -323,7 +379,9 @@ def tune(
     num_workers = sizes.whole("num_workers", num_workers, 0)
     world_size = sizes.whole("world_size", world_size)
     canonical_workers = sizes.whole("canonical_workers", canonical_workers)
-    limit = None if memory is None else sizes.size("memory", memory)
+    usual = None if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER
+    least = math.ceil(_window(records, usual, canonical_workers) * mean_bytes)
+    limit = max(MEMORY, least) if memory is None else sizes.size("memory", memory)
     if labels is not None and len(labels) != records:
         raise OptionError(f"labels: {len(labels):,} for {records:,} records; expected one for each")
 
@@ -332,22 +390,26 @@ def tune(
     if classes is None or not records or classes.min() == classes.max():
         classes, kind = _tenths(records), "position"
     sample = _Sample.of(records, batch_size)
-    choices = _choices(records, batch_size, canonical_workers) if sample.batches else []
+    ladder, others = _choices(records, batch_size, canonical_workers)
+    choices = [*ladder, *(others if units else ())] if sample.batches else []
     tell = progress or (lambda done, total: None)
     tell(0, len(choices) + 1)
     means = _uniform(classes, batch_size, sample) if choices else np.ones((1, 2))
     uniform, alike = means.mean(axis=0).tolist()
-    low, high = np.percentile(means, BAND, axis=0)
-    band, even, even_band = (float(low[0]), float(high[0])), _even(alike), (0.0, math.inf)
+    off = SIGMAS * means.std(axis=0, ddof=1) if len(means) > 1 else np.zeros(2)
     distinct = len(np.unique(classes))
     most = min(distinct, batch_size)
-    saturated = False
-    if uniform > SATURATED * most:
-        band = _widened(band, uniform)
-        band = band[0], min(band[1], float(most))
-        # A shuffled pack without labels deals its tenths too evenly, which harms nobody.
-        saturated = kind == "label" and alike > 0
-        even_band = _widened((_even(high[1]), _even(low[1])), even)
+    band = _band(uniform, float(off[0]))
+    band = band[0], min(band[1], float(most))
+    # A shuffled pack without labels deals its tenths too evenly, which harms nobody.
+    saturated = uniform > SATURATED * most and kind == "label" and alike > 0
+    even, even_band = _even(alike), (0.0, math.inf)
+    if saturated:
+        even_band = _even(alike + off[1]), _even(max(alike - off[1], alike / 2))
+        even_band = (
+            min(even_band[0], even * (1 - TOLERATED)),
+            max(even_band[1], even * (1 + TOLERATED)),
+        )
     chance = _chance(records, batch_size)
     simulate = _Simulation(counts, classes, seed, canonical_workers, batch_size, sample)
 
@@ -359,50 +421,58 @@ def tune(
         touched = Share(epoch, batch_size, world_size=world_size).touched
         rank = window if buffer is None else min(window, touched * epoch.window)
         evenly = not saturated or not _outside(_even(alike), even_band)
+        need = math.ceil(window * mean_bytes)
+        requests, read_bytes = _requests(reader, mean_bytes, is_network)
         return Row(
             shuffle_buffer=buffer,
             unit=unit,
             window=window,
-            memory_bytes=math.ceil(window * mean_bytes),
+            memory_bytes=need,
             rank_bytes=math.ceil(rank * mean_bytes),
             first_batch_bytes=_first_batch(reader, mean_bytes, is_network),
+            requests=requests,
+            read_bytes=read_bytes,
             classes=classes,
             even=_even(alike),
             again=again,
             moved=moved,
             mixes=buffer is None or (evenly and not _outside(classes, band)),
             renews=buffer is None or again - chance < AGAIN,
+            fits=need <= limit,
+            is_cheap=True,  # until all are known
         )
 
     rows: list[Row] = []
-    good: Row | None = None  # the first one
     left_out: list[int | None] = []
-    for done, (buffer, unit) in enumerate(choices, 1):
-        need = math.ceil(_window(records, buffer, canonical_workers) * mean_bytes)
-        fits = limit is None or need <= limit
-        if not fits and not rows:
-            raise OptionError(
-                f"memory is {sizes.show_size(limit or 0)}, but the least buffer that was to be "
-                f"tried, {show_buffer(buffer)} records, needs {sizes.show_size(need)}; give more "
-                "memory, or a smaller batch_size"
-            )
-        if not fits and buffer not in left_out:
-            left_out.append(buffer)
-        if fits or good is None:  # beyond the limit: the first that would do
-            tell(done, len(choices) + 1)
-            row = judge(buffer, unit)
-            good = row if good is None and row.good else good
-            rows += [row] * fits
-    default = None
-    if rows:
-        usual = (
-            None if records <= SHUFFLE_BUFFER else SHUFFLE_BUFFER,
-            order.default_unit(batch_size),
+
+    def look(choices: list[tuple[int | None, int]]) -> None:
+        total = len(rows) + len(choices) + 1
+        for buffer, unit in choices:
+            need = math.ceil(_window(records, buffer, canonical_workers) * mean_bytes)
+            if need <= limit or (buffer, unit) == (usual, order.default_unit(batch_size)):
+                tell(len(rows) + 1, total)
+                rows.append(judge(buffer, unit))
+            elif buffer not in left_out:
+                left_out.append(buffer)
+
+    look(choices)
+    if choices and not any(row.fits for row in rows):
+        need = math.ceil(_window(records, choices[0][0], canonical_workers) * mean_bytes)
+        raise OptionError(
+            f"memory is {sizes.show_size(limit)}, but the least buffer that was to be tried, "
+            f"{show_buffer(choices[0][0])} records, needs {sizes.show_size(need)}; give more "
+            "memory, or a smaller batch_size"
         )
-        simulated = (row for row in rows if (row.shuffle_buffer, row.unit) == usual)
-        default = next(simulated, None) or judge(*usual)
-    tell(len(choices) + 1, len(choices) + 1)
-    fits = good in rows
+    rows = _priced(rows)
+    if choices and not units and not any(row.will_do for row in rows):
+        look(others)
+        rows = _priced(rows)
+    rows.sort(key=lambda row: (row.memory_bytes, -row.unit))
+    tell(len(rows) + 1, len(rows) + 1)
+    default = next((row for row in rows if row.is_usual(usual, batch_size)), None)
+    smallest = [row for row in rows if row.shuffle_buffer == rows[0].shuffle_buffer]
+    # A shuffled pack mixes with any buffer.
+    ordered = kind == "label" and bool(rows) and not any(row.mixes for row in smallest)
     tuning = Tuning(
         records=records,
         shards=len(counts),
@@ -424,30 +494,52 @@ def tune(
         even=even,
         even_band=even_band,
         chance=chance,
+        with_units=units,
+        in_class_order=ordered,
         notes=(),
         rows=tuple(rows),
-        best=good if fits else None,
-        beyond=None if fits else good,
+        best=_best(rows, default),
         default=default,
         call="",
     )
     return _conclude(tuning, left_out, path, root)
 
 
+def _best(rows: Sequence[Row], default: Row | None) -> Row | None:
+    """Choose what to recommend: the default, else "all", else the largest buffer that will do."""
+    if default is not None and default.will_do:
+        return default
+    doing = [row for row in rows if row.will_do]
+    usual = None if default is None else default.unit
+    return max(
+        doing,
+        key=lambda row: (row.shuffle_buffer is None, row.window, row.unit == usual, row.unit),
+        default=None,
+    )
+
+
+def _priced(rows: Sequence[Row]) -> list[Row]:
+    """The rows, compared with the one with the fewest requests, and bytes."""
+    most = max(ALL_RECORDS, DEARER * min((row.requests for row in rows), default=0))
+    read = DEARER * min((row.read_bytes for row in rows), default=0)
+    return [replace(row, is_cheap=row.requests <= most and row.read_bytes <= read) for row in rows]
+
+
 # --- the ladder -----------------------------------------------------------------------------------
 
 
-def _choices(records: int, batch_size: int, spans: int) -> list[tuple[int | None, int]]:
-    """Each (buffer, unit) to try, None for "all": least memory first, then the largest unit."""
-    least = max(batch_size, spans)
+def _choices(
+    records: int, batch_size: int, spans: int
+) -> tuple[list[tuple[int | None, int]], list[tuple[int | None, int]]]:
+    """Each (buffer, unit) to try, None for "all": with the default unit, and with others."""
     most = records if records <= WHOLE else MOST
     steps = (f * 10**power for power in range(19) for f in (1, 2, 5))
+    least = max(2, spans)
     buffers = [step for step in steps if least <= step < min(most + 1, records)]
-    units = _units(batch_size, spans)
-    choices: list[tuple[int | None, int]] = [(b, u) for b in buffers for u in units]
-    if records <= WHOLE:  # a permutation is the same for every unit
-        choices.append((None, order.default_unit(batch_size)))
-    return choices
+    usual = order.default_unit(batch_size)
+    ladder: list[tuple[int | None, int]] = [(buffer, usual) for buffer in buffers]
+    ladder.append((None, usual))  # a permutation is the same for every unit
+    return ladder, [(b, u) for b in buffers for u in _units(batch_size, spans) if u != usual]
 
 
 def _window(records: int, buffer: int | None, spans: int) -> int:
@@ -478,10 +570,36 @@ def _first_batch(share: Share, mean_bytes: float, is_network: bool) -> int:
     """
     epoch, batch = share.epoch, min(share.epoch.records, share.batch_size or 1)
     kept = keep(share, mean_bytes, network=is_network, available_bytes=1 << 62)
+    if kept.first:
+        return math.ceil(epoch.records * mean_bytes)
     if kept.policy != "held":
         return math.ceil(batch * mean_bytes)
     block = min(epoch.window * mean_bytes + kept.run, epoch.span_records(0) * mean_bytes)
     return math.ceil(min(share.batch_units, _spans(epoch)) * block)
+
+
+def _requests(share: Share, mean_bytes: float, is_network: bool) -> tuple[int, int]:
+    """Requests of a cold epoch to storage, and their bytes, for all that read on one machine."""
+    epoch, records = share.epoch, share.epoch.records
+    kept = keep(
+        share,
+        mean_bytes,
+        network=is_network,
+        local_consumers=share.num_workers * share.world_size,
+        available_bytes=1 << 62,  # whatever the machine
+    )
+    size = records * mean_bytes
+    alone = 0.0  # records that take a request of their own
+    if kept.exact:
+        alone = float(records)
+    elif epoch.shuffles_all and not kept.first:
+        alone = records / 8  # those of the first batches that are ahead of the announcements
+    elif kept.policy == "network" and kept.held_bytes > kept.budget:
+        alone = records * (1 - kept.budget / kept.held_bytes)
+    in_runs = (size - (alone * mean_bytes if kept.exact or kept.budget else 0.0)) / REQUEST
+    twice = share.sharers if kept.policy == "network" else 1
+    requests = alone * math.ceil(mean_bytes / REQUEST) + in_runs * twice
+    return math.ceil(requests), math.ceil(size * twice)
 
 
 # --- what is looked at ----------------------------------------------------------------------------
@@ -730,8 +848,9 @@ def _even(alike: float) -> float:
     return 1 / max(float(alike), 1e-12)
 
 
-def _widened(band: tuple[float, float], middle: float) -> tuple[float, float]:
-    return min(band[0], middle * (1 - TOLERATED)), max(band[1], middle * (1 + TOLERATED))
+def _band(middle: float, off: float) -> tuple[float, float]:
+    off = max(off, TOLERATED * middle)
+    return middle - off, middle + off
 
 
 def _outside(value: float, band: tuple[float, float]) -> float:
@@ -785,64 +904,68 @@ def _conclude(
     tuning: Tuning, left_out: list[int | None], path: str | None, root: str | None
 ) -> Tuning:
     """With what to say at the end, and the call."""
-    chosen, repack = tuning.least_bad, "shardio pack SRC OUT --shuffle"
-    buffer = None if chosen is None else chosen.shuffle_buffer
-    unit = order.default_unit(tuning.batch_size) if chosen is None else chosen.unit
-    options = {"shuffle_buffer": '"all"' if buffer is None else f"{buffer:_}", "unit": str(unit)}
+    chosen, usual = tuning.least_bad, tuning.default
+    options: dict[str, str] = {}
     if path is not None:
         where = {} if root is None else {"root": _quoted(root)}
-        options = where | {"batch_size": str(tuning.batch_size)} | options
+        options = where | {"batch_size": str(tuning.batch_size)}
         if tuning.canonical_workers != CANONICAL_WORKERS:
             options["canonical_workers"] = str(tuning.canonical_workers)
+    if chosen is not None and usual is not None:
+        if chosen.shuffle_buffer != usual.shuffle_buffer:
+            buffer = chosen.shuffle_buffer
+            options["shuffle_buffer"] = '"all"' if buffer is None else f"{buffer:_}"
+        if chosen.unit != usual.unit and chosen.shuffle_buffer is not None:
+            options["unit"] = str(chosen.unit)
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     if path is not None:
         call = f"ShardDataset({_quoted(path)}, {call})"
-    if chosen is None or tuning.default is None:
+    if chosen is None or usual is None:
         few = "There are fewer records than a batch takes, so every order is one batch: nothing to "
         return replace(tuning, notes=(few + "tune.",), call=call)
 
-    here = ", here all" if tuning.default.shuffle_buffer is None else ""
-    usual = f"The default ({SHUFFLE_BUFFER:,} records{here}, unit {tuning.default.unit})"
-    if tuning.default.good:
-        usual += (
-            " is good enough: change it only for memory, since another order voids saved states."
-        )
-    else:
-        usual += f" is not good enough: {tuning.verdict(tuning.default)}."
-    notes = [usual]
-    # A shuffled pack mixes without a buffer, whatever the noise of one unit.
-    least = tuning.rows[0].shuffle_buffer
-    ordered = tuning.labels == "label" and not any(
-        row.mixes for row in tuning.rows if row.shuffle_buffer == least
-    )
-    if tuning.best is not None:
-        notes.append(f"Recommended: {_told(chosen)}: the least memory that is good enough.")
-        if ordered and chosen.window > tuning.records / 10:
-            notes.append(
-                f"Neighbours in this pack are alike, so {chosen.window / tuning.records:.0%} of it "
-                f"must be shuffled at once. Packed shuffled (`{repack}`), a small buffer would do."
-            )
-        if chosen.shuffle_buffer is None and chosen.memory_bytes > LARGE:
-            notes.append(
-                '"all" reads records in random order: fine on a local SSD, slow elsewhere.'
-            )
-    else:
-        limit = "" if tuning.memory is None else f" within {sizes.show_size(tuning.memory)}"
-        failed = f"None of these is good enough{limit}."
-        if ordered:
-            failed += f" Neighbours in this pack are alike: pack again, shuffled (`{repack}`)."
-        if tuning.beyond is not None:
-            failed += f" The smallest that is, {_told(tuning.beyond)}: raise --memory."
-        notes.append(f"{failed} Until then the least bad is marked, and called for below.")
+    ordered = tuning.in_class_order
+    repack = "pack it again, shuffled: `shardio pack SRC OUT`"
+    told = _told(usual)
+    notes = []
     if left_out:
         shown = ", ".join(map(show_buffer, left_out))
-        limit = sizes.show_size(tuning.memory or 0)
-        notes.append(f"Left out, for they need more than {limit}: buffers of {shown}.")
+        limit = sizes.show_size(tuning.memory)
+        notes.append(f"Not tried, for they take more than {limit} of memory: buffers of {shown}.")
     if tuning.records > WHOLE:
         notes.append(
             f'Buffers above {MOST:,} records were not simulated; "all" is a uniform shuffle by '
             "definition."
         )
+    if tuning.keeps_default:
+        notes.append(
+            f"Keep the default, {told}: it mixes as well as a uniform shuffle, at no cost to "
+            "notice. Nothing to set."
+        )
+        if ordered:
+            notes.append(
+                "The pack is in class order, which only a shuffle of nearly all of it mends. If it "
+                f"is to grow, {repack}."
+            )
+    elif tuning.best is not None:
+        notes.append(
+            f"Set {_told(tuning.best)}: it mixes as well as a uniform shuffle, at no cost to "
+            f"notice. The default, {told}, does not do: {tuning.verdict(usual)}."
+        )
+        if ordered:
+            notes.append(f"The pack is in class order: to need less, {repack}.")
+        else:
+            notes.append("Another order voids saved states: change it for new runs.")
+    else:
+        notes.append(
+            f"No buffer within {sizes.show_size(tuning.memory)} mixes as well as a uniform "
+            f"shuffle at a cost that nobody would notice."
+        )
+        if ordered:
+            notes.append(f"The pack is in class order: {repack}. Then the default will do.")
+        else:
+            notes.append("More memory (`--memory`), or a batch_size with small divisors, may help.")
+        notes.append(f"Until then the least bad is {_told(chosen)}: {tuning.verdict(chosen)}.")
     return replace(tuning, notes=tuple(notes), call=call)
 
 
@@ -852,7 +975,9 @@ def _quoted(path: str) -> str:
 
 def _told(row: Row) -> str:
     need = sizes.show_size(row.memory_bytes)
-    return f"a buffer of {show_buffer(row.shuffle_buffer)} records with unit {row.unit}, {need}"
+    if row.shuffle_buffer is None:
+        return f"a shuffle of all {row.window:,} records ({need})"
+    return f"a buffer of {row.shuffle_buffer:,} records ({need}) in units of {row.unit}"
 
 
 def _plain(row: Row | None) -> dict[str, Any] | None:
@@ -860,7 +985,7 @@ def _plain(row: Row | None) -> dict[str, Any] | None:
     if row is None:
         return None
     buffer = "all" if row.shuffle_buffer is None else row.shuffle_buffer
-    return asdict(row) | {"shuffle_buffer": buffer, "good": row.good}
+    return asdict(row) | {"shuffle_buffer": buffer, "good": row.good, "will_do": row.will_do}
 
 
 def show_buffer(buffer: int | None) -> str:

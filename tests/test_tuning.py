@@ -29,7 +29,9 @@ N = int(SHARDS.sum())
 CLASSES = 200
 ORDERED = np.arange(N) * CLASSES // N
 SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
-OPTIONS: dict[str, Any] = {"batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000}
+OPTIONS: dict[str, Any] = {
+    "batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000, "units": True
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -202,25 +204,85 @@ def test_the_reference_draws_no_record_twice_in_a_batch() -> None:
 # --- the sanity that a user expects ---------------------------------------------------------------
 
 
-def test_a_shuffled_pack_needs_a_small_buffer_of_small_units(shuffled: Tuning) -> None:
-    best = shuffled.best
-    assert best is not None and best.good
-    assert best.shuffle_buffer is not None and best.shuffle_buffer <= N / 50
-    assert best.unit <= 64 / 8
-    whole = row_of(shuffled, best.shuffle_buffer, 64)
-    assert whole.again > 0.3 and not whole.renews
+def test_the_default_is_kept_where_nothing_is_better(shuffled: Tuning) -> None:
+    """12,000 records: all are shuffled, and that is the answer, with a line that sets nothing."""
+    default = shuffled.default
+    assert default is not None and default.shuffle_buffer is None and default.will_do
+    assert shuffled.best is default and shuffled.keeps_default
+    assert "Keep the default, a shuffle of all 12,000 records (1.1 GiB)" in said(shuffled)
+    assert "Nothing to set." in said(shuffled)
+    usual = tune(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000)
+    assert usual.call == 'ShardDataset("out/", batch_size=64)'
+    part = tune(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000, path=None)
+    assert part.call == "" and part.text().endswith("Nothing to set.")
 
 
-def test_a_pack_in_class_order_needs_all_or_to_be_packed_again(ordered: Tuning) -> None:
-    best = ordered.best
-    assert best is not None and best.window >= N / 3
-    assert "Packed shuffled (`shardio pack SRC OUT --shuffle`)" in said(ordered)
+def test_a_shuffled_pack_mixes_in_a_small_buffer_of_small_units(shuffled: Tuning) -> None:
+    assert row_of(shuffled, 500, 4).good and not shuffled.in_class_order
+    whole = row_of(shuffled, 500, 64)
+    assert whole.mixes and whole.again > 0.3 and not whole.renews
+
+
+def test_a_pack_in_class_order_is_to_be_packed_again(ordered: Tuning) -> None:
+    """Also where the default, a shuffle of all, mends it."""
+    assert ordered.in_class_order and ordered.keeps_default
+    assert "The pack is in class order" in said(ordered)
+    assert "pack it again, shuffled: `shardio pack SRC OUT`" in said(ordered)
     less = tune(SHARDS, ORDERED, memory=250_000_000, **OPTIONS)
-    assert less.best is None and less.beyond == best
-    assert "pack again, shuffled (`shardio pack SRC OUT --shuffle`)." in said(less)
-    assert less.least_bad is not None and not less.least_bad.good
+    assert less.best is None and less.in_class_order
+    assert "No buffer within 238.4 MiB mixes as well" in said(less)
+    assert "pack it again, shuffled: `shardio pack SRC OUT`. Then the default will do" in said(less)
+    assert less.least_bad is not None and not less.least_bad.good and less.least_bad.fits
     small = row_of(ordered, 100, 64)
     assert small.classes < ordered.uniform / 10 and not small.mixes
+
+
+@pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
+def test_the_default_does_for_shuffled_packs_of_any_size(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal shards are the hardest: spans and shards are the same ones in every epoch."""
+    monkeypatch.setattr(tuning, "LOOKED", 1 << 16)
+    for shards, mean, classes in (
+        ([1562] * 16 + [7], 110_000, 1000),  # just above what is shuffled as a whole
+        ([30] * 16 + [20], 110_000, 500),
+    ):
+        records = sum(shards)
+        if records < batch_size:
+            continue
+        labels = np.random.default_rng(batch_size).permutation(np.arange(records) % classes)
+        found = tune(
+            np.array(shards), labels, batch_size=batch_size, mean_bytes=mean, memory="2GiB"
+        )
+        assert found.keeps_default, found.text()
+
+
+def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
+    """The best mixing within the memory, not the least memory."""
+    found = tune(SHARDS, SHUFFLED, memory="600MB", **OPTIONS)
+    assert found.default is not None and not found.default.will_do
+    best = found.best
+    assert best is not None and best.will_do and best.window == 5008
+    assert "Set a buffer of 5,000 records" in said(found)
+    assert "The default, a shuffle of all 12,000 records (1.1 GiB), does not do" in said(found)
+    assert "shuffle_buffer=5_000" in found.call and not found.keeps_default
+
+
+def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shuffle of all large records, or over a network, takes one each."""
+    monkeypatch.setattr(tuning, "LOOKED", 1 << 14)
+    counts, labels = np.array([6000] * 16), np.arange(96_000) * 100 // 96_000
+    found = tune(counts, labels, batch_size=256, mean_bytes=20_000, is_network=True, memory="100GB")
+    every = row_of(found, None, 32)
+    window = row_of(found, 10_000, 32)
+    assert every.requests == 96_000 and every.good and not every.is_cheap
+    assert window.requests < 96_000 / 3
+    assert found.best is None or found.best.shuffle_buffer is not None
+    assert found.verdict(every) == "as good, dear"
+    # Up to 256 MiB are read in storage order, wherever they lie.
+    small = tune(counts, labels, batch_size=256, mean_bytes=2_000, is_network=True)
+    assert row_of(small, None, 32).requests == math.ceil(96_000 * 2_000 / tuning.REQUEST)
+    assert small.keeps_default and row_of(small, None, 32).first_batch_bytes == 96_000 * 2_000
 
 
 def test_a_pack_in_class_order_does_not_pass_by_even_parts_of_few_classes() -> None:
@@ -231,9 +293,9 @@ def test_a_pack_in_class_order_does_not_pass_by_even_parts_of_few_classes() -> N
     stratified = row_of(found, 200, 4)
     assert stratified.classes == 4 and stratified.even > found.even_band[1]
     assert found.best is not None and found.best.shuffle_buffer is None
-    assert " even " in found.text()
+    assert found.in_class_order and " even " in found.text()
     mixed = tune(SHARDS, np.random.default_rng(1).permutation(labels), **OPTIONS)
-    assert mixed.best is not None and mixed.best.window < N / 20
+    assert row_of(mixed, 500, 4).good and not mixed.in_class_order
 
 
 def test_batches_that_come_again_since_shards_and_spans_are_the_same_are_seen() -> None:
@@ -244,7 +306,7 @@ def test_batches_that_come_again_since_shards_and_spans_are_the_same_are_seen() 
 
 def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
     for found in (shuffled, ordered):
-        row = row_of(found, None, 32)  # the default unit: of a permutation all are the same
+        row = row_of(found, None, 16)  # the default unit: of a permutation all are the same
         assert row.good and sum(row.shuffle_buffer is None for row in found.rows) == 1
         assert row.classes == pytest.approx(found.uniform, rel=0.01)
         assert row.again == pytest.approx(found.chance, rel=0.1)
@@ -254,7 +316,8 @@ def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
 def test_a_true_permutation_is_good_enough_whatever_its_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "BAND", (50, 50))
+    monkeypatch.setattr(tuning, "TOLERATED", 0.0)
+    monkeypatch.setattr(tuning, "SIGMAS", 0.0)
     monkeypatch.setattr(tuning, "AGAIN", 0.0)
     found = tune(SHARDS, ORDERED, **OPTIONS)
     assert found.band[0] == found.band[1]
@@ -270,9 +333,19 @@ def test_a_difference_that_does_not_matter_does_not_decide() -> None:
         assert found.saturated and all(row.mixes for row in found.rows)
         assert found.even_band[0] <= 0.99 * found.even < 1.01 * found.even <= found.even_band[1]
         assert found.band[0] <= 0.99 * found.uniform and found.band[1] <= 10
-    many = tune(SHARDS, SHUFFLED, **OPTIONS)  # elsewhere the band is as wide as it is
-    means = tuning._uniform(tuning._compact(SHUFFLED), 64, tuning._Sample.of(N, 64))
-    assert not many.saturated and many.band == tuple(np.percentile(means[:, 0], (2.5, 97.5)))
+    few = tune(FEW, np.arange(2000) % 200, **OPTIONS)  # where noise is more than that: its own
+    assert not few.saturated and few.band[1] > 1.005 * few.uniform
+
+
+def test_a_uniform_order_seldom_fails_the_test_of_its_mixture() -> None:
+    """One in a thousand, by the test's own rate; a difference of 1.5 % of many batches fails."""
+    labels = np.arange(20_000) % 200
+    sample = tuning._Sample.of(20_000, 64)
+    means = tuning._uniform(labels, 64, sample)[:, 0]
+    found = tune(np.array([1250] * 16), labels, batch_size=64, mean_bytes=1, units=False)
+    low, high = found.band
+    assert ((means < low) | (means > high)).sum() <= 2  # of 200
+    assert found.uniform * 1.015 > high
 
 
 def test_larger_buffers_and_smaller_units_mix_more(ordered: Tuning) -> None:
@@ -305,27 +378,28 @@ def test_labels_of_any_kind_are_the_same_classes() -> None:
 # --- the search -----------------------------------------------------------------------------------
 
 
-def test_the_recommendation_is_the_least_memory_then_the_largest_unit(shuffled: Tuning) -> None:
+def test_rows_are_judged_by_their_bands_and_sorted_by_memory(shuffled: Tuning) -> None:
     rows = shuffled.rows
     assert [(r.memory_bytes, -r.unit) for r in rows] == sorted(
         (r.memory_bytes, -r.unit) for r in rows
     )
-    assert shuffled.best is next(row for row in rows if row.good)
     low, high = shuffled.band
     for row in rows:
         assert row.mixes == (low <= row.classes <= high)
         assert row.renews == (row.again - shuffled.chance < 0.05)
     buffers = list(dict.fromkeys(row.shuffle_buffer for row in rows))
-    assert buffers == [100, 200, 500, 1000, 2000, 5000, 10_000, None]
-    assert {row.unit for row in rows} == {64, 32, 16, 4}
+    assert buffers == [20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, None]  # and never 0 or 1
+    assert {row.unit for row in rows} == {64, 16, 4}
     assert all(64 % row.unit == 0 for row in rows)
+    one = tune(SHARDS, SHUFFLED, **OPTIONS | {"canonical_workers": 1, "units": False})
+    assert min(row.window for row in one.rows) >= 2 and {row.unit for row in one.rows} == {16}
 
 
 def test_units_are_divisors_down_to_where_all_spans_are_in_a_batch() -> None:
     assert tuning._units(256, 64) == [256, 64, 32, 16, 4]
     assert tuning._units(97, 64) == [97, 1]
     assert tuning._units(1, 64) == [1]
-    assert tuning._units(100, 64) == [100, 25, 5, 1]
+    assert tuning._units(100, 64) == [100, 25, 10, 5, 1]
     assert tuning._units(4096, 64) == [4096, 1024, 256, 64, 32]
 
 
@@ -333,38 +407,27 @@ def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None
     row = row_of(shuffled, 100, 16)
     assert row.window == 112  # 7 in each of 16 spans
     assert row.memory_bytes == row.rank_bytes == 112 * 100_000
-    assert row_of(shuffled, None, 32).memory_bytes == N * 100_000
+    assert row_of(shuffled, None, 16).memory_bytes == N * 100_000
     some = tune(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
-    assert {row.shuffle_buffer for row in some.rows} == {100, 200, 500}
-    assert max(row.memory_bytes for row in some.rows) <= 100_000_000
-    assert "Left out" in some.text() and "1,000" in some.text()
-    assert some.best == shuffled.best
-    assert some.default == shuffled.default and some.default not in some.rows
-    with pytest.raises(OptionError, match=r"memory is 97\.7 KiB.*100 records, needs 10\.7 MiB"):
+    fitting = [row for row in some.rows if row.fits]
+    assert {row.shuffle_buffer for row in fitting} == {20, 50, 100, 200, 500}
+    assert max(row.memory_bytes for row in fitting) <= 100_000_000
+    assert "Not tried" in some.text() and "1,000" in some.text()
+    assert some.best is not None and some.best.good and some.best.fits
+    assert some.default is not None and shuffled.default is not None
+    assert some.default == replace(shuffled.default, fits=False)
+    assert "too large" in some.verdict(some.default)
+    with pytest.raises(OptionError, match=r"memory is 97\.7 KiB.*20 records, needs 3\.1 MiB"):
         tune(SHARDS, SHUFFLED, memory=100_000, **OPTIONS)
 
 
-def test_where_only_memory_is_short_the_least_that_would_do_is_named() -> None:
+def test_where_only_memory_is_short_it_says_so() -> None:
     """And nobody is told to pack a shuffled pack again."""
-    best = tune(ALIGNED, SHUFFLED, **OPTIONS).best
-    assert best is not None and best.window > 112
-    found = tune(ALIGNED, SHUFFLED, memory=best.memory_bytes - 1, **OPTIONS)
-    assert found.best is None and found.beyond == best and best not in found.rows
-    assert f"The smallest that is, {tuning._told(best)}: raise --memory." in said(found)
-    assert "Pack" not in said(found) and "pack SRC" not in said(found)
-    assert found.as_dict()["beyond"]["good"] is True
-
-
-def test_it_says_whether_the_default_is_good_enough(shuffled: Tuning, ordered: Tuning) -> None:
-    assert shuffled.default == row_of(shuffled, 10_000, 32)
-    assert (
-        "The default (10,000 records, unit 32) is good enough: change it only for memory, since "
-        "another order voids saved states. Recommended: " in said(shuffled)
-    )
-    assert "(10,000 records, unit 32) is not good enough: too few classes." in said(ordered)
-    few = tune(FEW, None, **OPTIONS)
-    assert few.default is not None and few.default.shuffle_buffer is None
-    assert "The default (10,000 records, here all, unit 32) is good enough" in said(few)
+    found = tune(ALIGNED, SHUFFLED, memory=25_000_000, **OPTIONS)
+    assert found.best is None and not found.in_class_order
+    assert "No buffer within 23.8 MiB mixes as well" in said(found)
+    assert "More memory (`--memory`)" in said(found) and "shardio pack" not in said(found)
+    assert found.least_bad is not None and found.least_bad.fits
 
 
 def test_a_reader_sees_why_a_row_fails(shuffled: Tuning, ordered: Tuning) -> None:
@@ -409,7 +472,7 @@ def test_small_datasets_have_a_sane_answer(shards: list[int], batch: int) -> Non
     for labels in (None, np.zeros(counts.sum(), np.int64), np.arange(counts.sum())):
         found = tune(counts, labels, batch_size=batch, mean_bytes=10)
         assert bool(found.rows) == (counts.sum() >= batch)
-        assert found.call.startswith(f'ShardDataset("out/", batch_size={batch}, ')
+        assert found.call == f'ShardDataset("out/", batch_size={batch})'
         assert found.text().splitlines()[-1] == found.call
         assert json.loads(json.dumps(found.as_dict()))["call"] == found.call
         assert not math.isnan(found.uniform + found.chance)
@@ -438,11 +501,12 @@ def test_large_datasets_are_sampled_by_seeking_and_say_so(
     monkeypatch.setattr(tuning, "WHOLE", 1 << 10)
     monkeypatch.setattr(tuning, "MOST", 2000)
     for labels, whole in ((SHUFFLED, shuffled), (ORDERED, ordered)):
-        found = tune(SHARDS, labels, **OPTIONS)
+        found = tune(SHARDS, labels, memory="10GB", **OPTIONS)
         assert not found.whole_epochs and found.epochs == 1
         assert "4 stretches of each" in found.text()
         assert '"all" is a uniform shuffle by definition' in found.text().replace("\n", " ")
-        assert {row.shuffle_buffer for row in found.rows} == {100, 200, 500, 1000, 2000}
+        buffers = {20, 50, 100, 200, 500, 1000, 2000, None}
+        assert {row.shuffle_buffer for row in found.rows} == buffers
         for row in found.rows:
             same = row_of(whole, row.shuffle_buffer, row.unit)
             assert row.classes == pytest.approx(same.classes, rel=0.15)
@@ -479,24 +543,17 @@ def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, order
         lines = found.text().splitlines()
         assert max(map(len, lines)) <= 100
         assert lines[-1] == found.call
-        tables = 2 if found is shuffled else 1  # "all" has but one unit
-        assert sum(line.endswith("<--") for line in lines) == tables
-    call = ast.parse(shuffled.call, mode="eval").body
+        assert sum("<- default, recommended" in line for line in lines) >= 1
+    some = tune(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
+    call = ast.parse(some.call, mode="eval").body
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
     assert call.func.id == "ShardDataset"
-    given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-    best = shuffled.best
-    assert best is not None
-    assert given == {
-        "batch_size": 64,
-        "shuffle_buffer": best.shuffle_buffer,
-        "unit": best.unit,
-        "canonical_workers": 16,
-    }
-    everything = tune(SMALL, None, batch_size=100, mean_bytes=9)
-    assert everything.call == 'ShardDataset("out/", batch_size=100, shuffle_buffer="all", unit=25)'
+    named = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    assert some.best is not None
+    assert named["shuffle_buffer"] == some.best.shuffle_buffer
+    assert named.get("unit", 16) == some.best.unit and named["canonical_workers"] == 16
     part = tune(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
-    assert part.call == 'shuffle_buffer="all", unit=25'
+    assert part.call == ""
 
 
 def test_the_result_as_json_is_plain_and_whole(ordered: Tuning) -> None:
@@ -505,7 +562,7 @@ def test_the_result_as_json_is_plain_and_whole(ordered: Tuning) -> None:
     assert plain["best"] == plain["rows"][ordered.rows.index(ordered.best or ordered.rows[0])]
     assert plain["best"]["good"] is True
     assert plain["rows"][-1]["shuffle_buffer"] == "all"
-    assert plain["rows"][0]["shuffle_buffer"] == 100
+    assert plain["rows"][0]["shuffle_buffer"] == 20
     assert plain["band"] == list(ordered.band)
 
 
@@ -531,7 +588,7 @@ def test_labels_come_from_the_indexes_and_no_record_is_read(packed: Callable[...
         flip(shard, shard.stat().st_size // 3)  # within a record
     found = tuning.tune_path(out, batch_size=8)
     assert (found.records, found.distinct, found.labels) == (75, 3, "label")
-    assert found.call.startswith(f'ShardDataset("{out}", batch_size=8, ')
+    assert found.call == f'ShardDataset("{out}", batch_size=8)'
 
 
 def test_a_dataset_without_labels_is_tuned_too(packed: Callable[..., Path]) -> None:
@@ -568,6 +625,8 @@ def test_the_first_batch_is_estimated_as_it_is_read(
         own = sum(map(len, filter(None, rows.held or [])))
         expected = fetch.held_bytes + own or 32 * reader.mean_bytes
         estimate = tuning._first_batch(share, reader.mean_bytes, network)
+        if buffer is None:  # all of a small dataset is read before it
+            expected = 3500 * reader.mean_bytes
         assert estimate == pytest.approx(expected, rel=0.25), (buffer, unit)
 
 
@@ -579,7 +638,7 @@ def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
     assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
     assert found.best is not None and str(folder) in found.call
     part = dataset.select(range(500)).tune()
-    assert part.records == 500 and part.call.startswith("shuffle_buffer=")  # of what there is
+    assert part.records == 500 and part.keeps_default and part.call == ""
     assert part.num_workers == 0 and "2 ranks of one process" in part.text()
     with pytest.raises(OptionError, match="give batch_size to the dataset"):
         ShardDataset(folder).tune()
