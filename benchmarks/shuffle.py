@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import data
-from .cold import _Cold, drop
+from .cold import Cold, drop
 from .harness import Contestant, Result, interleave, ratio, show
 
 BATCH, BUFFER = 256, 10_000
@@ -99,7 +99,7 @@ def _measure(
     scratch: Path, folder: Path, records: int, rounds: int
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
     payload = data.folder_bytes(folder)
-    cold = _Cold(scratch, records, payload, {"shardio": folder})
+    cold = Cold(scratch, records, payload, {"shardio": folder})
     ways: dict[str, int | str] = {WINDOW: min(BUFFER, records // 2), "all": "all"}
     contestants = {
         name: Contestant("shuffle:epoch", path=str(folder), buffer=buffer, records=records)
