@@ -26,7 +26,7 @@ from .mixing import Length, Mixture
 from .options import Given, Options
 from .order import Share, Slices, Tail
 from .pixels import raw_pixels
-from .sample import KEY
+from .sample import KEY, give_text_key
 from .selection import Selection, among
 from .selection import where as select_where
 from .sequence import ShardSequence
@@ -62,7 +62,7 @@ class ShardDataset(Described, Stream):
                        divisor of batch_size nearest 32
     buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
     where              only records that meet conditions on the index, by field: a value, several,
-                       or a function of the column: {"label": ["cat", "dog"]}
+                       or a function of the column: {"label": ["cat", "dog"]}; `__key__` too
     root               where the data lies, when `shardio index --out` put its index elsewhere
     verify_open        False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
 
@@ -282,7 +282,7 @@ class ShardDataset(Described, Stream):
         work.key = sample[KEY]
         work.read = work.decoded = perf_counter()
         if decoder.plain:
-            return sample
+            return give_text_key(sample)
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from . import image
 from .errors import DecodeError, OptionError, printable
-from .sample import KEY, Sample, Schema
+from .sample import KEY, Sample, Schema, give_text_key
 
 Decode = Literal["pil", "numpy"] | Callable[[bytes], Any] | None
 Transform = Callable[..., Any]
@@ -87,6 +87,7 @@ class Decoder:
                         + f"; there are {', '.join(map(repr, names))}. Use collate_fn for others"
                     )
                 )
+        self._keyed = KEY in names  # users get keys as str
         built_in = isinstance(transform, image.Transform)
         self.wants_draw = built_in
         self._shape = (*transform.size, 3) if isinstance(transform, image.Transform) else None  # type: ignore[misc]
@@ -119,6 +120,8 @@ class Decoder:
 
         Raises DecodeError, naming the record; what transforms of the user raise passes.
         """
+        if self._keyed:
+            give_text_key(sample)
         try:
             for name in self._decoded:
                 if sample[name] is not None:

@@ -25,6 +25,7 @@ from .collating import TENSORS, collate, into
 from .decoding import Work
 from .errors import printable
 from .meter import Made
+from .names import key_text
 from .parcel import SMALL
 from .slots import Slot, Slots
 from .stream import Items, Stream, mark, mark_all
@@ -79,7 +80,7 @@ class Batch:
             maker=worker,
             slowest_s=seconds,
             slowest_record=record,
-            slowest_key=name,
+            slowest_key=key_text(name),
         )
 
     def forget(self) -> None:

@@ -17,6 +17,7 @@ from .errors import DamageError, DecodeError, StorageError, VersionError, printa
 from .formats import check_format, open_shard, sha256
 from .formats.base import Opening, Shard, ShardInfo
 from .formats.columns import key_hash
+from .names import key_text
 from .sample import KEY, Sample
 from .storage import locate
 
@@ -31,7 +32,7 @@ class Damage:
     shard: str
     record: int | None
     offset: int | None  # of the record, in bytes
-    key: bytes | None  # where it can still be read
+    key: str | None  # where it can still be read
     what: str
 
 
@@ -142,7 +143,7 @@ def _check_records(
         if isinstance(sample, (DamageError, StorageError)):
             yield Damage(name, record, shard.offset(record), _key(shard, record), str(sample))
         elif what := _wrong(shard, record, sample, images):
-            yield Damage(name, record, shard.offset(record), sample[KEY], what)
+            yield Damage(name, record, shard.offset(record), key_text(sample[KEY]), what)
 
 
 def _attempt(shard: Shard, record: int) -> Sample | Bad:
@@ -173,8 +174,8 @@ def _wrong(shard: Shard, record: int, sample: Sample, images: tuple[str, ...]) -
     return None
 
 
-def _key(shard: Shard, record: int) -> bytes | None:
+def _key(shard: Shard, record: int) -> str | None:
     try:
-        return shard.key(record)
+        return key_text(shard.key(record))
     except (DamageError, StorageError):
         return None

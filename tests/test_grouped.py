@@ -112,8 +112,8 @@ def test_records_are_those_of_a_tar_of_the_same_files(tmp_path: Path) -> None:
             tar.add(tmp_path / "src" / key, key)
     indexing.index(tmp_path / "wds", jobs=1)
     pack_one(tmp_path / "src", tmp_path / "out", shuffle=False, from_="files")
-    theirs = sequences.open(tmp_path / "wds", decode=None)
-    ours = sequences.open(tmp_path / "out", decode=None)
+    theirs = sequences.stored(tmp_path / "wds")
+    ours = sequences.stored(tmp_path / "out")
     assert dict(ours.manifest.schema.fields) == dict(theirs.manifest.schema.fields)
     for one, other in zip(ours, theirs, strict=True):
         assert np.array_equal(one.pop("npy"), other.pop("npy"))

@@ -172,7 +172,7 @@ def test_real_loaders_obey_the_law(packed: Packed, part: int) -> None:
         for ranks in (1, 2, 4):
             for workers in (0, int(random.integers(1, 4))):
                 state = None
-                found: list[list[bytes]] = []
+                found: list[list[str]] = []
                 for stop in (cut, None):
                     each = []
                     for rank in range(ranks):

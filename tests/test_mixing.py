@@ -67,11 +67,11 @@ def mixed(
     )
 
 
-def batches(loader: Any) -> list[list[bytes]]:
+def batches(loader: Any) -> list[list[str]]:
     return [list(keys) for (keys,) in loader]
 
 
-def loaded(mixture: Mixture, workers: int = 0, **options: Any) -> list[list[bytes]]:
+def loaded(mixture: Mixture, workers: int = 0, **options: Any) -> list[list[str]]:
     return batches(drain(DataLoader(mixture, batch_size=None, num_workers=workers, **options)))
 
 
@@ -79,14 +79,14 @@ def flat(lists: Sequence[Sequence[Any]]) -> list[Any]:
     return [one for items in lists for one in items]
 
 
-def owner(key: bytes) -> int:
+def owner(key: str) -> int:
     return int(key[:1])
 
 
 # --- the oracle ---------------------------------------------------------------------------------
 
 
-def rows_of(mixture: Mixture, epoch: int) -> list[bytes]:
+def rows_of(mixture: Mixture, epoch: int) -> list[str]:
     """The rows of an epoch, by the words of ShardDataset.mix and the arithmetic of order."""
     pattern, found = mixture._pattern, []
     passes: dict[tuple[int, int], list[int]] = {}
@@ -240,7 +240,7 @@ def test_wrong_weights_are_told(folders: list[Path], weights: Any) -> None:
 
 def consumer(
     mixture: Mixture, epoch: int, workers: int, start: int = 0
-) -> list[tuple[list[bytes], int]]:
+) -> list[tuple[list[str], int]]:
     """(keys, valid) of each batch of this rank, as so many workers make them together."""
     each: list[Iterator[Any]] = []
     for worker in range(workers):
@@ -336,7 +336,7 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
         seed=case["seed"],
         **case["options"],
     )
-    of: list[list[bytes]] = [[] for _ in case["which"]]
+    of: list[list[str]] = [[] for _ in case["which"]]
     for epoch in range(epochs):
         rows = flat([keys for keys, _ in consumer(mixture, epoch, 1)])
         assert len(rows) == mixture.length == mixture.records
@@ -357,7 +357,7 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
 
 def test_passes_are_shuffled_anew_and_datasets_apart(folders: list[Path]) -> None:
     mixture = mixed([folders[0], folders[0]], [1, 1])
-    seen: list[list[bytes]] = [[], []]
+    seen: list[list[str]] = [[], []]
     for epoch in range(2):
         for n, key in enumerate(rows_of(mixture, epoch)):
             seen[n % 2].append(key)

@@ -71,7 +71,7 @@ def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
 
 
 def packed(out: Path) -> dict[bytes, bytes]:
-    return {s["__key__"]: s["image"] for s in sequences.open(out, decode=None)}
+    return {s["__key__"]: s["image"] for s in sequences.stored(out)}
 
 
 # --- packing --------------------------------------------------------------------------------------

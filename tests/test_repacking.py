@@ -11,6 +11,7 @@ from trees import images, noise, picture, plant
 
 import shardio
 from shardio import Writer, commit, manifest, pack, selection
+from shardio import sequence as sequences
 from shardio.cli import main
 from shardio.errors import (
     ExistsError,
@@ -221,7 +222,7 @@ def test_a_damaged_record_is_listed_or_left_out(source: Path, tmp_path: Path) ->
 
 
 def samples_whole(folder: Path) -> dict[bytes, dict[str, Any]]:
-    records = shardio.open(folder, decode=None)
+    records = sequences.stored(folder)
     found = {}
     for i in range(len(records)):
         try:
