@@ -372,7 +372,7 @@ def _files(found: ShardSequence, where: str | os.PathLike[str], records: int) ->
     if not isinstance(storage, LocalStorage):
         return []
     if made.format == "imagefolder":
-        return [storage.path(os.fsdecode(key)) for key in found[:records].keys()]  # noqa: SIM118
+        return [storage.path(key) for key in found[:records].keys()]  # noqa: SIM118
     last = int(np.searchsorted(np.cumsum(made.shard_records), records))
     return [storage.path(made.shard(number).name) for number in range(last + 1)]
 

@@ -375,7 +375,7 @@ def _cat(options: argparse.Namespace) -> int:
         from .storage.local import check_target
 
         check_target(options.output)
-    sequence = sequences.open(options.out, decode=None, root=options.root)
+    sequence = sequences.stored(options.out, root=options.root)
     index = _index_of(sequence, options.record, options.key)
     sample = sequence[index]
     fields = dict(sequence.manifest.schema.fields)
@@ -421,10 +421,7 @@ def _verify(options: argparse.Namespace) -> int:
             progress=progress,
         )
     if options.json:
-        damages = [
-            vars(one) | {"key": None if one.key is None else key_text(one.key)}
-            for one in found.damages
-        ]
+        damages = [vars(one) for one in found.damages]
         _print_json(vars(found) | {"damages": damages})
     else:
         text = found.damages if options.quiet else [found]
@@ -586,8 +583,7 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
     skips = getattr(options, "on_error", "skip") == "skip"
     if options.json:
         datasets = [
-            vars(one)
-            | {"rejected": [{"key": key_text(key), "reason": why} for key, why in one.rejected]}
+            vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
             for one in done
         ]
         _print_json({"dry_run": dry, "datasets": datasets})

@@ -27,7 +27,7 @@ from .mixing import Length, Mixture
 from .options import Given, Options, answered
 from .order import Share, Slices, Tail
 from .pixels import JPEG, RawPixels, raw_pixels
-from .sample import KEY
+from .sample import KEY, give_text_key
 from .selection import Selection, among
 from .selection import where as select_where
 from .sequence import ShardSequence
@@ -104,7 +104,7 @@ class ShardDataset(Described, Stream):
                        largest divisor of batch_size up to 32; below 256, up to 16 and half of it
     buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
     where              only records that meet conditions on the index, by field: a value, several,
-                       or a function of the column: {"label": ["cat", "dog"]}
+                       or a function of the column: {"label": ["cat", "dog"]}; `__key__` too
     max_pixels         of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF,
                        JPEG2000, HEIF and JPEG XL, whose decoders take four times the memory
     root               where the data lies, when `shardio index --out` put its index elsewhere
@@ -401,7 +401,7 @@ class ShardDataset(Described, Stream):
         if work.note is not None:
             work.note(number, work.read, work.key)
         if decoder.plain:
-            return sample
+            return give_text_key(sample)
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work, hands_out)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from . import image
 from .errors import DecodeError, OptionError, printable, there_are
-from .sample import KEY, Sample, Schema
+from .sample import KEY, Sample, Schema, give_text_key
 from .sizes import whole
 
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
@@ -122,6 +122,7 @@ class Decoder:
                         + f"; there are {_listed(names)}. Use map for others"
                     )
                 )
+        self._keyed = KEY in names  # users get keys as str
         functions = _functions(decode, images, main)
         built_in = transform if isinstance(transform, image.Transform) else None
         if built_in is not None:
@@ -195,6 +196,8 @@ class Decoder:
         planes: whether what a built-in transform makes becomes `planes` of it; before a map it does
         in any case. Raises DecodeError, naming the record; what functions of the user raise passes.
         """
+        if self._keyed:
+            give_text_key(sample)
         try:
             for name, function in self._decoded:
                 if sample[name] is not None:

@@ -104,9 +104,7 @@ def export(
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
         shard_size = sizes.size("shard_size", shard_size)
     folders = manifest.datasets(source)
-    datasets = {
-        name: sequence.open(folder, decode=None, root=root) for name, folder in folders.items()
-    }
+    datasets = {name: sequence.stored(folder, root=root) for name, folder in folders.items()}
     own = {source, *folders.values()}
     for name, folder in folders.items():
         data = folder if root is None else local_path(root)
@@ -136,7 +134,7 @@ def export(
                     shown,
                     key,
                     shard_size,
-                    dataset.keys if keys == "own" else list,
+                    dataset.stored_keys if keys == "own" else list,
                     learned,
                 )
                 _write(kind(plan), dataset, keys == "number", done, total, progress)

@@ -25,6 +25,7 @@ from .collating import TENSORS, is_planes, own, places_of, rows_of
 from .decoding import Work
 from .errors import as_error, printable
 from .meter import Made
+from .names import key_text
 from .parcel import SMALL
 from .slots import Slot, Slots
 from .stream import Items, Stream, collated, mark, mark_all
@@ -93,7 +94,7 @@ class Batch:
             maker=worker,
             slowest_s=seconds,
             slowest_record=record,
-            slowest_key=name,
+            slowest_key=key_text(name),
         )
 
     def forget(self) -> None:

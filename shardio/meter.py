@@ -74,7 +74,7 @@ class Made(NamedTuple):
     maker: int = 0  # which loader process
     slowest_s: float = 0.0  # the row that took longest
     slowest_record: int = -1  # its number in the dataset
-    slowest_key: bytes = b""
+    slowest_key: str = ""
     cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
 
 

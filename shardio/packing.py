@@ -46,7 +46,7 @@ from .errors import (
 from .fieldnames import described as fields_text
 from .journal import Problem
 from .lock import JOURNAL, WRITER_MAGIC
-from .names import key_bytes
+from .names import key_bytes, key_text
 from .plan import Plan
 from .recoding import Recoded, Recoding
 from .sample import Schema
@@ -80,7 +80,7 @@ class Packed:
     built: int = 0
     ignored: int = 0  # hidden files and the like
     notes: list[str] = field(default_factory=list)
-    rejected: list[Problem] = field(default_factory=list)
+    rejected: list[tuple[str, str]] = field(default_factory=list)  # key, reason
     full_size: int = 0  # images built at full size: --resize cannot write them anew
     enlarged: int = 0  # images that were smaller than the raw pixels of --resize
     pixels: tuple[int, int] | None = None  # height and width of raw pixels
@@ -502,7 +502,7 @@ class _Packing:
     def dry_run(self, restart: bool) -> Packed:
         """What `build` would find. Raises what it would raise for what lies in the directory."""
         self.result.dry_run = True
-        self.result.rejected = self.plan.problems
+        self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         if self.result.already:
             return self.result
@@ -611,7 +611,7 @@ class _Packing:
         if problems and not skip:
             return problems
         self._show_committed()
-        self.result.rejected = sorted({*self.result.rejected, *problems})
+        self.result.rejected = sorted({*self.result.rejected, *_shown(problems)})
         with (
             contextlib.suppress(FileNotFoundError, BusyError, StorageError),
             lock.whole(self.directory) as held,
@@ -638,7 +638,7 @@ class _Packing:
         made = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = made.records, made.size
         self.result.tiles = made.options.get("tiles")
-        self.result.rejected = journal.load_rejected(self.directory)
+        self.result.rejected = _shown(journal.load_rejected(self.directory))
 
     def _acquire(
         self, bounds: tuple[int, int | None], restart: bool
@@ -723,7 +723,8 @@ class _Packing:
         problems = problems + [entry for one in self._built for entry in one.problems]
         if problems and not skip:
             return problems
-        self._problems = self.result.rejected = sorted(problems)
+        self._problems = sorted(problems)
+        self.result.rejected = _shown(self._problems)
         self.result.seconds = time.monotonic() - self._started
         return []
 
@@ -806,6 +807,11 @@ def _plan_of_parts(held: lock.Lock, folder: str) -> Plan:
             "it again"
         )
     return plan.parse(data, os.path.join(folder, JOURNAL))
+
+
+def _shown(problems: Sequence[Problem]) -> list[tuple[str, str]]:
+    """Return problems as users get them."""
+    return [(key_text(key), why) for key, why in problems]
 
 
 def _under(split: str, key: bytes) -> bytes:

@@ -19,7 +19,9 @@ import numpy as np
 
 from .errors import OptionError, printable
 from .manifest import class_index
+from .names import key_text
 from .order import Int64s
+from .sample import KEY
 
 
 class Selection:
@@ -55,9 +57,9 @@ def where(
 ) -> Selection:
     """The records that meet all conditions on columns of the index.
 
-    conditions: by field of kind int, float or bool: a value, several of them (None among them:
-    also records without a value), or a function of the whole column, (N,), masked where None, to
-    (N,) bool. Labels may be given by the names of their classes.
+    conditions: by field of kind int, float or bool, or `__key__`: a value, several of them (None
+    among them: also records without a value), or a function of the whole column, (N,), masked where
+    None, to (N,) bool. Labels may be given by the names of their classes, keys as str or bytes.
     column: gives a column of the index by the field's name. Raises OptionError.
     """
     if not isinstance(conditions, Mapping) or not conditions:
@@ -217,7 +219,7 @@ def _met(
                 f"expected shape {(count,)} of bool, one for each record"
             )
         return np.asarray(met, np.bool_)
-    texts = values.dtype.kind == "O"  # the index of a dataset has no columns of text
+    texts = values.dtype.kind == "O"  # of columns, only keys are text; and those of listings
     met = _among(values, [_value(classes, name, one, texts) for one in _several(wanted)])
     return np.asarray(~met if isinstance(wanted, Not) else met, np.bool_)
 
@@ -229,6 +231,8 @@ def _several(wanted: Any) -> list[Any]:
 
 
 def _value(classes: Sequence[str] | None, name: str, value: Any, texts: bool) -> Any:
+    if isinstance(value, bytes) and name == KEY:
+        return key_text(value)
     if isinstance(value, str) and name == "label" and not (texts and classes is None):
         if isinstance(value, Word) and value.isdecimal() and value not in (classes or ()):
             return int(value)

@@ -22,7 +22,8 @@ from .errors import OptionError, name_record, printable, there_are
 from .fetch import Described, Reader
 from .formats.base import Column
 from .formats.columns import key_hash
-from .sample import KEY, Sample
+from .names import key_bytes, key_text
+from .sample import KEY, Sample, give_text_key
 from .sizes import show_count
 from .storage import locate
 
@@ -61,6 +62,14 @@ def open(
     return ShardSequence(reader, decoder, range(found.records))
 
 
+def stored(
+    path: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None
+) -> ShardSequence:
+    """Open a packed dataset for what writes it elsewhere: samples as stored, keys as bytes."""
+    found = open(path, decode=None, root=root)
+    return ShardSequence(found._reader, found._decoder, found._rows, text=False)
+
+
 class ShardSequence(Described, Sequence[Any]):
     """Records of a dataset by position, in storage order: what `open` returns, and its slices.
 
@@ -68,7 +77,9 @@ class ShardSequence(Described, Sequence[Any]):
     KeyError, DamageError, StorageError, DecodeError.
     """
 
-    def __init__(self, reader: Reader, decoder: Decoder, rows: range) -> None:
+    def __init__(self, reader: Reader, decoder: Decoder, rows: range, *, text: bool = True) -> None:
+        """text: keys are str, as users get them; without a decoder's work they may stay bytes."""
+        self._text = text
         self._reader = reader
         self._decoder = decoder
         self._rows = rows  # numbers of the records in the dataset
@@ -92,25 +103,32 @@ class ShardSequence(Described, Sequence[Any]):
     def __getitem__(self, index: slice) -> ShardSequence: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return ShardSequence(self._reader, self._decoder, self._rows[index])
+            return ShardSequence(self._reader, self._decoder, self._rows[index], text=self._text)
         try:
             number = self._rows[operator.index(index)]
         except IndexError:
             raise IndexError(f"record {index} of {len(self)}") from None
         shard, record = self._reader.locate(number)
         sample = self._reader.shard(shard).read(record)
-        return sample if self._decoder.plain else self._item(sample, number)
+        if self._decoder.plain:
+            return give_text_key(sample) if self._text else sample
+        return self._item(sample, number)
 
     def __iter__(self) -> Iterator[Any]:
         if self._rows.step != 1:
             return map(self.__getitem__, range(len(self)))
         samples = chain.from_iterable(
-            self._reader.shard(shard).scan(start, stop) for shard, start, stop in self._runs()
+            self._reader.shard(shard).scan(start, stop, text=self._decoder.plain and self._text)
+            for shard, start, stop in self._runs()
         )
         return samples if self._decoder.plain else map(self._item, samples, self._rows)
 
-    def keys(self) -> list[bytes]:
+    def keys(self) -> list[str]:
         """The key of every record, in order."""
+        return [*map(key_text, self.stored_keys())]
+
+    def stored_keys(self) -> list[bytes]:
+        """As `keys`, but the bytes that are stored."""
         if self._rows.step == 1:
             return [
                 self._reader.shard(shard).key(record)
@@ -125,8 +143,10 @@ class ShardSequence(Described, Sequence[Any]):
 
         The first call reads the key hashes of all shards, 4 bytes a record.
         """
-        if isinstance(key, str):
-            key = key.encode("utf-8", "surrogateescape")
+        try:
+            key = key_bytes(key)
+        except UnicodeEncodeError:  # half of a surrogate pair, which no key has
+            raise KeyError(f"no record has the key {printable(key)}") from None
         if self._hashes is None:
             self._hashes = self._column(lambda shard: self._reader.shard(shard).key_hashes, "<u4")
         for number in np.flatnonzero(self._hashes == key_hash(key)).tolist():
@@ -148,8 +168,13 @@ class ShardSequence(Described, Sequence[Any]):
     def columns(self, name: str) -> Column:
         """A field of kind int, float or bool of every record, as an array; masked where None.
 
-        Read from the shards' indexes, without their records. Raises OptionError for other fields.
+        Read from the shards' indexes, without their records. `__key__` gives the keys, as an array
+        of str objects; these are read from the records' heads. Raises OptionError for other fields.
         """
+        if name == KEY:
+            keys = np.empty(len(self), object)
+            keys[:] = self.keys()
+            return keys
         scalars = {name: kind for name, kind in self.manifest.schema.fields if kind in _EMPTY}
         if name not in scalars:
             kind = dict(self.manifest.schema.fields).get(name)

@@ -95,7 +95,7 @@ def unpack(
     source, target = local_path(path), local_path(directory)
     datasets = [
         (
-            sequence.open(folder, decode=None, root=root),
+            sequence.stored(folder, root=root),
             manifest.split_folder(target, name),
         )
         for name, folder in manifest.datasets(source).items()
@@ -363,7 +363,7 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
     raw = _gives_raw(made, content)
     if made.options.get("source") == "imagefolder" and not raw:
         return
-    keys = dataset.keys()
+    keys = dataset.stored_keys()
     if raw:
         keys = [key + raw_ending(key) for key in keys]
     folders = {

@@ -17,6 +17,7 @@ from .errors import DamageError, DecodeError, StorageError, VersionError, printa
 from .formats import check_format, open_shard, sha256
 from .formats.base import Opening, Shard, ShardInfo
 from .formats.columns import key_hash
+from .names import key_text
 from .sample import KEY, Sample
 from .sizes import show_count, show_size
 from .storage import locate
@@ -32,7 +33,7 @@ class Damage:
     shard: str
     record: int | None
     offset: int | None  # of the record, in bytes
-    key: bytes | None  # where it can still be read
+    key: str | None  # where it can still be read
     what: str
 
     def __str__(self) -> str:
@@ -163,7 +164,7 @@ def _check_records(
         if isinstance(sample, (DamageError, StorageError)):
             yield Damage(name, record, shard.offset(record), _key(shard, record), str(sample))
         elif what := _wrong(shard, record, sample, images):
-            yield Damage(name, record, shard.offset(record), sample[KEY], what)
+            yield Damage(name, record, shard.offset(record), key_text(sample[KEY]), what)
 
 
 def _attempt(shard: Shard, record: int) -> Sample | Bad:
@@ -194,8 +195,8 @@ def _wrong(shard: Shard, record: int, sample: Sample, images: tuple[str, ...]) -
     return None
 
 
-def _key(shard: Shard, record: int) -> bytes | None:
+def _key(shard: Shard, record: int) -> str | None:
     try:
-        return shard.key(record)
+        return key_text(shard.key(record))
     except (DamageError, StorageError):
         return None

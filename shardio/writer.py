@@ -31,6 +31,7 @@ from .errors import (
 from .formats.base import MAX_RECORDS, ShardInfo
 from .imagetypes import image_type
 from .lock import WRITER_MAGIC
+from .names import key_bytes
 from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields
 from .shard import ShardWriter, check_packed
@@ -142,7 +143,7 @@ class Writer:
             shard = self._shard or self._open_shard(self._schema)
         shard.write(sample)
         key = sample[KEY]
-        self._keys.append(key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key)
+        self._keys.append(key_bytes(key))
         self.records += 1
         with self._ending_on_error(BaseException):
             shard.flush()

@@ -85,9 +85,7 @@ def train(model: nn.Module, dataset: ShardDataset, workers: int) -> list[Steps]:
             optimiser.step()
             pixels = [zlib.crc32(image.numpy().tobytes()) for image in images]
             marks = [mark.tolist() for mark in valid]
-            seen.append(
-                [list(r) for r in zip(map(bytes.decode, keys), pixels, *marks, strict=True)]
-            )
+            seen.append([list(r) for r in zip(keys, pixels, *marks, strict=True)])
         epochs.append(seen)
     return epochs
 

@@ -55,7 +55,7 @@ def test_replaced_shards_stay_for_a_day_and_then_go(out: Path) -> None:
     done = gc(out)
     assert (len(done.removed), done.kept) == (3, [])
     assert done.bytes > 0
-    assert len(list(sequences.open(out, decode=None))) == 24
+    assert len(list(sequences.stored(out))) == 24
 
 
 def test_old_shards_replaced_a_moment_ago_stay(out: Path) -> None:
@@ -273,7 +273,7 @@ def test_indexes_that_were_replaced_go_and_those_in_use_stay(indexed: Path) -> N
     assert gc(indexed, keep_s=0).removed == dry.removed
     [gone] = before.keys() - content(indexed).keys()
     assert dry.removed == [str(indexed / gone.decode())]
-    assert len(list(sequences.open(indexed, decode=None))) == 25
+    assert len(list(sequences.stored(indexed))) == 25
 
 
 def test_what_only_looks_like_an_index_stays(indexed: Path, out: Path) -> None:
@@ -298,7 +298,7 @@ def test_what_only_looks_like_an_index_stays(indexed: Path, out: Path) -> None:
         assert removed >= ours.keys()
         left = content(folder)
         assert all(left[os.fsencode(name)] == data for name, data in mine.items())
-    assert len(list(sequences.open(indexed, decode=None))) == 25
+    assert len(list(sequences.stored(indexed))) == 25
 
 
 def test_nothing_goes_while_an_index_is_made(
@@ -319,7 +319,7 @@ def test_nothing_goes_while_an_index_is_made(
     plant(indexed, {"class0/newer.jpg": JPEG + b"newer"})
     index(indexed, overwrite=True, jobs=1)
     assert len(refused) == 1
-    assert len(list(sequences.open(indexed, decode=None))) == 26
+    assert len(list(sequences.stored(indexed))) == 26
 
 
 def test_what_a_killed_index_left_goes(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,4 +333,4 @@ def test_what_a_killed_index_left_goes(indexed: Path, monkeypatch: pytest.Monkey
     )
     removed = {Path(path).name for path in gc(indexed, keep_s=0).removed}
     assert {lock.JOURNAL, "00007-01234567.index"} < removed
-    assert len(list(sequences.open(indexed, decode=None))) == 25
+    assert len(list(sequences.stored(indexed))) == 25

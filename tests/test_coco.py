@@ -117,7 +117,7 @@ def test_annotations_are_exact_after_packing(tmp_path: Path) -> None:
     path = write(tmp_path, whole, "annotations/captions_val2017.json")
     done = pack_one(path, tmp_path / "out")
     assert (done.classes, done.records) == (None, 1)
-    [sample] = sequences.open(tmp_path / "out", decode=None)
+    [sample] = sequences.stored(tmp_path / "out")
     [one] = sample["annotations"]
     assert one == {"keypoints": values, "caption": "a cat"}
     assert list(map(type, one["keypoints"])) == list(map(type, values))
@@ -325,7 +325,7 @@ def test_annotations_that_no_record_holds_leave_out_their_image(tmp_path: Path) 
     done = pack_one(write(tmp_path, whole, "x.json"), tmp_path / "out", on_error="skip")
     assert done.records == 2
     [(key, why)] = done.rejected
-    assert key == b"over.jpg" and "1,048,577 bytes" in why and "1,048,576" in why
+    assert key == "over.jpg" and "1,048,577 bytes" in why and "1,048,576" in why
 
 
 # --- the same bytes, resumed, or another plan -----------------------------------------------------
@@ -445,7 +445,7 @@ def test_classes_of_another_dataset_number_the_labels(tmp_path: Path) -> None:
     other = plant(tmp_path / "other", {f"{n}/1.jpg": JPEG for n in ("ant", "car", "cow", "dog")})
     pack(other, tmp_path / "numbering", jobs=1)
     pack_one(coco(tmp_path), tmp_path / "out", classes=tmp_path / "numbering")
-    found = sequences.open(tmp_path / "out", decode=None)
+    found = sequences.stored(tmp_path / "out")
     assert found.classes == ["ant", "car", "cow", "dog"]
     labels = {(a["category_id"], a["label"]) for one in found for a in one["annotations"]}
     assert labels == {(18, 3), (3, 1)}

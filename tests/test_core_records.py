@@ -377,7 +377,7 @@ def outcome(shard: RecordShard, *, with_core: bool) -> list[Any]:
 
 
 def opened(path: Path) -> RecordShard:
-    shard = sequences.open(path, decode=None)._reader.shard(0)
+    shard = sequences.stored(path)._reader.shard(0)
     assert isinstance(shard, RecordShard)
     return shard
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 COUNTS = [23, 0, 41, 3, 30]
 N = sum(COUNTS)
-KEYS = [b"k/%06d.jpg" % i for i in range(N)]
+KEYS = [f"k/{i:06d}.jpg" for i in range(N)]
 
 
 def keyed(folder: Path, **options: Any) -> ShardDataset:
@@ -51,7 +51,7 @@ def keyed(folder: Path, **options: Any) -> ShardDataset:
     return ShardDataset(folder, fields=("__key__",), decode=None, **of_order(given))
 
 
-def batches(dataset: ShardDataset, workers: int = 0, **options: Any) -> list[list[bytes]]:
+def batches(dataset: ShardDataset, workers: int = 0, **options: Any) -> list[list[str]]:
     """All batches of one pass over the dataset's epoch, or of its rest that was loaded.
 
     In sample mode, each sample is a batch of one.
@@ -71,7 +71,7 @@ def drain(loader: DataLoader[Any]) -> list[Any]:
             iterator._shutdown_workers()
 
 
-def flat(lists: list[list[bytes]]) -> list[bytes]:
+def flat(lists: list[list[str]]) -> list[str]:
     return [key for keys in lists for key in keys]
 
 
@@ -321,7 +321,7 @@ def test_exact_marks_repeats(
     packed: Packed, batch_size: int | None, world_size: int, workers: int
 ) -> None:
     folder = packed(COUNTS)
-    seen: list[bytes] = []
+    seen: list[str] = []
     for dataset in ranks_of(folder, "exact", world_size, batch_size):
         loader = DataLoader(dataset, batch_size=None, num_workers=workers)
         for keys, valid in loader:
@@ -424,7 +424,7 @@ def test_random_pixels_do_not_depend_on_workers_but_on_the_epoch(packed: Packed)
         assert seen[0] == seen[1] == seen[2]
         for number in range(21):
             expected = crop(jpeg(number), draw=draw(5, epoch, number))
-            assert seen[0][b"k/%06d.jpg" % number] == expected.tobytes()
+            assert seen[0][f"k/{number:06d}.jpg"] == expected.tobytes()
         epochs.append(seen[0])
     assert epochs[0] != epochs[1]
 

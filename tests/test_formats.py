@@ -5,7 +5,6 @@ A format is one row of FORMATS. What its own bytes are is the matter of its own 
 
 import errno
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -28,8 +27,10 @@ from trees import environment
 
 import shardio
 from shardio import DamageError, ShardDataset, Writer, manifest
+from shardio import sequence as sequences
 from shardio.cli import main
 from shardio.indexing import index
+from shardio.names import key_text
 from shardio.sample import KEY
 from shardio.storage import locate
 
@@ -151,7 +152,7 @@ def folder_packed() -> list[Sample]:
     with TemporaryDirectory() as folder:
         image_folder(Path(folder) / "in")
         shardio.pack(Path(folder) / "in", Path(folder) / "out", jobs=1)
-        return list(shardio.open(Path(folder) / "out", decode=None))
+        return list(sequences.stored(Path(folder) / "out"))
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ class Made:
         self.row.make(folder)
         if self.row.index is not None:
             index(folder, format=self.format, jobs=1, **self.row.index)
-        self.samples = [self.row.sample(number) for number in range(N)]
+        stored = [self.row.sample(number) for number in range(N)]
+        self.samples = [one | {KEY: key_text(one[KEY])} for one in stored]  # as users get them
         self.keys = [sample[KEY] for sample in self.samples]
         self.number = {key: number for number, key in enumerate(self.keys)}
 
@@ -247,7 +249,7 @@ class Made:
         given = {"batch_size": 8, "fields": (KEY,), "decode": None} | order
         return ShardDataset(self.folder, **of_order(given | options))
 
-    def numbers(self, each: Sequence[list[list[bytes]]]) -> list[list[int]]:
+    def numbers(self, each: Sequence[list[list[str]]]) -> list[list[int]]:
         """The batches of all ranks, side by side, as numbers of records."""
         steps = zip(*each, strict=True)
         return [[self.number[key] for key in flat(list(step))] for step in steps]
@@ -492,11 +494,11 @@ def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) ->
     assert list(facts["fields"]) == list(sample)
     assert made.format.encode() in say("info", made.folder)
     rows = told("ls", made.folder)["records"]
-    assert [os.fsencode(row["key"]) for row in rows] == made.keys
+    assert [row["key"] for row in rows] == made.keys
     assert [row["label"] for row in rows] == [one["label"] for one in made.samples]
-    assert made.keys[-1] in say("ls", made.folder, "--shard", len(made.row.counts) - 1)
+    assert made.keys[-1].encode() in say("ls", made.folder, "--shard", len(made.row.counts) - 1)
     assert say("cat", made.folder, 123) == sample["image"]
-    assert say("cat", made.folder, "--key", os.fsdecode(sample[KEY]), "--field", "label") == label
+    assert say("cat", made.folder, "--key", sample[KEY], "--field", "label") == label
     found = told("verify", made.folder, "--sha256", "--decode", "--jobs", 1)
     assert (found["records"], found["damages"]) == (N, [])
     assert told("explain", made.folder, "--batch-size", 8)["records"] == N
@@ -510,7 +512,7 @@ def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) ->
     assert told("export", made.folder, tmp_path / "tars", *given)["records"] == N
     assert looks(made.folder) == before
     told("index", tmp_path / "tars", "--jobs", 1)
-    again = shardio.open(tmp_path / "tars", decode=None)
+    again = sequences.stored(tmp_path / "tars")
     assert [[one["image"], one["label"]] for one in again] == [
         [one["image"], one["label"]] for one in made.samples
     ]

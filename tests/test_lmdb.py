@@ -192,7 +192,7 @@ def test_golden_files_read_as_expected() -> None:
     folder = GOLDEN / "lmdb-v0"
     expected = json.loads((folder / "expected.json").read_text())
     samples = [untagged(values) for one in expected["shards"] for values in one["samples"]]
-    assert same_all(sequences.open(folder, decode=None), samples)
+    assert same_all(sequences.stored(folder), samples)
     for described in expected["shards"]:
         path = folder / described["name"]
         assert verify_lmdb(str(path), subdir=False) == []
@@ -241,7 +241,7 @@ def test_jobs_parts_and_repeated_runs_give_the_same_bytes(source: Path, tmp_path
 def test_the_same_samples_in_the_same_order_as_record_shards(source: Path, tmp_path: Path) -> None:
     build(source, tmp_path / "lmdb")
     build(source, tmp_path / "record", format="record")
-    ours, others = (sequences.open(tmp_path / name, decode=None) for name in ("lmdb", "record"))
+    ours, others = (sequences.stored(tmp_path / name) for name in ("lmdb", "record"))
     assert same_all(ours, others)
     assert ours.manifest.shard_records.tolist() == others.manifest.shard_records.tolist()
     assert ours.manifest.dataset_id != others.manifest.dataset_id
@@ -322,7 +322,7 @@ def test_a_writer_writes_it(tmp_path: Path) -> None:
             for values in SAMPLES:
                 writer.write(values)
     assert content(tmp_path / "one") == content(tmp_path / "two")
-    assert same_all(sequences.open(tmp_path / "one", decode=None), SAMPLES)
+    assert same_all(sequences.stored(tmp_path / "one"), SAMPLES)
     assert manifest.load(locate(tmp_path / "one")).format == "lmdb"
     with (
         pytest.raises(RuntimeError, match="of the stream"),
@@ -347,7 +347,7 @@ def packed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def keys(folder: Path) -> list[bytes]:
-    return [values[KEY] for values in sequences.open(folder, decode=None)]
+    return [values[KEY] for values in sequences.stored(folder)]
 
 
 def run(program: str, *arguments: Any) -> str:
@@ -374,7 +374,7 @@ def test_reading_neither_maps_nor_locks_nor_writes(packed: Path) -> None:
     program = """
 import sys
 import shardio
-data = shardio.open(sys.argv[1], decode=None)
+data = sequences.stored(sys.argv[1])
 assert [data[i] for i in range(len(data))] == list(data)
 assert ".lmdb" not in open("/proc/self/maps").read()
 assert "lmdb" not in sys.modules
@@ -400,7 +400,7 @@ except OSError as error:
     assert error.errno == 30, error
 else:
     raise AssertionError("it is writable")
-print(len(list(shardio.open(sys.argv[1], decode=None))))
+print(len(list(sequences.stored(sys.argv[1]))))
 """
     done = subprocess.run(
         [*mount, script, packed, tmp_path, sys.executable, "-c", program, tmp_path],
@@ -418,7 +418,7 @@ def test_workers_read_what_the_parent_has_open(packed: Path, method: str) -> Non
         packed, decode=len, batch_size=4, shuffle_buffer=10, fields=(KEY, "label")
     )
     alone = [list(batch[0]) for batch in dataset]
-    opened = sequences.open(packed, decode=None)
+    opened = sequences.stored(packed)
     wanted = list(opened)  # its shards are open now
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
     for epoch in range(2):
@@ -428,7 +428,7 @@ def test_workers_read_what_the_parent_has_open(packed: Path, method: str) -> Non
 
 
 def test_a_child_of_a_fork_may_close_what_its_parent_reads(packed: Path) -> None:
-    opened = sequences.open(packed, decode=None)
+    opened = sequences.stored(packed)
     wanted = list(opened)
     child = os.fork()
     if child == 0:
@@ -466,7 +466,7 @@ def test_killed_readers_leave_nothing(packed: Path) -> None:
         child = os.fork()
         if child == 0:
             try:
-                next(iter(sequences.open(packed, decode=None)))
+                next(iter(sequences.stored(packed)))
             finally:
                 os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(child, 0)
@@ -482,7 +482,7 @@ import os, sys
 import shardio
 from shardio.errors import DamageError
 folder = sys.argv[1]
-data = shardio.open(folder, decode=None)
+data = sequences.stored(folder)
 right = list(data)
 for size in (100_000, 8192, 4096, 1, 0):
     for name in os.listdir(folder):
@@ -496,7 +496,7 @@ for size in (100_000, 8192, 4096, 1, 0):
             found += 1
     assert found >= len(data) - 40 if size > 8192 else found == len(data), (size, found)
     try:
-        list(shardio.open(folder, decode=None))
+        list(sequences.stored(folder))
     except DamageError as error:
         assert ".lmdb" in str(error)
     else:
@@ -537,7 +537,7 @@ import sys
 import lmdb, shardio
 from shardio.errors import ShardioError
 folder, path, subdir = sys.argv[1], sys.argv[2], sys.argv[3] == "subdir"
-opened = shardio.open(folder, decode=None)
+opened = sequences.stored(folder)
 right = list(opened)
 errors = 0
 with lmdb.open(path, subdir=subdir, map_size=64 << 20) as env:  # with locks, in this very process
@@ -553,7 +553,7 @@ with lmdb.open(path, subdir=subdir, map_size=64 << 20) as env:  # with locks, in
         for data in opened, None:
             for i, values in enumerate(right):
                 try:
-                    data = data or shardio.open(folder, decode=None)
+                    data = data or sequences.stored(folder)
                     assert data[i] == values, (step, i)
                 except ShardioError as error:
                     assert path in str(error), error
@@ -600,7 +600,7 @@ def test_a_database_in_use_is_indexed_and_read(tmp_path: Path) -> None:
     os.link(path, tmp_path / "again" / "data.mdb")
     with lmdb.open(str(path.parent), max_readers=1) as env, env.begin() as transaction:
         assert index(tmp_path, jobs=1).records == 120
-        many = [sequences.open(tmp_path, decode=None) for _ in range(3)]
+        many = [sequences.stored(tmp_path) for _ in range(3)]
         first = [dict(values) for values in many[0]]
         del many[0]
         for opened in many:
@@ -833,7 +833,7 @@ def test_verify_open_turns_the_check_off(packed: Path, tmp_path: Path) -> None:
     assert len(list(sequences.open(folder, decode=None, verify_open=False))) == 37
     dataset = ShardDataset(folder, decode=None, verify_open=False)
     assert len(list(pickle.loads(pickle.dumps(dataset)))) == 37
-    for opened in (sequences.open(folder, decode=None), ShardDataset(folder, decode=None)):
+    for opened in (sequences.stored(folder), ShardDataset(folder, decode=None)):
         with pytest.raises(DamageError, match="a meta page at byte 0 differs"):
             list(opened)
 

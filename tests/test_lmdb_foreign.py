@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shardio
 from shardio import formats, indexing
+from shardio import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign import ForeignShard, Sweep
 from shardio.formats.lmdb_foreign import LmdbForeignLayout
@@ -104,7 +104,7 @@ def test_golden_files_are_datasets(name: str, tmp_path: Path, index: Any) -> Non
     assert made.records == len(EXPECTED[name])
     kind = "array" if "dtype" in next(iter(EXPECTED[name].values()))["image"] else "image"
     assert made.fields["image"] == kind
-    dataset = shardio.open(tmp_path, decode=None)
+    dataset = sequences.stored(tmp_path)
     for sample in [*dataset, *(dataset[i] for i in reversed(range(len(dataset))))]:
         for field, value in EXPECTED[name][sample[KEY].decode()].items():
             if value is not None:
@@ -200,7 +200,7 @@ def test_values_in_no_order_are_read_in_blocks_and_announced_whole(
 ) -> None:
     entries = disordered(tmp_path)
     index(tmp_path)
-    dataset = shardio.open(tmp_path, decode=None)
+    dataset = sequences.stored(tmp_path)
     shard: Any = dataset._reader.shard(0)
     reads: list[tuple[int, int]] = []
     announced: list[tuple[int, int]] = []
@@ -606,14 +606,12 @@ def test_damage_after_indexing_is_found(tmp_path: Path, name: str, index: Any) -
     path = tmp_path / "x.mdb"
     path.write_bytes(intact)
     index(tmp_path)
-    right = {
-        sample[KEY]: described(sample["image"]) for sample in shardio.open(tmp_path, decode=None)
-    }
+    right = {sample[KEY]: described(sample["image"]) for sample in sequences.stored(tmp_path)}
     found = 0
     for data in damaged(intact, 100):
         path.write_bytes(data)
         reported = False
-        dataset = shardio.open(tmp_path, decode=None)
+        dataset = sequences.stored(tmp_path)
         for record in range(len(right)):
             try:
                 sample = dataset[record]

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import formats, indexing
+from shardio import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats import foreign, mds
 from shardio.formats.base import Opening, ShardInfo
@@ -229,7 +230,7 @@ def test_a_folder_is_indexed_and_opened(tmp_path: Path, folder: str) -> None:
     expected = EXPECTED.get(folder) or EXPECTED["split/train"] + EXPECTED["split/val"]
     assert (done.format, done.records) == ("mds", len(expected))
     assert done.fields == {KEY: "key", "image": "image", "label": "int", "text": "str"}
-    data = shardio.open(tmp_path, root=GOLDEN / folder, decode=None)
+    data = sequences.stored(tmp_path, root=GOLDEN / folder)
     for number, wanted in enumerate(expected):
         assert all(matches(data[number][name], wanted[name]) for name in wanted)
 

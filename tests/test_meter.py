@@ -457,7 +457,7 @@ def test_wrong_options_are_told_at_once() -> None:
 def test_stages_are_a_batchs_mean_and_slow_records_are_named_once(clock: Clock) -> None:
     slow = [(0.1, 7), (0.9, 3), (0.2, 7), (0.05, 1), (0.3, 3), (0.0, -1)]
     made = [
-        Made(rows=4, decode_s=s, slowest_s=s, slowest_record=r, slowest_key=b"k%d" % r)
+        Made(rows=4, decode_s=s, slowest_s=s, slowest_record=r, slowest_key=f"k{r}")
         if r >= 0
         else Made()
         for s, r in slow
@@ -628,7 +628,7 @@ def rare(late: float = 2.0) -> list[float]:
     return waits
 
 
-def slow_records(*slow: tuple[float, int, bytes]) -> Making:
+def slow_records(*slow: tuple[float, int, str]) -> Making:
     made = Making()
     made.add(
         [Made(8, decode_s=0.1, slowest_s=s, slowest_record=r, slowest_key=k) for s, r, k in slow]
@@ -637,7 +637,7 @@ def slow_records(*slow: tuple[float, int, bytes]) -> Making:
 
 
 def test_mean_high_and_median_low_names_the_slowest_records() -> None:
-    known = slow_records((1.9, 17, b"cat/huge.png"), (0.01, 3, b"dog/1.jpg"), (1.2, 4, b"a\x1b[2J"))
+    known = slow_records((1.9, 17, "cat/huge.png"), (0.01, 3, "dog/1.jpg"), (1.2, 4, "a\x1b[2J"))
     text = judge(rare(), [0.05] * 100, known, SHARD).text
     assert "Most batches are there in time, a few are late" in text
     assert "prefetch_factor=22 (now 2) hides them" in text  # 2 s of steps of 50 ms, by 2 workers
@@ -645,7 +645,7 @@ def test_mean_high_and_median_low_names_the_slowest_records() -> None:
 
 
 def test_late_batches_without_a_slow_record_are_not_put_down_to_one() -> None:
-    text = judge(rare(), [0.05] * 100, slow_records((0.01, 3, b"dog/1.jpg")), SHARD).text
+    text = judge(rare(), [0.05] * 100, slow_records((0.01, 3, "dog/1.jpg")), SHARD).text
     assert "no record was slow (at most 10 ms)" in text and "dog/1.jpg" not in text
 
 
@@ -854,7 +854,7 @@ def test_a_shardloader_tells_its_stages_and_its_slow_record(packed: Callable[...
         assert sum(len(labels) for _, labels in watched) == 60
     report = watched.report()
     assert report is not None and report.measured == 14
-    assert report.slowest[0].slowest_key == b"k/%06d.jpg" % slow
+    assert report.slowest[0].slowest_key == f"k/{slow:06d}.jpg"
     assert report.slowest[0].slowest_record == slow
     assert max(report.stages, key=lambda stage: report.stages[stage]) == "transform"
     assert watched.verdict  # of what the wait was, the machine decides

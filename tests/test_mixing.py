@@ -42,7 +42,7 @@ Row = tuple[bytes, ...]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets whose keys say which one they are of: b"2/000007" is record 7 of dataset 2."""
+    """Datasets whose keys say which one they are of: "2/000007" is record 7 of dataset 2."""
     home = tmp_path_factory.mktemp("mixed")
 
     def sample(d: int) -> Callable[[int], dict[str, Any]]:
@@ -67,14 +67,14 @@ def mixed(
     )
 
 
-def batches(loader: Any) -> list[list[bytes]]:
+def batches(loader: Any) -> list[list[str]]:
     """All batches of one pass; of a dataset: over its epoch, or the rest that was loaded."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(loader.epoch)
     return [list(keys) for (keys,) in loader]
 
 
-def loaded(mixture: Mixture, workers: int = 0, **options: Any) -> list[list[bytes]]:
+def loaded(mixture: Mixture, workers: int = 0, **options: Any) -> list[list[str]]:
     return batches(drain(DataLoader(mixture, batch_size=None, num_workers=workers, **options)))
 
 
@@ -82,14 +82,14 @@ def flat(lists: Sequence[Sequence[Any]]) -> list[Any]:
     return [one for items in lists for one in items]
 
 
-def owner(key: bytes) -> int:
+def owner(key: str) -> int:
     return int(key[:1])
 
 
 # --- the oracle ---------------------------------------------------------------------------------
 
 
-def rows_of(mixture: Mixture, epoch: int) -> list[bytes]:
+def rows_of(mixture: Mixture, epoch: int) -> list[str]:
     """The rows of an epoch, by the words of ShardDataset.mix and the arithmetic of order."""
     pattern, found = mixture._pattern, []
     passes: dict[tuple[int, int], list[int]] = {}
@@ -103,7 +103,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[bytes]:
             options, seed = mixture.options.parts[d], order.key(order.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
-        found.append(b"%d/%06d" % (int(dataset._reader.storage.url[-1]), record))
+        found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
         taken[d] += 1
     return found
 
@@ -243,7 +243,7 @@ def test_wrong_weights_are_told(folders: list[Path], weights: Any) -> None:
 
 def consumer(
     mixture: Mixture, epoch: int, workers: int, start: int = 0
-) -> list[tuple[list[bytes], int]]:
+) -> list[tuple[list[str], int]]:
     """(keys, valid) of each batch of this rank, as so many workers make them together."""
     each: list[Iterator[Any]] = []
     for worker in range(workers):
@@ -339,7 +339,7 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
         seed=case["seed"],
         **case["options"],
     )
-    of: list[list[bytes]] = [[] for _ in case["which"]]
+    of: list[list[str]] = [[] for _ in case["which"]]
     for epoch in range(epochs):
         rows = flat([keys for keys, _ in consumer(mixture, epoch, 1)])
         assert len(rows) == mixture.length == mixture.records
@@ -350,7 +350,7 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
     for d, keys in enumerate(of):
         which = case["which"][d]
         assert len(keys) == epochs * mixture._pattern.count(d, mixture.length)
-        everything = [b"%d/%06d" % (which, i) for i in range(TOTALS[which])]
+        everything = [f"{which}/{i:06d}" for i in range(TOTALS[which])]
         for one in range(0, len(keys), len(everything)):
             part = keys[one : one + len(everything)]
             if len(part) == len(everything):
@@ -360,7 +360,7 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
 
 def test_passes_are_shuffled_anew_and_datasets_apart(folders: list[Path]) -> None:
     mixture = mixed([folders[0], folders[0]], [1, 1])
-    seen: list[list[bytes]] = [[], []]
+    seen: list[list[str]] = [[], []]
     for epoch in range(2):
         for n, key in enumerate(rows_of(mixture, epoch)):
             seen[n % 2].append(key)

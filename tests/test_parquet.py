@@ -24,6 +24,7 @@ from trees import shardio_json
 
 import shardio
 from shardio import formats, indexing, manifest
+from shardio import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.explaining import explain
 from shardio.fetch import Reader
@@ -108,7 +109,7 @@ def test_golden_files_are_read_as_they_were_written(name: str, tmp_path: Path) -
     made = index(tmp_path)
     expected = EXPECTED[name]
     assert made.records == len(expected)
-    for samples in [*ways(shard_of(tmp_path)), list(shardio.open(tmp_path, decode=None))]:
+    for samples in [*ways(shard_of(tmp_path)), list(sequences.stored(tmp_path))]:
         for sample, right in zip(samples, expected, strict=True):
             for field, value in right.items():
                 if field == KEY:
@@ -132,7 +133,7 @@ def test_the_fields_of_a_hugging_face_data_set(tmp_path: Path) -> None:
         "objects": "json",
     }
     dataset = shardio.open(tmp_path)
-    assert dataset[3][KEY] == b"train-00000-of-00001/00000003"
+    assert dataset[3][KEY] == "train-00000-of-00001/00000003"
     assert dataset[3]["image"].size == (8, 9)
 
 
@@ -621,7 +622,7 @@ def test_class_names_of_a_golden_file_are_those_of_the_dataset(tmp_path: Path) -
     name = "train-00000-of-00001.parquet"
     (tmp_path / name).write_bytes((GOLDEN / name).read_bytes())
     assert index(tmp_path).classes == 2
-    data = shardio.open(tmp_path, decode=None)
+    data = sequences.stored(tmp_path)
     assert data.classes == ["cat", "dog"]
     cats = shardio.ShardDataset(tmp_path, where={"label": "cat"})
     assert cats.records == sum(sample["label"] == 0 for sample in data)

@@ -14,8 +14,8 @@ from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shardio
 from shardio import formats, indexing
+from shardio import sequence as sequences
 from shardio.errors import DamageError, SourceError
 from shardio.formats import foreign
 from shardio.formats.base import Opening, ShardInfo
@@ -137,7 +137,7 @@ def test_a_folder_is_indexed_and_opened(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).write_bytes((GOLDEN / name).read_bytes())
     found = indexing.index(tmp_path, jobs=1)
     assert found.fields == {KEY: "key", "image": "image", "label": "int", "id": "int"}
-    dataset = shardio.open(tmp_path, decode=None)
+    dataset = sequences.stored(tmp_path)
     assert [one["label"] for one in dataset] == [0, 0, 1]
     assert [one[KEY] for one in dataset] == [b"im2rec/0", b"im2rec/1", b"im2rec/2"]
 

@@ -18,7 +18,7 @@ from shardio import EpochError, OptionError, RandomResizedCrop, ShardDataset, St
 from shardio.fetch import Fetch
 
 Packed = Callable[..., Path]
-Batches = list[list[bytes]]
+Batches = list[list[str]]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata calls it

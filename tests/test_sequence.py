@@ -20,7 +20,16 @@ from datasets import CLASSES, flip, jpeg, payload, shard_files
 from PIL import Image
 
 import shardio
-from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError, manifest
+from shardio import (
+    CenterCrop,
+    DamageError,
+    DecodeError,
+    NotPackedError,
+    OptionError,
+    engine,
+    manifest,
+    sequence,
+)
 from shardio.image import decode as decode_image
 
 Packed = Callable[..., Path]
@@ -30,7 +39,7 @@ N = sum(COUNTS)
 
 def expected(number: int) -> dict[str, Any]:
     return {
-        "__key__": b"k/%06d.jpg" % number,
+        "__key__": f"k/{number:06d}.jpg",
         "image": payload(number),
         "label": number % 3,
     }
@@ -106,7 +115,7 @@ def test_an_empty_dataset(packed: Packed) -> None:
 
 
 def test_keys_are_found(raw: Any) -> None:
-    assert raw.keys() == [b"k/%06d.jpg" % i for i in range(N)]
+    assert raw.keys() == [f"k/{i:06d}.jpg" for i in range(N)]
     assert raw.find(b"k/000013.jpg") == raw.find("k/000013.jpg") == 13
     with pytest.raises(KeyError, match="no record has the key k/nowhere"):
         raw.find("k/nowhere")
@@ -116,7 +125,7 @@ def test_in_looks_for_a_key_and_reads_no_images(raw: Any, monkeypatch: pytest.Mo
     key = raw.keys()[5]
     monkeypatch.setattr(type(raw), "__iter__", None)
     monkeypatch.setattr(type(raw), "__getitem__", None)
-    assert key in raw and key.decode() in raw
+    assert key in raw and key.encode() in raw
     assert b"no/such.jpg" not in raw
 
 
@@ -211,7 +220,7 @@ def test_images_are_decoded_unless_told_otherwise(packed: Packed) -> None:
 def test_fields_choose_and_order(packed: Packed) -> None:
     folder = packed([3, 2], image=jpeg)
     assert shardio.open(folder, fields=("label",))[4] == (1,)
-    assert shardio.open(folder, fields=("label", "__key__"), decode=None)[4] == (1, b"k/000004.jpg")
+    assert shardio.open(folder, fields=("label", "__key__"), decode=None)[4] == (1, "k/000004.jpg")
     label, image = shardio.open(folder, fields=["label", "image"])[4]
     assert label == 1 and isinstance(image, Image.Image)
     with pytest.raises(OptionError, match=r"'mask'; there are __key__, image, label$"):
@@ -411,3 +420,64 @@ def test_every_public_name_is_there_and_no_module_hides_one() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+ODD = (b"caf\xc3\xa9/\xff\xfe.jpg", "猫/é.jpg".encode(), b"plain", b"\x80")
+
+
+@pytest.mark.parametrize("core", [True, False])
+@pytest.mark.parametrize("size", [60, 40_000])  # read in blocks, and each by itself
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_keys_are_str_wherever_users_meet_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, size: int, core: bool
+) -> None:
+    if not core:
+        monkeypatch.setattr(engine, "core", None)
+    folder = tmp_path / "a"
+    texts = [key.decode("utf-8", "surrogateescape") for key in ODD]
+    with shardio.Writer(folder, id="x", format=format) as writer:
+        for number, key in enumerate(ODD):  # the same key as bytes and as str
+            given = key if number % 2 else texts[number]
+            writer.write({"__key__": given, "data": bytes([number]) * size, "label": number})
+    data = shardio.open(folder, decode=None)
+    assert [one["__key__"] for one in data] == texts
+    assert [data[i]["__key__"] for i in range(len(ODD))] == texts
+    assert data.keys() == texts and data[1:3].keys() == texts[1:3]
+    assert data.stored_keys() == list(ODD)
+    assert data.columns("__key__").tolist() == texts
+    assert data[::-2].columns("__key__").tolist() == texts[::-2]
+    assert [data.find(key) for key in ODD] == [data.find(key) for key in texts] == [0, 1, 2, 3]
+    assert texts[0] in data and ODD[0] in data and "caf\udcc3" not in data
+    with pytest.raises(KeyError):
+        data.find("\ud800")
+    pairs = [(key, number) for number, key in enumerate(texts)]
+    assert list(shardio.open(folder, fields=("__key__", "label"), decode=None)) == pairs
+    for options in ({}, {"batch_size": 2}, {"fields": ("__key__",)}):
+        stream = shardio.ShardDataset(folder, decode=None, shuffle_buffer=0, **options)
+        found = [one["__key__"] if isinstance(one, dict) else one[0] for one in stream]
+        flat = [key for keys in found for key in keys] if "batch_size" in options else found
+        assert sorted(flat) == sorted(texts)
+    for wanted in (texts[0], ODD[0], [texts[0], ODD[2]], lambda keys: keys == texts[0]):
+        chosen = shardio.ShardDataset(folder, decode=None, where={"__key__": wanted})
+        several = isinstance(wanted, list)
+        assert sorted(one["label"] for one in chosen) == ([0, 2] if several else [0])
+    assert [one["__key__"] for one in sequence.stored(folder)] == list(ODD)
+    assert shardio.pack(folder, tmp_path / "b", where={"__key__": texts[3]}, jobs=1)[0].records
+    assert shardio.open(tmp_path / "b", decode=None).keys() == [texts[3]]
+
+
+def test_keys_of_damaged_and_rejected_records_are_str(tmp_path: Path) -> None:
+    folder = tmp_path / "src"
+    os.makedirs(os.fsencode(folder) + b"/a")
+    for name, content in ((b"\xff.jpg", b"no image"), (b"\xc3\xa9.jpg", jpeg(0))):
+        with open(os.path.join(os.fsencode(folder), b"a", name), "wb") as file:
+            file.write(content)
+    [done] = shardio.pack(folder, tmp_path / "out", jobs=1, on_error="skip")
+    assert [key for key, _ in done.rejected] == ["a/\udcff.jpg"]
+    [again] = shardio.pack(folder, tmp_path / "out", jobs=1, on_error="skip")
+    assert again.rejected == done.rejected
+    [shard] = (tmp_path / "out").glob("*.shard")
+    data = bytearray(shard.read_bytes())
+    data[data.index(jpeg(0)) + 30] ^= 1
+    shard.write_bytes(data)
+    assert [one.key for one in shardio.verify(tmp_path / "out", jobs=1).damages] == ["a/é.jpg"]

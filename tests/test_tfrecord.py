@@ -20,8 +20,8 @@ from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shardio
 from shardio import formats, indexing
+from shardio import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats import foreign
 from shardio.formats.base import Opening, ShardInfo
@@ -269,8 +269,6 @@ TestTFRecordConformance.SAMPLES = TestTFRecordConformance.samples([100] * 40)
 def test_a_folder_is_indexed_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import re
 
-    import shardio
-
     monkeypatch.setitem(formats.FOREIGN, "tfrecord", LAYOUT)
     monkeypatch.setitem(formats.FOREIGN_FILES, "tfrecord", re.compile(r"\.tfrecord"))
     monkeypatch.setitem(
@@ -291,7 +289,7 @@ def test_a_folder_is_indexed_and_opened(tmp_path: Path, monkeypatch: pytest.Monk
     found = indexing.index(tmp_path, jobs=1)
     assert found.fields == {KEY: "key", "image": "image", "label": "int", "boxes": "array"}
     assert found.sources == {"image": "image/encoded", "label": "image/class/label"}
-    dataset = shardio.open(tmp_path, decode=None)
+    dataset = sequences.stored(tmp_path)
     assert [one["label"] for one in dataset] == [0, 1, 2, 1000, 1001, 1002]
     assert [one["image"][3:] for one in dataset] == [
         bytes([p, i]) for p in (0, 1) for i in range(3)
@@ -595,7 +593,7 @@ def test_a_feature_called_as_keys_are_is_the_key(tmp_path: Path) -> None:
 
     for feature, key in ((texts(b"abc"), b"abc"), (ints(5), b"5")):
         keyed(feature)
-        assert shardio.open(tmp_path, decode=None).keys() == [key]
+        assert sequences.stored(tmp_path).stored_keys() == [key]
     for feature in (texts(b"a", b"b"), ints(1, 2)):
         with pytest.raises(DamageError, match=f"its {KEY} is"):
             keyed(feature)

@@ -28,6 +28,7 @@ typedef struct {
 
 /* What a value of a head is; as letters, since Python names the kinds of fields by them. */
 enum { CORE_BYTES = 'k', CORE_INT = 'i', CORE_FLOAT = 'f', CORE_BOOL = 'b', CORE_STR = 's' };
+enum { CORE_KEY = 't' }; /* of kinds: CORE_BYTES that become a str, each byte that is no UTF-8 a surrogate */
 enum { CORE_NONE = 'n', CORE_BLOB = 'B' };
 
 typedef struct {

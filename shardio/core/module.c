@@ -116,6 +116,12 @@ static PyObject *object(const core_value *value)
     }
 }
 
+static PyObject *key_text(const core_value *value)
+{
+    return PyUnicode_DecodeUTF8((const char *)value->text, (Py_ssize_t)value->number,
+                                "surrogateescape");
+}
+
 PyDoc_STRVAR(samples_doc,
              "samples(block: bytes-like, ends: int64 array, seed: int, names: tuple, kinds: bytes, /)\n"
              "    -> list of dicts\n\n"
@@ -158,7 +164,7 @@ static PyObject *samples(PyObject *Py_UNUSED(self), PyObject *args)
             break;
         PyObject *sample = PyDict_New();
         for (Py_ssize_t f = 0; sample && f < fields; f++) {
-            PyObject *one = object(values + f);
+            PyObject *one = kinds[f] == CORE_KEY ? key_text(values + f) : object(values + f);
             if (!one || PyDict_SetItem(sample, PyTuple_GET_ITEM(names, f), one) < 0)
                 Py_CLEAR(sample);
             Py_XDECREF(one);

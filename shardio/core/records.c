@@ -234,7 +234,7 @@ int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fi
     for (size_t i = 0; i < fields; i++) {
         core_value *found = values + i;
         size_t taken = value(at, (size_t)(blobs - at), found);
-        char kind = kinds[i] == CORE_BLOB ? CORE_INT : kinds[i];
+        char kind = kinds[i] == CORE_BLOB ? CORE_INT : kinds[i] == CORE_KEY ? CORE_BYTES : kinds[i];
         if (!taken || (found->kind != kind && (found->kind != CORE_NONE || i == 0)))
             return 0;
         at += taken;

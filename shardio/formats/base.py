@@ -59,8 +59,8 @@ class Shard(Protocol):
     def read(self, record: int) -> Sample:
         """One record. Raises DamageError when it differs from what was packed."""
 
-    def scan(self, start: int, stop: int) -> Iterator[Sample]:
-        """Records [start, stop) in storage order, with large reads."""
+    def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
+        """Records [start, stop) in storage order, with large reads. text: with keys as str."""
 
     def hold(self, start: int, stop: int) -> list[bytes]:
         """Records [start, stop) as bytes, unchecked, to be decoded later."""

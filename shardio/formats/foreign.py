@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import DamageError, ShardioError, StorageError, VersionError, printable
-from ..sample import KEY, MAX_KEY, Sample, pack, unpack
+from ..sample import KEY, MAX_KEY, Sample, pack, unpack, with_text_keys
 from ..storage.base import File, Storage
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
 from .columns import SCALARS, checksum, key_hash, pack_column, take_columns
@@ -536,7 +536,11 @@ class ForeignShard:
     def read(self, record: int) -> Sample:
         return self.decode(record, self._bytes(record))
 
-    def scan(self, start: int, stop: int) -> Iterator[Sample]:
+    def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
+        samples = self._scan(start, stop)
+        return with_text_keys(samples) if text else samples
+
+    def _scan(self, start: int, stop: int) -> Iterator[Sample]:
         sums, values, sample = self._index.checksums, self._layout.values, self._sample
         file, name = self._file, self._info.name
         record = start

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..errors import DamageError, VersionError
-from ..sample import MAX_BODY, Buffer, Sample, Schema
+from ..sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 from ..storage.base import File
 from .base import Column, Opening, ShardInfo
 from .columns import checksum
@@ -323,7 +323,11 @@ class LmdbShard(RecordShard):
         bounds = zip(begins.tolist(), ends.tolist(), strict=True)
         return self._file.read(base, end - base), bounds
 
-    def _runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
+    def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
+        runs = self._own_runs(start, stop)
+        return map(with_text_keys, runs) if text else runs
+
+    def _own_runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
         offsets = self._offsets
         if offsets[stop] - offsets[start] >= (stop - start) * APART:
             yield from super()._runs(start, stop)

@@ -430,7 +430,7 @@ class ParquetShard(ForeignShard):
         except ValueError as error:
             raise DamageError(f"{self._where(record)}: {error}") from None
 
-    def scan(self, start: int, stop: int) -> Iterator[Sample]:
+    def _scan(self, start: int, stop: int) -> Iterator[Sample]:
         starts = self._file.starts
         while start < stop:
             number = self._file.group_of(start)

@@ -42,6 +42,7 @@ from ..sample import (
     unpack,
     unpack_head,
     unpack_key,
+    with_text_keys,
 )
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
@@ -69,6 +70,7 @@ _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 _BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
 # Kinds of fields whose values the core makes; it knows them by these letters.
+_TEXT_KEY = b"t"  # in place of "k": a str
 _LETTERS = dict(key="k", int="i", float="f", bool="b", str="s", image="B", bytes="B")
 
 
@@ -385,42 +387,47 @@ class RecordShard:
             found.append(data[16 + head :])
         return found
 
-    def scan(self, start: int, stop: int) -> Iterator[Sample]:
+    def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns
-        return chain.from_iterable(self._runs(start, stop))
+        if text and (engine.records() is None or not self._letters):
+            return with_text_keys(chain.from_iterable(self._runs(start, stop)))
+        return chain.from_iterable(self._runs(start, stop, text))
 
-    def _runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
+    def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
         """Records [start, stop), as many at a time as one read fetches."""
         offsets = self._offsets
         if (offsets[stop] - offsets[start]) >= (stop - start) * _APART:
             begins = offsets[start:stop]
             ends = begins + self.sizes[start:stop]
-            yield map(self._read_apart, range(start, stop), begins.tolist(), ends.tolist())
+            apart = map(self._read_apart, range(start, stop), begins.tolist(), ends.tolist())
+            yield with_text_keys(apart) if text else apart
             return
         while start < stop:
             upto = int(np.searchsorted(offsets, offsets[start] + _BLOCK, "right")) - 1
             upto = min(max(upto, start + 1), stop)
             if self.sizes[start] > _BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
-                yield (self.read(start),)
+                yield with_text_keys((self.read(start),)) if text else (self.read(start),)
             else:
-                yield from self._decoded(start, upto)
+                yield from self._decoded(start, upto, text)
             start = upto
 
-    def _decoded(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
+    def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
         """Adjacent records [start, stop), of one read."""
         block, seed = self._block(start, stop), self._seed + start
         ends = self.sizes[start:stop].cumsum()
         core = engine.records()
         if core is not None and self._letters:
-            made = core.samples(block, ends, seed, self.schema.names, self._letters)
+            letters = _TEXT_KEY + self._letters[1:] if text else self._letters
+            made = core.samples(block, ends, seed, self.schema.names, letters)
             yield made
             if len(made) == len(ends):
                 return
             begin = int(ends[len(made) - 1]) if made else 0  # the next one is for Python
             block, ends, seed = block[begin:], ends[len(made) :] - begin, seed + len(made)
-        yield self.schema.decode_run(
+        rest = self.schema.decode_run(
             block, ends.tolist(), seed, _FRAME.unpack_from, _checksum, self._wrong
         )
+        yield with_text_keys(rest) if text else rest
 
     def _block(self, start: int, stop: int) -> bytes:
         """The bytes of records [start, stop), joined."""

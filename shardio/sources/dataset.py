@@ -56,7 +56,7 @@ def names(wanted: Wanted) -> list[str]:
 def find(wanted: Wanted) -> dict[str, Listing]:
     """The datasets in a packed or indexed directory, by split."""
     return {
-        name: listing_of(sequence.open(folder, decode=None, root=wanted.root), wanted)
+        name: listing_of(sequence.stored(folder, root=wanted.root), wanted)
         for name, folder in manifest.datasets(os.fsdecode(wanted.path)).items()
     }
 
@@ -76,7 +76,8 @@ def find_foreign(wanted: Wanted) -> dict[str, Listing]:
         progress=wanted.progress,
     )
     decoder = Decoder(made.schema, fields=None, decode=None, transform=None)
-    records = ShardSequence(Reader(index, made, root=data), decoder, range(made.records))
+    rows = range(made.records)
+    records = ShardSequence(Reader(index, made, root=data), decoder, rows, text=False)
     listing = listing_of(records, replace(wanted, fields={}))
     renamed = made.options["fields"]
     more = {"fields": renamed} if renamed else {}
@@ -117,6 +118,8 @@ def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
         return listing
 
     def column(name: str) -> Any:
+        if name == KEY:
+            return records.columns(KEY)
         if name not in theirs:
             raise OptionError(
                 f"where: no field is called {printable(name)!r}; {there_are(theirs, name)}"
