@@ -392,6 +392,10 @@ class Stream(IterableDataset[Any]):
             return self._ticket
         found = loading(iterator, self)
         begins = found.direct and not _batches_of_batches(self, found)
+        try:
+            self.ranks()
+        except OptionError:  # the worker will say so
+            begins = False
         return ticket(iterator, found, self.epochs, fixed=self.evaluates, begins=begins)
 
     def ranks(self) -> tuple[int, int]:
@@ -492,6 +496,7 @@ class Iteration:
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
+        self._is_new = True  # nothing was asked of it
         try:
             self._pass()
         except Exception as error:
@@ -502,6 +507,7 @@ class Iteration:
     def _pass(self) -> None:
         """Begin a pass: find out which epoch it reads."""
         stream, epochs = self._stream, self._epochs
+        stream.ranks()  # raises what makes it no pass at all
         decision, found = self._decided()
         self.number, self.moves = decision.number, decision.moves
         if epochs.order != stream._print():
@@ -582,6 +588,9 @@ class Iteration:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error  # and not StopIteration: the epoch did not end here
+        if self._is_new and self._here and self._epochs.moves != self.moves:
+            self._pass()  # Lightning makes the iterator first, and sets its epoch then
+        self._is_new = False
         if self._warning is not None:
             self._warn(*self._warning)
         try:

@@ -122,7 +122,7 @@ def test_an_empty_split_is_an_error_that_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("top", ["", "train/"])
 def test_loose_files_beside_class_folders_are_listed(tmp_path: Path, top: str) -> None:
     plant(tmp_path, {f"{top}a/x.jpg": JPEG, f"{top}one.jpg": JPEG, f"{top}two.txt": b"?"})
-    with pytest.raises(SourceError, match=r"2 files lie beside") as caught:
+    with pytest.raises(SourceError, match=r"2 files beside class folders") as caught:
         sources.image_folder(os.fsencode(tmp_path))
     assert "one.jpg" in str(caught.value)
     assert "two.txt" in str(caught.value)
