@@ -308,6 +308,8 @@ class ShardDataset(Described, Stream):
         work.read = work.decoded = perf_counter()
         if decoder.plain:
             return sample
+        if decoder.pick is not None:
+            return decoder.pick(sample)
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work, hands_out)
 
