@@ -402,6 +402,8 @@ class ShardDataset(Described, Stream):
             work.note(number, work.read, work.key)
         if decoder.plain:
             return give_text_key(sample)
+        if decoder.pick is not None:
+            return decoder.pick(sample)
         draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work, hands_out)
 
