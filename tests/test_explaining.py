@@ -546,7 +546,9 @@ def test_explain_and_tune_agree_on_a_pack_in_class_order(
     counts, names = [1250] * 16, [str(i) for i in range(10)]
     made = imagined(counts, classes=names, options={"shuffle": False})
     labels = np.arange(20_000) // 2000
-    found = tuning.tune(counts, labels, batch_size=256, mean_bytes=1000, canonical_workers=spans)
+    found = tuning.tune(
+        counts, labels, batch_size=256, mean_bytes=1000, canonical_workers=spans, units=True
+    )
     for row in found.rows:
         buffer = "all" if row.shuffle_buffer is None else row.shuffle_buffer
         given = {"shuffle_buffer": buffer, "unit": row.unit, "canonical_workers": spans}
@@ -649,6 +651,17 @@ no warnings"""
 def test_it_reads_well():
     e = told(TINY, {"num_workers": 8, "world_size": 2}, batch_size=256)
     assert str(e) == TEXT
+
+
+def test_the_default_of_a_small_dataset_is_read_whole_wherever_it_lies():
+    """Nobody is warned of it on a network file system, nor of classes that it mixes."""
+    options = Given(batch_size=256).resolve(TINY.mean_bytes, records=TINY.records)
+    for network, how in ((False, "announced"), (True, "read")):
+        e = explain(TINY, options, num_workers=8, is_network=network, available_bytes=GiB)
+        text = " ".join(str(e).split())
+        assert e.all_first and e.shuffles_all and not codes(e)
+        assert "a true permutation: all are read ahead, in storage order" in text
+        assert f"in the page cache, all {how} before the first batch" in text
 
 
 def test_warnings_are_numbered_each_with_its_change():
