@@ -325,7 +325,7 @@ def test_annotations_that_no_record_holds_leave_out_their_image(tmp_path: Path) 
     done = pack_one(write(tmp_path, whole, "x.json"), tmp_path / "out", on_error="skip")
     assert done.records == 2
     [(key, why)] = done.rejected
-    assert key == b"over.jpg" and "1,048,577 bytes" in why and "1,048,576" in why
+    assert key == "over.jpg" and "1,048,577 bytes" in why and "1,048,576" in why
 
 
 # --- the same bytes, resumed, or another plan -----------------------------------------------------

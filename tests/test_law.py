@@ -167,7 +167,7 @@ def test_real_loaders_obey_the_law(packed: Packed, part: int) -> None:
         epoch = int(random.integers(4))
         single.set_epoch(epoch)
         expected = batches(single)
-        assert sorted(flat(expected)) == [b"k/%06d.jpg" % i for i in range(sum(counts))]
+        assert sorted(flat(expected)) == [f"k/{i:06d}.jpg" for i in range(sum(counts))]
         cut = int(random.integers(len(expected) + 1))
         for ranks in (1, 2, 4):
             for workers in (0, int(random.integers(1, 4))):

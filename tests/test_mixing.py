@@ -42,7 +42,7 @@ Row = tuple[bytes, ...]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets whose keys say which one they are of: b"2/000007" is record 7 of dataset 2."""
+    """Datasets whose keys say which one they are of: "2/000007" is record 7 of dataset 2."""
     home = tmp_path_factory.mktemp("mixed")
 
     def sample(d: int) -> Callable[[int], dict[str, Any]]:
@@ -100,7 +100,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
             options, seed = mixture.options.parts[d], order.key(order.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
-        found.append(b"%d/%06d" % (int(dataset._reader.storage.url[-1]), record))
+        found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
         taken[d] += 1
     return found
 
@@ -347,7 +347,7 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
     for d, keys in enumerate(of):
         which = case["which"][d]
         assert len(keys) == epochs * mixture._pattern.count(d, mixture.length)
-        everything = [b"%d/%06d" % (which, i) for i in range(TOTALS[which])]
+        everything = [f"{which}/{i:06d}" for i in range(TOTALS[which])]
         for one in range(0, len(keys), len(everything)):
             part = keys[one : one + len(everything)]
             if len(part) == len(everything):

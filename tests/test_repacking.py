@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def samples(folder: Path, **options: Any) -> dict[bytes, dict[str, Any]]:
-    return {s["__key__"]: s for s in shardio.open(folder, decode=None, **options)}
+    return {s["__key__"]: s for s in sequences.stored(folder, **options)}
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -299,7 +299,7 @@ def test_the_index_of_a_folder_of_images_is_packed_with_its_root(tmp_path: Path)
     shardio.index(tmp_path / "photos", out=tmp_path / "idx")
     pack(tmp_path / "idx", tmp_path / "out", jobs=1, root=tmp_path / "photos")
     data = shardio.open(tmp_path / "out")
-    assert sorted(data.keys()) == [b"cat/1.jpg", b"dog/2.jpg"]
+    assert sorted(data.keys()) == ["cat/1.jpg", "dog/2.jpg"]
     assert list(data.classes or ()) == ["cat", "dog"]
 
 
@@ -337,7 +337,7 @@ def test_a_first_class_folder_that_cannot_be_listed_is_left_out_when_asked_for(
     [done] = pack(source, tmp_path / "out", jobs=1, on_error="skip")
     assert (done.records, done.rejected) == (
         16,
-        [(b"class0/", "cannot be listed: Permission denied")],
+        [("class0/", "cannot be listed: Permission denied")],
     )
 
 

@@ -593,7 +593,7 @@ def test_a_feature_called_as_keys_are_is_the_key(tmp_path: Path) -> None:
 
     for feature, key in ((texts(b"abc"), b"abc"), (ints(5), b"5")):
         keyed(feature)
-        assert sequences.stored(tmp_path).keys() == [key]
+        assert sequences.stored(tmp_path).stored_keys() == [key]
     for feature in (texts(b"a", b"b"), ints(1, 2)):
         with pytest.raises(DamageError, match=f"its {KEY} is"):
             keyed(feature)

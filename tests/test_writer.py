@@ -44,7 +44,7 @@ def write(out: Path, count: int = 10, **options: Any) -> Writer:
 def test_samples_come_back_in_the_order_they_were_written(tmp_path: Path) -> None:
     write(tmp_path)
     opened = sequences.open(tmp_path)
-    assert [s["__key__"] for s in opened] == [b"k%03d" % i for i in range(10)]
+    assert [s["__key__"] for s in opened] == [f"k{i:03d}" for i in range(10)]
     assert [s["caption"] for s in opened] == [f"no. {i}" for i in range(10)]
     assert all(np.array_equal(s["x"], np.arange(i)) for i, s in enumerate(opened))
     assert manifest.load(opened._reader.storage).shard_records.tolist() == [4, 4, 2]
@@ -55,7 +55,7 @@ def test_a_sample_without_a_key_is_named_by_its_number(tmp_path: Path) -> None:
     with Writer(tmp_path, fields={"n": "int"}) as writer:
         for i in range(3):
             writer.write({"n": i})
-    assert sequences.open(tmp_path).keys() == [b"000000000", b"000000001", b"000000002"]
+    assert sequences.open(tmp_path).keys() == ["000000000", "000000001", "000000002"]
 
 
 def test_images_need_not_exist(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_sample_that_does_not_fit_is_refused_and_the_writer_goes_on(tmp_path: 
                 writer.write(wrong)
         writer.write({"n": 2})
     assert [s["n"] for s in sequences.open(tmp_path)] == [1, 2]
-    assert sequences.open(tmp_path).keys() == [b"000000000", b"000000001"]
+    assert sequences.open(tmp_path).keys() == ["000000000", "000000001"]
 
 
 def test_only_samples_that_do_not_fit_make_an_empty_dataset(tmp_path: Path) -> None:
