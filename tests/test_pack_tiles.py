@@ -194,9 +194,9 @@ def test_crops_of_tiles_are_those_of_the_files(source: Path, both: Path, tmp_pat
     expected = dict(iter(wanted))
     seen = 0
     for item in sequences.stored(both):
-        if item["__key__"].encode() in expected:
+        if item["__key__"].decode() in expected:
             seen += 1
-            assert np.array_equal(crop(item["image"]), expected[item["__key__"].encode()])
+            assert np.array_equal(crop(item["image"]), expected[item["__key__"].decode()])
     assert seen == len(FIT)
 
 
