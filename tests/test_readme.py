@@ -62,7 +62,7 @@ def test_the_sequence_is_what_it_says(packed_here: None) -> None:
     shown = [line for line in code.splitlines() if re.match(r"data[.\[]", line)]
     first, found, labels = [eval(line, names) for line in shown]
     assert isinstance(first, Image.Image)
-    assert names["data"][found]["__key__"].decode() == KEYS[3]
+    assert names["data"][found]["__key__"] == KEYS[3]
     assert sorted(labels.tolist()) == LABELS
 
 
