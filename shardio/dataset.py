@@ -341,12 +341,12 @@ class ShardDataset(Described, Stream):
         at_once = self._raw if self.batch_size is not None else None
         if isinstance(at_once, RawPixels):
             if engine.records() is None:
-                engine.advise("records of raw pixels are read by Python, slower", stacklevel=3)
+                engine.advise("records of raw pixels are read by Python, slower")
             return
         crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
         if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
             does = "decodes and crops" if crops else "decodes"
-            engine.advise(f"PIL {does} the JPEGs of this dataset, slower", stacklevel=3)
+            engine.advise(f"PIL {does} the JPEGs of this dataset, slower")
 
     def _begins_with_jpegs(self) -> bool:
         """Whether the first record holds a JPEG. Opens its shard, and lets go of it again."""

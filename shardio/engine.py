@@ -12,6 +12,8 @@ import warnings
 from importlib import import_module
 from types import ModuleType
 
+from .stack import users_level
+
 # Without --no-cache-dir pip takes the wheel that it built, and kept, without the core.
 _AGAIN = (
     "pip install --no-deps --force-reinstall --no-cache-dir shardio-torch; in a clone: "
@@ -60,7 +62,7 @@ class PerformanceWarning(UserWarning):
 _told = False
 
 
-def advise(slower: str, stacklevel: int) -> None:
+def advise(slower: str) -> None:
     """Say what is slower without the core, and how to get it: once in this process."""
     global _told
     if _told:
@@ -70,5 +72,5 @@ def advise(slower: str, stacklevel: int) -> None:
         f"{slower}, since shardio's compiled core is {described()}. (Said once; to silence it: "
         "warnings.simplefilter('ignore', shardio.PerformanceWarning))",
         PerformanceWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=users_level(),
     )

@@ -28,17 +28,15 @@ others wait for what it decides.
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterator
 from itertools import count
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from .errors import EpochError
+from .stack import frames
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 
@@ -317,14 +315,6 @@ _decided: WeakKeyDictionary[Any, dict[int, Decision]] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
-
-
-def frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread's stack, from the caller's; in a fork, its parent's too."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def loading_iterator() -> Any:

@@ -39,7 +39,6 @@ from .epoch_state import (
     Loading,
     Ticket,
     Verdict,
-    frames,
     loading,
     loading_iterator,
     new_number,
@@ -49,6 +48,7 @@ from .epoch_state import (
 from .errors import EpochError, OptionError, StateError, as_error, name_record, printable
 from .options import Options
 from .order import ORDER_VERSION, Int64s, Share, Tail, key
+from .stack import frames, users_level
 
 VALID = "valid"  # the field that tail="exact" adds
 
@@ -196,7 +196,7 @@ class Stream(IterableDataset[Any]):
             warnings.warn(
                 f"set_epoch({epoch}) drops the state that was loaded, of epoch {epochs.epoch}: "
                 "begin your loop there, range(dataset.epoch, epochs)",
-                stacklevel=_users_level(),
+                stacklevel=users_level(),
             )
         epochs.set_epoch(epoch)
 
@@ -712,24 +712,7 @@ class Iteration:
         """Give the warning of this pass, once for all passes and workers of the dataset."""
         self._warning = None
         if self._epochs.first_time(verdict):
-            warnings.warn(message, stacklevel=_users_level())
-
-
-# Whose frames are no place that a user knows.
-_BETWEEN = ("torch", "torchdata", "multiprocessing", __package__)
-
-
-def _users_level() -> int:
-    """Return the stacklevel, for the caller's warning, of the user's own line.
-
-    In a forked worker that is where its loader was started. Where no frame is the user's, as in a
-    spawned worker, it is the outermost one.
-    """
-    level = 1
-    for level, frame in enumerate(frames()):  # noqa: B007
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _BETWEEN:
-            break
-    return max(1, level)
+            warnings.warn(message, stacklevel=users_level())
 
 
 def _nothing() -> None:

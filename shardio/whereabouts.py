@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from .errors import WorkerError, printable
+from .stack import users_level
 
 _ROW = struct.Struct("<qd112s")  # number of the record, when it was begun, its key
 _KEY = 112
@@ -158,7 +158,7 @@ class Late:
             warnings.warn(
                 f"ShardLoader: {self._said(waited, who)}. ShardLoader(timeout=...) makes an error "
                 "of it",
-                stacklevel=_users_level(),
+                stacklevel=users_level(),
             )
 
     def _said(self, waited: float, who: Waited) -> str:
@@ -166,14 +166,6 @@ class Late:
         if who.is_stopped():
             where += ". It was stopped by a signal, as SIGSTOP, and goes on with SIGCONT"
         return f"no batch for {waited:.3g} s: {where}"
-
-
-def _users_level() -> int:
-    """The stacklevel, for the warning of who asks, of the first frame outside of this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _show(one: At) -> str:

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from lines above its own, wherever in the file the import stands.
 # A new module is a name on a line below all that it imports.
 LAYERS = """
-errors imagetypes machine engine names
+errors imagetypes machine stack names
+engine
 throttle
 sizes sample storage.base
 device meter
