@@ -28,7 +28,6 @@ from typing import Any
 
 import shardio
 from shardio import ShardioError, formats
-from shardio import sequence as sequences
 from shardio.formats.base import Shard
 from shardio.indexing import index
 from shardio.manifest import MANIFEST, load
@@ -228,7 +227,7 @@ def unindexed(folder: Path, format: str, seed: str, count: str) -> None:
 
 def cut(folder: Path) -> None:
     """Prints how many records of an open dataset were errors when its files were empty."""
-    opened = sequences.stored(folder)
+    opened = shardio.open(folder, decode=None)
     right = list(opened)
     paths, _ = files(folder)
     for size in (1 << 15, 4096, 512, 1, 0):
@@ -256,14 +255,14 @@ def kill(folder: Path, count: str) -> None:
     """Half of the killed read what their parent has open, half what they opened."""
     # Python 3.12 warns of every fork in a process with threads, and pyarrow has some.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded")
-    opened = sequences.stored(folder)
+    opened = shardio.open(folder, decode=None)
     right = list(opened)
     there = sorted(os.listdir(folder))
     for number in range(int(count)):
         child = os.fork()
         if child == 0:
             try:
-                mine = opened if number % 2 else sequences.stored(folder)
+                mine = opened if number % 2 else shardio.open(folder, decode=None)
                 reader = iter(mine)
                 assert next(reader) == right[0] and mine[len(right) // 2] == right[len(right) // 2]
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -279,7 +278,7 @@ def kill(folder: Path, count: str) -> None:
 def read(folder: Path, *elsewhere: str) -> None:
     """Prints what kind of error a write into the folder is. elsewhere: a format, and a folder."""
     right = samples(folder)
-    opened = sequences.stored(folder)
+    opened = shardio.open(folder, decode=None)
     assert [opened[i] for i in range(len(right))] == right
     if elsewhere:
         format, out = elsewhere
