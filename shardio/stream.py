@@ -454,10 +454,16 @@ class Stream(IterableDataset[Any]):
                 "again: the same order, and the same random crops. For another epoch call "
                 "dataset.set_epoch(epoch) before iter()"
             )
-        if verdict == "spent" and self._share(epoch, start=decision.start).steps:
-            raise EpochError(
-                f"epoch {epoch} was resumed in its middle and has been read to its end; call "
-                "set_epoch with the next one before iter(): another pass would be of its rest"
+        if verdict == "spent":
+            if self._share(epoch, start=decision.start).steps:
+                raise EpochError(
+                    f"epoch {epoch} was resumed in its middle and has been read to its end; call "
+                    "set_epoch with the next one before iter(): another pass would be of its rest"
+                )
+            # No error: Lightning makes this iterator before it sets the next epoch.
+            return "repeated", (
+                f"{self.name}: epoch {epoch} was resumed at its end, and this pass gives nothing "
+                "once more: call dataset.set_epoch(epoch) with the next one before iter()"
             )
         if verdict == "repeated":
             return verdict, (

@@ -144,6 +144,25 @@ def test_a_state_names_the_epoch_that_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [ShardLoader, lambda ds, **_: DataLoader(ds, batch_size=None)])
+def test_an_epoch_resumed_at_its_end_does_not_stay_empty_in_silence(
+    folder: Path, make: Any
+) -> None:
+    twin = dataset(folder)
+    twin.set_epoch(3)
+    stream = dataset(folder)
+    stream.load_state_dict(twin.state_dict(steps=13))
+    stream.set_epoch(3)
+    loader = make(stream, num_workers=0, threads=0)
+    assert list(loader) == []
+    with pytest.warns(UserWarning, match="epoch 3 was resumed at its end") as caught:
+        assert list(loader) == list(loader) == []
+    assert len(caught) == 1
+    iterator = iter(loader)  # as Lightning has it: no warning, since the epoch comes now
+    stream.set_epoch(4)
+    assert len(list(iterator)) == 13
+
+
+@pytest.mark.parametrize("make", [ShardLoader, lambda ds, **_: DataLoader(ds, batch_size=None)])
 def test_what_lightning_looks_for(folder: Path, make: Any) -> None:
     loader = ShardLoader(dataset(folder), num_workers=0, threads=0)
     loader.sampler.set_epoch(4)
