@@ -20,6 +20,7 @@ import numpy as np
 
 from .. import order
 from ..errors import OptionError, SourceError, printable
+from ..names import key_bytes
 from ..sample import KEY, Sample, Schema
 from .base import (
     MAX_FILE,
@@ -195,7 +196,7 @@ def _asked(wanted: Wanted) -> dict[str, bytes]:
         )
     trees = {}
     for name in sorted(wanted.fields, key=lambda name: (name != "image", name)):
-        folder = os.path.normpath(os.fsencode(wanted.fields[name]))
+        folder = os.path.normpath(key_bytes(wanted.fields[name]))
         if folder.startswith((b"/", b"..")) or folder == b".":
             raise OptionError(
                 f"--fields {printable(name)}={printable(wanted.fields[name])}: expected a folder "
