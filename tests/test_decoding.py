@@ -599,7 +599,7 @@ def to_tuple(item: Any) -> Any:
     return item["image"], boxes_of(item)["boxes"], item["label"]
 
 
-RAGGED: Any = {"batch_size": COUNT, "shuffle_buffer": 1, "canonical_workers": 1, "unit": 1}
+RAGGED: Any = {"batch_size": COUNT, "shuffle": False, "unit": 1}
 
 
 @pytest.mark.parametrize("loader", [*LOADERS, "mixture"])
