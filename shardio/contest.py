@@ -33,6 +33,7 @@ from .dataset import ShardDataset
 from .errors import StorageError, printable
 from .image import RandomResizedCrop, crop_box
 from .loader import ShardLoader
+from .names import file_name
 from .storage import locate
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Folder:
 def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
     """The files that the first records were packed from, with their labels (0 where none are)."""
     packed = sequence.open(out)
-    paths = [os.path.join(source, os.fsdecode(key)) for key in packed[:records].keys()]  # noqa: SIM118
+    paths = [os.path.join(source, file_name(key)) for key in packed[:records].keys()]  # noqa: SIM118
     labels = [0] * len(paths)
     if "label" in packed.manifest.schema.names:
         labels = packed.columns("label")[:records].tolist()

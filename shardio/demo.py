@@ -28,6 +28,7 @@ from . import engine, image, machine, manifest, sequence, throttle
 from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
 from .imagetypes import ALL_ENDINGS
 from .measuring import FailedError, Host
+from .names import file_name, from_file_name
 from .packing import pack
 from .sizes import show_count, show_size, whole
 from .storage import locate
@@ -394,7 +395,7 @@ class _Stage:
         """Flip one bit of one record, in a copy, and train on it."""
         copy, number = os.path.join(self.scratch, "damaged"), packed.records // 2
         key = sequence.open(packed.out)[number : number + 1].keys()[0]
-        path = os.path.join(packed.source, os.fsdecode(key))
+        path = os.path.join(packed.source, file_name(key))
         _copy_with_a_flip(packed.out, copy, number)
         request = self._request(packed, "contest.train", state=None, log=os.devnull)
         near = range(max(0, number - 8), min(packed.records, number + 8))
@@ -482,7 +483,7 @@ def _lines(path: str) -> list[dict[str, Any]]:
 class _Listing:
     """The images of a folder, or a part of them from each class folder."""
 
-    rows: list[tuple[str, str]]  # path below the folder, and its top folder or ""
+    rows: list[tuple[str, str]]  # path below the folder, and its top folder or "", as stored
     left: bool  # there are more
     size: int  # bytes
 
@@ -517,7 +518,7 @@ def _listing(folder: str) -> _Listing:
             if size > MOST_BYTES or len(rows) == MOST_IMAGES:
                 left = True
                 break
-            rows.append((os.path.relpath(path, folder), top))
+            rows.append((from_file_name(os.path.relpath(path, folder)), from_file_name(top)))
     return _Listing(rows, left, size)
 
 
@@ -527,7 +528,7 @@ def _images(folder: str) -> Iterator[str]:
         for name in sorted(names):
             if name[0] != "." and name.rpartition(".")[2].lower() in ALL_ENDINGS:
                 path = os.path.join(at, name)
-                if path.isprintable():  # a listing is text
+                if from_file_name(path).isprintable():  # a listing is text
                     yield path
 
 

@@ -200,7 +200,7 @@ def explain(
         many=fetch.read_by_core(manifest) if many is None else many,
         apart=apart or partial(fetch.apart, manifest, None),
     )
-    read = _count(share, manifest) if _countable(share) else _estimate(share, manifest, mean)
+    read = _count(share, manifest) if _countable(share) else _estimate(share, mean)
     tail = _tail(share)
     shards = int((epoch.shard_records > 0).sum())
     limit = fetch.spare_descriptors() if files_limit is None else files_limit
@@ -373,7 +373,7 @@ def _count(share: Share, manifest: Manifest) -> _Read:
     )
 
 
-def _estimate(share: Share, manifest: Manifest, mean: float) -> _Read:
+def _estimate(share: Share, mean: float) -> _Read:
     """About what they read, where counting would take seconds: all shards as if of one size."""
     epoch, shards = share.epoch, int((share.epoch.shard_records > 0).sum())
     workers = (0, share.num_workers - 1)  # with the most steps, and with the fewest

@@ -398,7 +398,7 @@ class LoaderExplanation:
 
     def text(self) -> str:
         threads = show_count(self.threads, "thread")
-        where = f"{self.num_workers} processes of {threads}"
+        where = f"{show_count(self.num_workers, 'process', 'processes')} of {threads}"
         if not self.num_workers:
             where = f"{threads} of this process" if self.threads else "this loop"
         lines = [
@@ -411,7 +411,8 @@ class LoaderExplanation:
         if self.pids:
             lines.append(f"processes        {', '.join(map(str, self.pids))}")
         if self.slots:
-            lines.append(f"batch memory     {show_size(self.slot_bytes)} in {self.slots} slots")
+            slots = show_count(self.slots, "slot")
+            lines.append(f"batch memory     {show_size(self.slot_bytes)} in {slots}")
         if self.slots > self.ring > 0:
             lines.append(
                 f"                 at most, {self.slots - self.ring} more than the ring: your loop "

@@ -23,7 +23,7 @@ import torch
 
 from .collating import TENSORS, is_planes, own, places_of, rows_of
 from .decoding import Work
-from .errors import as_error, printable
+from .errors import as_error
 from .meter import Made
 from .names import key_text
 from .parcel import SMALL
@@ -347,7 +347,7 @@ class Maker:
             )
             self._begun += 1
             self._open[batch.number] = batch
-            if items.whole is not None and self._in_place:
+            if items.whole is not None and self._in_place and not self._ragged:
                 batch.whole = items.whole(batch.empty)
                 if batch.whole is not None and self._exact:
                     batch.whole = mark_all(batch.whole, items.valid, items.size)
@@ -391,8 +391,8 @@ class Maker:
             error.__cause__ = stop
         if batch is None:
             batch = self._at
-        elif work.number >= 0:
-            where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        else:
+            where = work.record
         error = as_error(error, where, interrupts=self._interrupts)
         self.drop()
         number = self._begun if batch is None else batch.number

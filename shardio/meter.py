@@ -300,6 +300,9 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         self._watched = 0  # batches of the passes before
         self._report: Report | None = None
 
+    def __repr__(self) -> str:
+        return f"<watch of {self.loader!r}>"
+
     def __iter__(self) -> Iterator[T]:
         if self._pass is not None:
             self._watched += self._pass.taken

@@ -205,9 +205,9 @@ def _check(stream: Stream) -> None:
         raise OptionError("resident holds one ShardDataset, and this is a mixture; leave it out")
     if stream.draws:
         raise OptionError(
-            "resident decodes once, and this transform draws another crop in each epoch: give one "
-            "that does not, CenterCrop(size) or decode='numpy', and crop and flip whole batches "
-            "behind the loader; or leave resident out"
+            "resident decodes once, and this transform, or map, draws another crop in each epoch: "
+            "give one that does not, CenterCrop(size) or decode='numpy', and crop and flip whole "
+            "batches behind the loader; or leave resident out"
         )
     if own(stream.collate_fn) is None:
         raise OptionError("resident gathers the batches itself: leave collate_fn out")

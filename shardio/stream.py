@@ -721,9 +721,7 @@ class Iteration:
 
     def _as_error(self, error: BaseException) -> BaseException:
         """Return what is no Exception as one that names the record."""
-        work, where = self._work, ""
-        if work.number >= 0:
-            where = f"record {work.number:,} of the dataset, {printable(work.key)}"
+        where = self._work.record
         if not self._here:
             where = f"{where}, in worker {self._worker}" if where else ""
         return as_error(error, where, interrupts=self._here)
@@ -777,9 +775,10 @@ if hasattr(os, "register_at_fork"):
 def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
     collate_fn = stream.collate_fn
-    ours = own(collate_fn) is not None
+    ragged = own(collate_fn)
+    ours = ragged is not None
     for batch in batches:
-        if batch.whole is not None and ours:
+        if batch.whole is not None and ragged == ():  # what is made at once has no lists
             whole = batch.whole(empty)
             if whole is not None:
                 yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole

@@ -31,7 +31,7 @@ from .errors import (
 from .formats.base import MAX_RECORDS, ShardInfo
 from .imagetypes import image_type
 from .lock import WRITER_MAGIC
-from .names import key_bytes
+from .names import key_bytes, key_text
 from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields
 from .shard import ShardWriter, check_packed
@@ -68,7 +68,7 @@ class Writer:
         out: str | os.PathLike[str],
         *,
         fields: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str | bytes] | None = None,
         format: str = "record",
         id: str | None = None,
         shard_size: int | str = SHARD_SIZE,
@@ -91,7 +91,7 @@ class Writer:
         self._schema = None if fields is None else Schema(_with_key(fields))
         kinds = () if self._schema is None else self._schema.fields
         self._images = tuple(name for name, kind in kinds if kind == "image")
-        self._classes = None if classes is None else tuple(map(str, classes))
+        self._classes = None if classes is None else tuple(map(_class_name, classes))
         named = None if id is None else hashlib.sha256(id.encode()).digest()[:16]
         self._id = named or secrets.token_bytes(16)
         self._shard_size = sizes.size("shard_size", shard_size)
@@ -118,6 +118,9 @@ class Writer:
         )
         with contextlib.suppress(Exception):  # the interpreter may be at its end
             self.abort()
+
+    def __repr__(self) -> str:
+        return f"Writer({printable(self.out)!r}: {sizes.show_count(self.records, 'record')})"
 
     def __enter__(self) -> Writer:
         self._begin()
@@ -325,6 +328,10 @@ class Writer:
                     "of an image does. Bytes of something else are of kind 'bytes': "
                     f"fields={{..., {name!r}: 'bytes'}}"
                 )
+
+
+def _class_name(name: object) -> str:
+    return key_text(name) if isinstance(name, bytes) else str(name)
 
 
 def _shown_key(sample: Mapping[str, Any]) -> str:

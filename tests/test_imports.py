@@ -155,6 +155,14 @@ def test_the_design_draws_the_same_law() -> None:
             assert max(lower) < min(upper), chain
 
 
+def test_the_design_draws_every_module() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    block = text.partition("Imports go one way only:\n\n")[2].partition("\n\n")[0]
+    given = re.split(r"[<,\s]+", block.replace("/", "."))
+    drawn = {module for name in given for module in named(name)}
+    assert set(LEVEL) - drawn == {"__main__"}
+
+
 def named(given: str) -> list[str]:
     """The modules that a name of the chain stands for; "storage.*" is all but its base."""
     if not given.endswith(".*"):

@@ -175,6 +175,37 @@ def test_files_of_others_are_found_in_every_locale(locales: Path, tmp_path: Path
     assert first == content(tmp_path / LATIN) == content(tmp_path / ASCII)
 
 
+def test_folders_of_fields_are_found_in_every_locale(locales: Path, tmp_path: Path) -> None:
+    plant(tmp_path / "src", {f"{name}/1.jpg".encode(): noise(name, 60) for name in "éü"})
+    for locale in LOCALES:
+        out, fields = tmp_path / locale, "image=é/,mask=ü/"
+        (done,) = run(
+            locales, locale, ["pack", str(tmp_path / "src"), str(out), "--fields", fields]
+        )
+        assert done["code"] == 0
+    first = content(tmp_path / UTF8)
+    assert first == content(tmp_path / LATIN) == content(tmp_path / ASCII)
+
+
+def test_a_demo_finds_its_images_in_every_locale(locales: Path, tmp_path: Path) -> None:
+    plant(tmp_path / "src", {f"{name}/ä.jpg".encode(): noise(name, 60) for name in "éü"})
+    program = """
+import os, sys
+from shardio import contest, demo, pack
+source, out, listing = sys.argv[1:]
+demo._listing(source).write(listing)
+pack(listing, out, root=source, jobs=1)
+for path, _ in contest.files(out, source, 2):
+    assert os.path.getsize(path)
+"""
+    for locale in LOCALES:
+        paths = [str(tmp_path / name) for name in ("src", locale, f"{locale}.csv")]
+        env = environment() | {"LOCPATH": str(locales)} | LOCALES[locale]
+        subprocess.run([sys.executable, "-c", program, *paths], env=env, timeout=60, check=True)
+    first = content(tmp_path / UTF8)
+    assert first == content(tmp_path / LATIN) == content(tmp_path / ASCII)
+
+
 def test_names_that_the_terminal_cannot_show_are_escaped(locales: Path, tmp_path: Path) -> None:
     plant(
         tmp_path / "src", {"猫é/1.jpg".encode(): b"no image", "猫é/2.jpg".encode(): noise("x", 9)}

@@ -111,6 +111,10 @@ def test_a_report_is_of_the_batches_since_the_one_before(clock: Clock) -> None:
     assert (last.batch, last.measured, last.data.max) == (9, 1, 0.125)
 
 
+def test_a_watch_shows_what_it_watches() -> None:
+    assert repr(watch([1, 2], print=None)) == "<watch of [1, 2]>"
+
+
 def test_the_first_batch_of_each_pass_stands_apart_and_has_its_start_in_it(clock: Clock) -> None:
     watched = watch(Loader(clock, [9.0, 0.25, 0.25, 0.25]), 2, print=None)
     for _ in range(2):

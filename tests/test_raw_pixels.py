@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from shardio import (
     CenterCrop,
     RandomResizedCrop,
     ShardDataset,
+    ShardLoader,
     building,
     collate,
     engine,
@@ -591,6 +593,23 @@ def test_iterating_gives_the_same_batches(tmp_path: Path) -> None:
         same((one, labels), other)
         marked += int(valid.sum())
     assert marked == 35
+
+
+@pytest.mark.parametrize("workers", [None, 0, 1])
+def test_ragged_fields_stay_lists_where_batches_are_made_at_once(
+    tmp_path: Path, workers: int | None
+) -> None:
+    raw_data(tmp_path / "out", [9])
+    data = ShardDataset(
+        tmp_path / "out",
+        batch_size=4,
+        fields=("image", "label"),
+        decode="numpy",
+        collate_fn=partial(collate, ragged=("image",)),
+    )
+    loader: Any = data if workers is None else ShardLoader(data, num_workers=workers)
+    kinds = [(type(images), type(labels)) for images, labels in loader]
+    assert kinds == [(list, torch.Tensor)] * 3
 
 
 def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> None:

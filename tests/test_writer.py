@@ -127,6 +127,13 @@ def test_only_samples_that_do_not_fit_make_an_empty_dataset(tmp_path: Path) -> N
     assert shards(tmp_path) == []
 
 
+def test_names_of_classes_may_be_bytes(tmp_path: Path) -> None:
+    with Writer(tmp_path, fields={"label": "int"}, classes=[b"\xff", "é", 7]) as writer:
+        writer.write({"label": 2})
+        assert repr(writer) == f"Writer({str(tmp_path)!r}: 1 record)"
+    assert sequences.open(tmp_path).classes == ["\udcff", "é", "7"]
+
+
 @pytest.mark.parametrize("label", [3, -1, np.int64(7)])
 def test_a_label_that_names_no_class_is_refused(tmp_path: Path, label: int) -> None:
     with Writer(tmp_path, fields={"label": "int"}, classes=["a", "b", "c"]) as writer:

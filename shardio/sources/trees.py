@@ -20,6 +20,7 @@ import numpy as np
 
 from .. import order
 from ..errors import OptionError, SourceError, printable
+from ..names import key_bytes
 from ..sample import KEY, Sample, Schema
 from .base import (
     MAX_FILE,
@@ -99,7 +100,7 @@ def lies_there(wanted: Wanted, folders: Sequence[bytes]) -> bool:
     if wanted.fields:
         return any(folder.endswith("/") for folder in wanted.fields.values())
     root = os.path.abspath(wanted.path)
-    return any(_pair(root, place, wanted.shown) for place in _places(root, folders, wanted.splits))
+    return any(_pair(root, place, wanted.shown) for place in _places(folders, wanted.splits))
 
 
 def find(wanted: Wanted) -> dict[str, Listing]:
@@ -195,7 +196,7 @@ def _asked(wanted: Wanted) -> dict[str, bytes]:
         )
     trees = {}
     for name in sorted(wanted.fields, key=lambda name: (name != "image", name)):
-        folder = os.path.normpath(os.fsencode(wanted.fields[name]))
+        folder = os.path.normpath(key_bytes(wanted.fields[name]))
         if folder.startswith((b"/", b"..")) or folder == b".":
             raise OptionError(
                 f"--fields {printable(name)}={printable(wanted.fields[name])}: expected a folder "
@@ -217,7 +218,7 @@ def _asked(wanted: Wanted) -> dict[str, bytes]:
 def _recognised(root: bytes, folders: Sequence[bytes], wanted: Wanted) -> dict[str, bytes]:
     pairs = [
         pair
-        for place in _places(root, folders, wanted.splits)
+        for place in _places(folders, wanted.splits)
         if (pair := _pair(root, place, wanted.shown)) is not None
     ]
     if not pairs:
@@ -233,7 +234,7 @@ def _recognised(root: bytes, folders: Sequence[bytes], wanted: Wanted) -> dict[s
     return pairs[0]
 
 
-def _places(root: bytes, folders: Sequence[bytes], splits: bool | None) -> list[bytes]:
+def _places(folders: Sequence[bytes], splits: bool | None) -> list[bytes]:
     """The folders, relative to the source, in which trees may lie side by side."""
     if are_splits([*folders], splits) and not any(name.lower() in _IMAGES for name in folders):
         return sorted(folders)
