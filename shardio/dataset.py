@@ -24,7 +24,7 @@ from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
 from .image import Transform
 from .mixing import Length, Mixture
-from .options import Given, Options, answered
+from .options import CANONICAL_WORKERS, Given, Options, answered
 from .order import Share, Slices, Tail
 from .pixels import JPEG, RawPixels, raw_pixels
 from .sample import KEY, give_text_key
@@ -289,7 +289,7 @@ class ShardDataset(Described, Stream):
             memory=memory,
             units=units,
             seed=self.seed,
-            canonical_workers=self.canonical_workers,
+            canonical_workers=self.canonical_workers if self.shuffle else CANONICAL_WORKERS,
             progress=progress,
             path=self._path if self._selection is None else None,
         )

@@ -177,6 +177,10 @@ class Mixture(Stream):
         fields = {dataset.item_fields for dataset in self._datasets}
         return fields.pop() if len(fields) == 1 else None
 
+    @property
+    def evaluates(self) -> bool:
+        return super().evaluates or not any(part.shuffle for part in self.options.parts)
+
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         size = share.batch_size or 1
         rows = self._rows(share, _Ranges(share), consumers)

@@ -116,7 +116,9 @@ class Given:
                 values[name] = given
             elif saved is not None:
                 values[name] = saved[name]
-        shuffle = values["shuffle_buffer"] is not False if self.shuffle is None else self.shuffle
+        shuffle = values["shuffle_buffer"] is not False
+        if self.shuffle is not None:
+            shuffle = bool(self.shuffle)
         if shuffle and values["shuffle_buffer"] is not False:
             values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
         else:
@@ -142,9 +144,9 @@ class Given:
 
     def _check_shuffle(self) -> None:
         """Raises OptionError when what is given of shuffling is no choice, or two."""
-        if self.shuffle not in (None, True, False):
+        if not isinstance(self.shuffle, (bool, np.bool_, type(None))):
             raise OptionError(f"shuffle is {self.shuffle!r}: expected True or False")
-        if self.shuffle is False:
+        if self.shuffle is not None and not self.shuffle:
             for name in ("shuffle_buffer", "canonical_workers"):
                 if getattr(self, name) is not None:
                     raise OptionError(
@@ -152,8 +154,11 @@ class Given:
                         f"{getattr(self, name)!r}: leave one of them out"
                     )
         buffer = self.shuffle_buffer
-        few = isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool)
-        if few and buffer in (0, 1):
+        if buffer is False or (
+            isinstance(buffer, (int, np.integer))
+            and not isinstance(buffer, bool)
+            and buffer in (0, 1)
+        ):
             raise OptionError(
                 f"shuffle_buffer is {buffer}, which shuffles nothing: give shuffle=False for the "
                 "order of the index, or a shuffle_buffer of 2 or more"

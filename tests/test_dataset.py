@@ -224,6 +224,9 @@ def test_going_on_without_a_shuffle(packed: Packed) -> None:
         ({"shuffle": False, "shuffle_buffer": 50}, "shuffle_buffer is 50: leave one of them out"),
         ({"shuffle": False, "canonical_workers": 4}, "canonical_workers is 4: leave one of them"),
         ({"shuffle": "all"}, "shuffle is 'all': expected True or False"),
+        ({"shuffle": 0}, "shuffle is 0: expected True or False"),
+        ({"shuffle": np.False_, "shuffle_buffer": 50}, "shuffle_buffer is 50: leave one of them"),
+        ({"shuffle_buffer": False}, "shuffle_buffer is False, which shuffles nothing"),
     ],
 )
 def test_there_is_one_way_not_to_shuffle(
@@ -231,6 +234,11 @@ def test_there_is_one_way_not_to_shuffle(
 ) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         ShardDataset(packed([5]), **options)
+
+
+def test_tune_without_a_shuffle_is_of_the_default_spans(packed: Packed) -> None:
+    found = ShardDataset(packed([50]), batch_size=8, shuffle=False).tune()
+    assert "canonical_workers" not in found.call
 
 
 @pytest.mark.parametrize("name", ["drop_last", "remote", "local", "shuffle_size", "num_workers"])

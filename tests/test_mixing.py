@@ -368,6 +368,18 @@ def test_passes_are_shuffled_anew_and_datasets_apart(folders: list[Path]) -> Non
     assert len(set(passes)) == 4
 
 
+def test_a_mixture_of_which_nothing_is_shuffled_is_the_same_each_pass(folders: list[Path]) -> None:
+    for shuffle in (False, True):
+        parts = [
+            ShardDataset(folder, batch_size=8, fields=("__key__",), decode=None, shuffle=shuffle)
+            for folder in (folders[0], folders[2])
+        ]
+        mixture = ShardDataset.mix(parts, [1, 1])
+        first, second = [*mixture], [*mixture]
+        assert (first == second) is not shuffle
+        assert mixture.epoch == int(shuffle)
+
+
 @pytest.mark.parametrize("weights", [None, [1, 1, 1], [5, 2, 1], [0.9, 0.05, 0.05]])
 def test_each_batch_holds_its_share_to_less_than_two_rows(
     folders: list[Path], weights: list[float] | None
