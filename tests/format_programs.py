@@ -31,6 +31,7 @@ from shardio import ShardioError, formats
 from shardio.formats.base import Shard
 from shardio.indexing import index
 from shardio.manifest import MANIFEST, load
+from shardio.names import key_bytes
 from shardio.storage import locate
 from shardio.verifying import verify
 
@@ -90,10 +91,11 @@ def reported(folder: Path, right: list[Any]) -> bool:
         assert shardio.open(folder).keys() == keys, "wrong keys"
     except ShardioError:
         found = True
+    stored = [values | {"__key__": key_bytes(values["__key__"])} for values in right]
     try:
         for record, read in readings(folder):
             try:
-                assert read() == right[record], f"wrong content of record {record}"
+                assert read() == stored[record], f"wrong content of record {record}"
             except (ShardioError, FileNotFoundError):
                 found = True
     except ShardioError:
