@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from . import machine, sequence, sizes
-from .errors import OptionError, StorageError, printable
+from .errors import OptionError, StorageError, printable, quoted
 from .measuring import FailedError, Host
 from .sequence import ShardSequence
 from .storage import locate
@@ -695,11 +695,11 @@ def _call(made: Bench, best: Row) -> str:
     options = [f"batch_size={made.batch_size}"]
     names = ["ShardDataset"]
     if made.root is not None:
-        options.append(f"root={_quoted(made.root)}")
+        options.append(f"root={quoted(made.root)}")
     if made.fields is not None:
-        quoted = ", ".join(json.dumps(name) for name in made.fields)
+        names_of = ", ".join(json.dumps(name) for name in made.fields)
         options += [
-            f"fields=({quoted}{',' * (len(made.fields) == 1)})",
+            f"fields=({names_of}{',' * (len(made.fields) == 1)})",
             'decode="numpy"'
             if made.raw
             else f"transform=RandomResizedCrop({made.size}, flip=True)",
@@ -719,7 +719,7 @@ def _call(made: Bench, best: Row) -> str:
             *lines,
             f"from shardio import {', '.join(sorted(names))}",
             "",
-            f"train = ShardDataset(\n    {_quoted(made.path)},\n{inner})",
+            f"train = ShardDataset(\n    {quoted(made.path)},\n{inner})",
             f"loader = {loader}",
         ]
     )
@@ -739,10 +739,6 @@ def _cores(count: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
-
-
-def _quoted(path: str) -> str:
-    return printable(json.dumps(path, ensure_ascii=False), 4096)
 
 
 def _wrap(text: str, indent: str = "") -> str:

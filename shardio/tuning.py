@@ -32,7 +32,6 @@ REGIONS stretches of the epoch are reached by seeking, and buffers above MOST ar
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import textwrap
@@ -46,7 +45,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import order, sequence, sizes
-from .errors import OptionError, printable
+from .errors import OptionError, quoted
 from .fetch import keep
 from .options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
 from .order import Epoch, Int64s, Share, SpanOrder
@@ -907,7 +906,7 @@ def _conclude(
     chosen, usual = tuning.least_bad, tuning.default
     options: dict[str, str] = {}
     if path is not None:
-        where = {} if root is None else {"root": _quoted(root)}
+        where = {} if root is None else {"root": quoted(root)}
         options = where | {"batch_size": str(tuning.batch_size)}
         if tuning.canonical_workers != CANONICAL_WORKERS:
             options["canonical_workers"] = str(tuning.canonical_workers)
@@ -919,7 +918,7 @@ def _conclude(
             options["unit"] = str(chosen.unit)
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     if path is not None:
-        call = f"ShardDataset({_quoted(path)}, {call})"
+        call = f"ShardDataset({quoted(path)}, {call})"
     if chosen is None or usual is None:
         few = "There are fewer records than a batch takes, so every order is one batch: nothing to "
         return replace(tuning, notes=(few + "tune.",), call=call)
@@ -967,10 +966,6 @@ def _conclude(
             notes.append("More memory (`--memory`), or a batch_size with small divisors, may help.")
         notes.append(f"Until then the least bad is {_told(chosen)}: {tuning.verdict(chosen)}.")
     return replace(tuning, notes=tuple(notes), call=call)
-
-
-def _quoted(path: str) -> str:
-    return printable(json.dumps(path, ensure_ascii=False), 4096)
 
 
 def _told(row: Row) -> str:
