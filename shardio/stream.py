@@ -520,6 +520,7 @@ class Iteration:
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
         self._is_new = True  # nothing was asked of it
+        self.stride = 0  # it has not begun
         try:
             self._pass()
         except Exception as error:
@@ -658,6 +659,8 @@ class Iteration:
     def state_dict(self) -> dict[str, Any]:
         """For StatefulDataLoader: where this worker's iterator stands. Absolute, so that it says
         the same however often the run was resumed."""
+        if not self.stride:
+            return {}  # what kept it from beginning comes with the first item
         stream = self._stream
         world_size = stream.ranks()[1]
         size = {} if stream.batch_size is None else {"batch_size": stream.batch_size}
@@ -674,6 +677,8 @@ class Iteration:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` said of the same worker. Raises StateError."""
+        if not self.stride:
+            return
         _check(state, _STATE + _ITERATOR)
         epochs = self._epochs
         here = self.state_dict()
