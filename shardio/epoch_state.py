@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -46,7 +47,7 @@ Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
     _START,  # units of that epoch that were consumed before its first batch
     _PASS,  # the number of the pass begun last; 0: none since the epoch was set or loaded
     _EARLIER,  # a pass that had been begun when its own epoch was set once more, or 0
-    _CONSUMERS,  # of the pass begun last
+    _CONSUMERS,  # of the pass begun last, that have batches in it: the first ones
     _ASKED,  # the last pass of which worker 0 was asked for what follows its last batch
     _CHOSEN,  # whether the epoch is the caller's, by set_epoch
     _LOADED,  # whether it comes from a state, and no epoch followed it yet
@@ -89,6 +90,11 @@ class Loading(NamedTuple):
     batch_size: int | None  # None: the loader takes items as they are
     drop_last: bool
     own_collate: bool  # it has a collate_fn of the user's
+
+    @property
+    def drops(self) -> int:
+        """Items of a worker that are left out at its end where they are fewer than these."""
+        return self.batch_size or 1 if self.direct and self.drop_last else 1
 
 
 class Ticket:
@@ -175,7 +181,7 @@ class EpochState:
         if at[_ASKED] == number:
             return True
         ends = at[_HEAD : _HEAD + consumers]
-        return 0 < consumers <= _MOST_CONSUMERS and bool((ends == number).all())
+        return consumers <= _MOST_CONSUMERS and bool((ends == number).all())
 
     # --- events ---
 
@@ -219,11 +225,17 @@ class EpochState:
     def ended(self, number: int, consumer: int) -> None:
         """Note that a consumer of a pass has handed out its last batch."""
         if consumer < _MOST_CONSUMERS:
-            self._at[_HEAD + consumer] = number
+            self._note(_HEAD + consumer, number)
 
     def asked(self, number: int) -> None:
         """Note that worker 0 was asked for what follows its last batch."""
-        self._at[_ASKED] = number
+        self._note(_ASKED, number)
+
+    def _note(self, place: int, number: int) -> None:
+        """Note a pass; one that began earlier, and lives on, hides nothing of the last one."""
+        at = self._at
+        if at[place] == 0 or at[place] != (at[_PASS] or at[_EARLIER]):
+            at[place] = number
 
     def first_time(self, verdict: Verdict) -> bool:
         """Say whether nobody was warned of this yet, and note that somebody is."""
@@ -256,9 +268,11 @@ class EpochState:
         return Decision(number, epoch, start, moves, verdict, before)
 
     def begin(self, decision: Decision, consumers: int) -> None:
-        """Begin a pass that was decided, unless another was begun, or an epoch set, since."""
+        """Begin a pass that was decided, unless a later one was begun, or an epoch set, since."""
         at = self._at
-        if at[_PASS] != decision.before or at[_MOVES] != decision.moves:
+        if at[_MOVES] != decision.moves:
+            return
+        if at[_PASS] != decision.before and not 0 < at[_PASS] < decision.number:
             return
         if decision.verdict == "spent":
             return
@@ -327,6 +341,12 @@ def loading_iterator() -> Any:
     return None
 
 
+def starting_iterator() -> Any:
+    """Return the DataLoader's iterator that starts workers on this thread's stack, or None."""
+    iterator = loading_iterator()  # without workers it is at work while a transform forks
+    return iterator if getattr(iterator, "_num_workers", 0) else None
+
+
 def loading(iterator: Any, dataset: Any) -> Loading:
     """Describe a DataLoader's iterator to a dataset that it may read."""
     number = _numbers.get(iterator)
@@ -344,17 +364,22 @@ def loading(iterator: Any, dataset: Any) -> Loading:
 
 
 def ticket(
-    iterator: Any, found: Loading, state: EpochState, *, fixed: bool, begins: bool
+    iterator: Any,
+    found: Loading,
+    state: EpochState,
+    *,
+    fixed: bool,
+    consumers: Callable[[Decision], int] | None,
 ) -> Ticket:
     """Make the ticket of a worker that this iterator is starting in this process.
 
-    begins: whether the pass is begun here already, so that its epoch can be asked for at once.
+    consumers: of the pass, which is begun here then, so that its epoch can be asked for at once.
     """
     decided = _decided.setdefault(iterator, {})
     decision = decided.get(id(state))
     if decision is None:
         decision = state.decide(found.number << _PASSES_BITS, fixed=fixed)
         decided[id(state)] = decision
-        if begins:
-            state.begin(decision, int(getattr(iterator, "_num_workers", 1)))
+        if consumers is not None:
+            state.begin(decision, consumers(decision))
     return Ticket(found, decision)

@@ -21,10 +21,12 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import threading
 import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -43,6 +45,7 @@ from .epoch_state import (
     loading_iterator,
     new_number,
     number_of,
+    starting_iterator,
     ticket,
 )
 from .errors import EpochError, OptionError, StateError, as_error, name_record, printable
@@ -349,7 +352,7 @@ class Stream(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has neither the launcher's process group nor a say in the ranks, nor in
         # the epoch of its first pass. What is pickled for anybody else has an epoch of its own.
-        iterator = loading_iterator()
+        iterator = starting_iterator()
         return self.__dict__ | {
             "_captured": self.ranks(),
             "_iterating": _nothing,
@@ -396,7 +399,21 @@ class Stream(IterableDataset[Any]):
             self.ranks()
         except OptionError:  # the worker will say so
             begins = False
-        return ticket(iterator, found, self.epochs, fixed=self.evaluates, begins=begins)
+        workers = int(iterator._num_workers)
+        consumers = partial(self._busy, workers, found) if begins else None
+        return ticket(iterator, found, self.epochs, fixed=self.evaluates, consumers=consumers)
+
+    def _busy(self, workers: int, found: Loading | None, decision: Decision) -> int:
+        """How many of these workers have batches in a pass: the first ones.
+
+        The others may not have started yet when the pass is read to its end.
+        """
+        try:
+            steps = self._share(decision.epoch, start=decision.start).steps
+        except OptionError:  # the workers will say so
+            return workers
+        left_out = 0 if found is None else (found.drops - 1) * workers
+        return min(max(0, steps - left_out), workers)
 
     def ranks(self) -> tuple[int, int]:
         """Rank and world size. Raises OptionError when what was given contradicts what is."""
@@ -437,10 +454,16 @@ class Stream(IterableDataset[Any]):
                 "again: the same order, and the same random crops. For another epoch call "
                 "dataset.set_epoch(epoch) before iter()"
             )
-        if verdict == "spent" and self._share(epoch, start=decision.start).steps:
-            raise EpochError(
-                f"epoch {epoch} was resumed in its middle and has been read to its end; call "
-                "set_epoch with the next one before iter(): another pass would be of its rest"
+        if verdict == "spent":
+            if self._share(epoch, start=decision.start).steps:
+                raise EpochError(
+                    f"epoch {epoch} was resumed in its middle and has been read to its end; call "
+                    "set_epoch with the next one before iter(): another pass would be of its rest"
+                )
+            # No error: Lightning makes this iterator before it sets the next epoch.
+            return "repeated", (
+                f"{self.name}: epoch {epoch} was resumed at its end, and this pass gives nothing "
+                "once more: call dataset.set_epoch(epoch) with the next one before iter()"
             )
         if verdict == "repeated":
             return verdict, (
@@ -520,12 +543,9 @@ class Iteration:
                 f"the epoch was set to {epochs.epoch} while the workers of a pass were "
                 "starting; call set_epoch before iter(), and make a new iterator after it"
             )
-        drops = 1  # items that the loader leaves out where they are fewer
-        if found is not None and found.direct:
-            if _batches_of_batches(stream, found):
-                raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.batch_size))
-            drops = found.batch_size or 1 if found.drop_last else 1
-        self._drops = drops
+        if found is not None and _batches_of_batches(stream, found):
+            raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.batch_size))
+        self._drops = 1 if found is None else found.drops
         if self._leads and not stream.evaluates:
             self._warning = stream._warning(decision)
         self._begin(decision.epoch, decision.start, 0)
@@ -548,20 +568,20 @@ class Iteration:
         if own is None:  # started by a loader that is not torch's
             decision = epochs.decide(new_number(), fixed=fixed)
             if self._leads:
-                epochs.begin(decision, info.num_workers)
+                epochs.begin(decision, stream._busy(info.num_workers, None, decision))
             return decision, None
         first, own.decision = own.decision, None
         number = number_of(own)
         own.passes += 1
         if first is not None:
             if self._leads and not _batches_of_batches(stream, own.loading):
-                epochs.begin(first, info.num_workers)
+                epochs.begin(first, stream._busy(info.num_workers, own.loading, first))
             return first, own.loading
         if not self._leads:
             return epochs.published(number), own.loading
         decision = epochs.decide(number, fixed=fixed)
         epochs.publish(decision)  # whatever comes next, the others are not to wait for ever
-        epochs.begin(decision, info.num_workers)
+        epochs.begin(decision, stream._busy(info.num_workers, own.loading, decision))
         return decision, own.loading
 
     def _begin(self, epoch: int, start: int, done: int) -> None:
@@ -717,25 +737,39 @@ def _nothing() -> None:
     return None
 
 
-# A forked worker is to know what was decided when its loader started it, not when it got to run.
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
-def _give_tickets() -> None:
-    iterator = loading_iterator()
+class _Starting(threading.local):
+    """Of each thread, since several may start workers at once: the tickets of the next one."""
+
+    tickets: Sequence[tuple[Stream, Ticket | None]] = ()
+
+
+_starting = _Starting()
+
+
+# A forked worker is to know what was decided when its loader started it, not when it got to run.
+def _make_tickets() -> None:
+    iterator = starting_iterator()
     if iterator is not None:
-        for stream in list(_STREAMS):
-            stream._ticket = stream._new_ticket(iterator)
+        _starting.tickets = [(stream, stream._new_ticket(iterator)) for stream in list(_STREAMS)]
 
 
 def _take_tickets() -> None:
-    if get_worker_info() is None:
-        for stream in list(_STREAMS):
-            stream._ticket = None
+    for stream, one in _starting.tickets:
+        stream._ticket = one
+    _drop_tickets()
+
+
+def _drop_tickets() -> None:
+    _starting.tickets = ()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_give_tickets, after_in_parent=_take_tickets)
+    os.register_at_fork(
+        before=_make_tickets, after_in_child=_take_tickets, after_in_parent=_drop_tickets
+    )
 
 
 def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:

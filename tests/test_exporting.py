@@ -40,6 +40,7 @@ from shardio.errors import (
 from shardio.exporting import export
 from shardio.indexing import index
 from shardio.packing import pack
+from shardio.receipt import NAME as RECEIPT
 from shardio.storage import local
 from shardio.writer import Writer
 
@@ -354,7 +355,8 @@ def test_tfrecord_features_are_the_values(packed: Packed, tmp_path: Path) -> Non
 
 def test_recordio_has_images_ids_and_labels(plain: Path, tmp_path: Path) -> None:
     export(plain, tmp_path / "rec", format="recordio")
-    assert left(tmp_path / "rec") == ["00000.idx", "00000.rec"]  # one, as an .idx belongs to one
+    # One, as an .idx belongs to one.
+    assert left(tmp_path / "rec") == [RECEIPT, "00000.idx", "00000.rec"]
     for i, record in enumerate(rec_records(tmp_path / "rec" / "00000.rec")):
         assert struct.unpack_from("<IfQQ", record) == (0, i % 3, i, 0)
         assert record[24:] == datasets.jpeg(i)
@@ -419,7 +421,7 @@ def test_mds_begins_anew_where_a_later_record_needs_another_encoding(
         "__key__": "key (bytes)",
         "label": "label (uint64)",
     }
-    assert done.records == 20 and len(left(tmp_path / "mds")) == done.files
+    assert done.records == 20 and len(left(tmp_path / "mds")) == done.files + 1
     expected = [sample(i) for i in range(20)]
     assert mds_samples(tmp_path / "mds") == [
         {"image": one["image"], "key": one["__key__"], "label": one["label"]} for one in expected
@@ -435,7 +437,7 @@ def test_caffe_has_datums_in_the_order_of_the_records(packed: Packed, tmp_path: 
 
     out = packed([N], sample=sample)
     export(out, tmp_path / "db", format="lmdb-caffe")
-    assert left(tmp_path / "db") == ["data.mdb"]
+    assert left(tmp_path / "db") == [RECEIPT, "data.mdb"]
     found = caffe_samples(tmp_path / "db")
     assert list(found) == [b"%08d_\xff/%d.jpg" % (i, i) for i in range(N)]
     for i, datum in enumerate(found.values()):
@@ -544,7 +546,8 @@ def test_splits_become_folders_in_every_format(tmp_path: Path) -> None:
     pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
     for name in FORMATS:
         done = export(tmp_path / "out", tmp_path / name, format=name)
-        assert left(tmp_path / name) == ["train", "val"] and done.records == 8
+        receipt = [] if name == "imagefolder" else [RECEIPT]
+        assert left(tmp_path / name) == [*receipt, "train", "val"] and done.records == 8
     assert content(tmp_path / "imagefolder") == content(tmp_path / "src")
     assert len(tar_samples(tmp_path / "webdataset" / "val" / "00000.tar")) == 4
 

@@ -4,6 +4,9 @@ Nobody calls set_epoch here, unless the loop is called so. The programs are in l
 """
 
 import json
+import os
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,10 @@ import torch
 from loop_programs import BATCH, LOADERS, dataset
 from torch.utils.data import DataLoader, IterableDataset
 
-from shardio import OptionError, RandomResizedCrop, ShardDataset, ShardLoader
+import shardio.stream
+from shardio import OptionError, RandomResizedCrop, ShardDataset, ShardLoader, collate
+from shardio.epoch_state import EpochState, new_number
+from shardio.stream import Stream
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -138,6 +144,25 @@ def test_a_state_names_the_epoch_that_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [ShardLoader, lambda ds, **_: DataLoader(ds, batch_size=None)])
+def test_an_epoch_resumed_at_its_end_does_not_stay_empty_in_silence(
+    folder: Path, make: Any
+) -> None:
+    twin = dataset(folder)
+    twin.set_epoch(3)
+    stream = dataset(folder)
+    stream.load_state_dict(twin.state_dict(steps=13))
+    stream.set_epoch(3)
+    loader = make(stream, num_workers=0, threads=0)
+    assert list(loader) == []
+    with pytest.warns(UserWarning, match="epoch 3 was resumed at its end") as caught:
+        assert list(loader) == list(loader) == []
+    assert len(caught) == 1
+    iterator = iter(loader)  # as Lightning has it: no warning, since the epoch comes now
+    stream.set_epoch(4)
+    assert len(list(iterator)) == 13
+
+
+@pytest.mark.parametrize("make", [ShardLoader, lambda ds, **_: DataLoader(ds, batch_size=None)])
 def test_what_lightning_looks_for(folder: Path, make: Any) -> None:
     loader = ShardLoader(dataset(folder), num_workers=0, threads=0)
     loader.sampler.set_epoch(4)
@@ -200,6 +225,80 @@ def test_a_rank_that_was_forked_has_an_epoch_of_its_own(folder: Path) -> None:
     for process in ranks:
         process.join()
     assert stream.epoch == 0
+
+
+# --- passes side by side, and forks that are not the loader's -------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_older_iterator_that_ends_later_hides_nothing(folder: Path, workers: int) -> None:
+    stream = dataset(folder)
+    loader = DataLoader(stream, batch_size=None, num_workers=workers)
+    for epoch in range(3):
+        older = iter(loader)
+        next(older)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that pass is left, here
+            newer = iter(loader)
+            assert len(list(newer)) == 13
+        assert len(list(older)) == 12 and stream.epoch == epoch
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_older_pass_that_begins_late_is_not_the_last_one(folder: Path, workers: int) -> None:
+    stream = dataset(folder)
+    loader = DataLoader(Wrapped(stream, 1), batch_size=None, num_workers=workers)
+    for epoch in range(3):
+        older, newer = iter(loader), iter(loader)  # worker 0 of each begins its pass
+        next(older)
+        assert len(list(newer)) == 13 and stream.epoch == epoch
+        del older
+
+
+def test_a_fork_within_a_transform_begins_no_pass(folder: Path) -> None:
+    def forks(rows: list[Any]) -> Any:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return collate(rows)
+
+    stream = dataset(folder, collate_fn=forks)
+    loader = DataLoader(stream, batch_size=None)
+    assert epochs_read(stream, lambda: list(loader), 3) == [0, 1, 2]
+
+
+def test_workers_that_two_threads_start_at_once_keep_their_tickets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, other = dataset(folder), dataset(folder)
+    monkeypatch.setattr(shardio.stream, "_STREAMS", [train, other])
+    new_ticket, busy = Stream._new_ticket, []
+
+    def slowly(stream: Stream, iterator: Any) -> Any:
+        if stream is other and not busy:  # the other thread starts and ends its workers meanwhile
+            busy.append(True)
+            thread = threading.Thread(
+                target=lambda: list(DataLoader(other, batch_size=None, num_workers=1))
+            )
+            thread.start()
+            thread.join()
+        return new_ticket(stream, iterator)
+
+    monkeypatch.setattr(Stream, "_new_ticket", slowly)
+    loader = DataLoader(train, batch_size=None, num_workers=1)
+    assert epochs_read(train, lambda: list(loader), 2) == [0, 1] and busy
+
+
+def test_workers_without_batches_are_not_waited_for(folder: Path) -> None:
+    stream = dataset(folder, batch_size=60)  # 2 batches
+    state = EpochState(0)
+    decision = state.decide(new_number(), fixed=False)
+    state.begin(decision, stream._busy(4, None, decision))
+    for worker in (0, 1):  # the others may start as late as they like
+        assert not state.complete
+        state.ended(decision.number, worker)
+    assert state.complete
 
 
 # --- batches of batches ---------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_workers_read_it_too(twins: tuple[Path, Path]) -> None:
     here, there = map(dataset, twins)
     expected = list(here)
     assert list(DataLoader(there, batch_size=None, num_workers=2)) == expected
-    with ShardLoader(dataset(twins[1]), workers=2) as loader:
+    with ShardLoader(dataset(twins[1]), num_workers=2) as loader:
         assert list(loader) == expected
 
 

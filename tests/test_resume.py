@@ -182,19 +182,19 @@ def test_options_that_were_not_given_come_from_the_state(packed: Packed) -> None
     ]  # fmt: skip
     whole = [flat(list(step)) for step in zip(*map(batches, before), strict=True)]
     state = through_json(before[0].state_dict(steps=2))
-    assert {one.state_dict(steps=2)["units"] for one in before} == {8}
+    assert {one.state_dict(steps=2)["units"] for one in before} == {16}
     after = [
         ShardDataset(
             folder, batch_size=12, fields=("__key__",), decode=None, rank=rank, world_size=2
         )
         for rank in range(2)
     ]
-    assert (after[0].unit, before[0].unit) == (12, 6)
+    assert (after[0].unit, before[0].unit) == (6, 3)
     for dataset in after:
         dataset.load_state_dict(state)
     one = after[0]
     assert (one.unit, one.seed, one.tail, one.shuffle_buffer, one.canonical_workers) == (
-        *(6, 9, "drop", 40, 5),
+        *(3, 9, "drop", 40, 5),
     )
     assert [flat(list(step)) for step in zip(*map(batches, after), strict=True)] == whole[2:]
 
