@@ -69,7 +69,7 @@ class Work:
         return "" if self.number < 0 else record_name(self.number, self.key)
 
 
-def record_name(number: int, key: bytes) -> str:
+def record_name(number: int, key: bytes | str) -> str:
     """What messages call a record."""
     return f"record {number:,} of the dataset, {printable(key)}"
 
