@@ -347,7 +347,7 @@ class Maker:
             )
             self._begun += 1
             self._open[batch.number] = batch
-            if items.whole is not None and self._in_place:
+            if items.whole is not None and self._in_place and not self._ragged:
                 batch.whole = items.whole(batch.empty)
                 if batch.whole is not None and self._exact:
                     batch.whole = mark_all(batch.whole, items.valid, items.size)

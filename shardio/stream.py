@@ -743,9 +743,10 @@ if hasattr(os, "register_at_fork"):
 def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:
     """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
     collate_fn = stream.collate_fn
-    ours = own(collate_fn) is not None
+    ragged = own(collate_fn)
+    ours, stacks = ragged is not None, ragged == ()
     for batch in batches:
-        if batch.whole is not None and ours:
+        if batch.whole is not None and stacks:
             whole = batch.whole(empty)
             if whole is not None:
                 yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole
