@@ -112,6 +112,7 @@ class EpochState:
     def __init__(self, order: int) -> None:
         self._tensor = torch.zeros(_SIZE, dtype=torch.int64)
         self.owner = os.getpid()  # the trainer's process
+        self._alone = False  # whether it is a copy for the process that it is pickled for
         self._share()
         self._at[_ORDER], self._at[_WANTED] = order, -1
 
@@ -120,10 +121,12 @@ class EpochState:
         self._at = self._tensor.numpy()  # a view
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_tensor": self._tensor, "owner": self.owner}
+        # A process is started after all was pickled: shared memory of a copy is gone by then.
+        tensor = self._tensor.numpy() if self._alone else self._tensor
+        return {"_tensor": tensor, "owner": self.owner, "_alone": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _tensor=torch.as_tensor(state["_tensor"]))
         self._share()
 
     def detached(self) -> EpochState:
@@ -132,7 +135,7 @@ class EpochState:
         Ranks that were started from one process would otherwise move each other's epochs.
         """
         twin = EpochState(0)
-        twin._at[:] = self._at
+        twin._at[:], twin._alone = self._at, True
         twin._at[_PASS] = twin._at[_ASKED] = -1 if self.complete else 0
         return twin
 
