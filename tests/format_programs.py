@@ -32,6 +32,7 @@ from shardio.formats.base import Shard
 from shardio.indexing import index
 from shardio.manifest import MANIFEST, load
 from shardio.names import key_bytes
+from shardio.receipt import NAME as RECEIPT
 from shardio.storage import locate
 from shardio.verifying import verify
 
@@ -41,7 +42,7 @@ Read = Callable[[], Any]
 
 def files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of the data, and those that shardio made beside them."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECEIPT)
     made = [path for path in found if path.name == MANIFEST or path.suffix == ".index"]
     return [path for path in found if path not in made and path.suffix not in UNREAD], made
 
