@@ -412,9 +412,10 @@ def loading(folder: Path, way: str) -> tuple[ShardDataset, DataLoader[Any], list
 @pytest.mark.parametrize("lag", [0, 5])
 def test_two_passes_at_once_both_have_the_whole_order(packed: Packed, way: str, lag: int) -> None:
     def interleave() -> None:
-        _, loader, (expected, _) = loading(folder, way)
+        dataset, loader, (expected, _) = loading(folder, way)
         first = iter(loader)
         got = [numbers(next(first)) for _ in range(lag)]
+        dataset.set_epoch(0)
         second, other = iter(loader), []
         for batch in first:
             got.append(numbers(batch))
@@ -440,9 +441,10 @@ def test_two_datasets_of_one_folder_are_read_at_once(packed: Packed) -> None:
 
 def test_persistent_workers_serve_one_pass_and_a_second_one_starts_it_anew(packed: Packed) -> None:
     # DataLoader has one iterator for all passes of persistent workers: both names mean the same.
-    _, loader, (expected, _) = loading(packed(COUNTS), "persistent")
+    dataset, loader, (expected, _) = loading(packed(COUNTS), "persistent")
     first = iter(loader)
     next(first)
+    dataset.set_epoch(0)
     second = iter(loader)
     assert second is first
     assert [numbers(batch) for batch in second] == expected
@@ -464,6 +466,7 @@ def test_a_pass_after_a_break_begins_at_the_beginning(packed: Packed, way: str, 
                 if step == stop:
                     break
             assert got == expected[epoch][: stop + 1]
+            dataset.set_epoch(epoch)
             assert [numbers(batch) for batch in loader] == expected[epoch]
 
     folder = packed(COUNTS)
@@ -625,7 +628,7 @@ def test_other_errors_of_users_keep_their_message(packed: Packed) -> None:
 
 def test_persistent_workers_that_raised_serve_the_next_pass(packed: Packed) -> None:
     folder = packed(COUNTS)
-    _, loader, (expected, _) = loading(folder, "persistent")
+    dataset, loader, (expected, _) = loading(folder, "persistent")
     path = shard_files(folder)[2]
     intact = path.read_bytes()
     damage(folder)
@@ -633,4 +636,5 @@ def test_persistent_workers_that_raised_serve_the_next_pass(packed: Packed) -> N
         with pytest.raises(DamageError, match="record 7 at byte"):
             list(one)
         path.write_bytes(intact)
+        dataset.set_epoch(0)
         assert [numbers(batch) for batch in loader] == expected
