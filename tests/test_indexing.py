@@ -142,7 +142,7 @@ def test_what_changes_later_is_found(tars: Path) -> None:
         data[10]
     assert data[9]["image"] == jpeg(9)
     found = library.verify(tars)
-    assert [(one.record, one.key) for one in found.damages] == [(2, b"k/0010")]
+    assert [(one.record, one.key) for one in found.damages] == [(2, "k/0010")]
     shard.write_bytes(shard.read_bytes()[:-512])
     with pytest.raises(DamageError, match=r"had .* when it was indexed"):
         library.open(tars, decode=None)[10]
@@ -422,7 +422,7 @@ def test_advice_needs_no_data_beside_the_index(tars: Path, tmp_path: Path) -> No
     assert dataset.explain(num_workers=2).records == N
     assert dataset.tune().records == N
     found = tune_path(tmp_path / "idx", root=tars, batch_size=4)
-    assert found.call.startswith(f'ShardDataset("{tmp_path}/idx", root="{tars}", batch_size=4, ')
+    assert found.call == f'ShardDataset("{tmp_path}/idx", root="{tars}", batch_size=4)'
     assert eval(found.call, {"ShardDataset": ShardDataset}).records == N
     assert tune_path(tmp_path / "idx", root=tars, batch_size=4).labels == "label"
     told = shardio("explain", tmp_path / "idx", "--root", tars, "--batch-size", "4").stdout

@@ -6,6 +6,7 @@ import os
 import sys
 import tracemalloc
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from test_packing import dead_on_shard  # noqa: F401
 from trees import JPEG, content, noise, plant, shardio, shardio_json, shards
 
-from shardio import ShardDataset, sequence, sources
+from shardio import ShardDataset, collate, sequence, sources
 from shardio.errors import (
     DamageError,
     OptionError,
@@ -788,7 +789,13 @@ def test_from_the_command_line_to_batches(source: Path, tmp_path: Path) -> None:
     assert {key: data for key, data in back.items() if data is not None} == {
         key: (source.parent / key).read_bytes() for key in kept
     }
-    data = ShardDataset(out, batch_size=4, decode=None, fields=("__key__", "width", "code"))
+    data = ShardDataset(
+        out,
+        batch_size=4,
+        decode=None,
+        fields=("__key__", "width", "code"),
+        collate_fn=partial(collate, ragged=("width",)),  # some have None
+    )
     got = {
         os.fsdecode(key): (width, code)
         for keys, widths, codes in data

@@ -317,8 +317,10 @@ def test_files_that_are_left_out_are_listed(source: Path, tmp_path: Path) -> Non
 
 
 def test_a_writer_writes_it(tmp_path: Path) -> None:
+    fields = dict(FIELDS) | {"image": "bytes"}  # a writer refuses what is no image
     for name in ("one", "two"):
-        with Writer(tmp_path / name, format="lmdb", id="x", max_records=15) as writer:
+        out = tmp_path / name
+        with Writer(out, format="lmdb", fields=fields, id="x", max_records=15) as writer:
             for values in SAMPLES:
                 writer.write(values)
     assert content(tmp_path / "one") == content(tmp_path / "two")
@@ -326,7 +328,7 @@ def test_a_writer_writes_it(tmp_path: Path) -> None:
     assert manifest.load(locate(tmp_path / "one")).format == "lmdb"
     with (
         pytest.raises(RuntimeError, match="of the stream"),
-        Writer(tmp_path / "bad", format="lmdb", max_records=2) as writer,
+        Writer(tmp_path / "bad", format="lmdb", fields=fields, max_records=2) as writer,
     ):
         for values in SAMPLES[:5]:
             writer.write(values)
