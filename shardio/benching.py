@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from . import machine, sequence, sizes
-from .errors import OptionError, StorageError, printable, quoted
+from .errors import OptionError, StorageError, printable
 from .measuring import FailedError, Host
 from .sequence import ShardSequence
 from .storage import locate
@@ -695,7 +695,7 @@ def _call(made: Bench, best: Row) -> str:
     options = [f"batch_size={made.batch_size}"]
     names = ["ShardDataset"]
     if made.root is not None:
-        options.append(f"root={quoted(made.root)}")
+        options.append(f"root={sizes.quoted(made.root)}")
     if made.fields is not None:
         names_of = ", ".join(json.dumps(name) for name in made.fields)
         options += [
@@ -719,7 +719,7 @@ def _call(made: Bench, best: Row) -> str:
             *lines,
             f"from shardio import {', '.join(sorted(names))}",
             "",
-            f"train = ShardDataset(\n    {quoted(made.path)},\n{inner})",
+            f"train = ShardDataset(\n    {sizes.quoted(made.path)},\n{inner})",
             f"loader = {loader}",
         ]
     )

@@ -26,7 +26,6 @@ and text, and an exception that needs a second argument comes back as a bare Run
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Iterable
 
@@ -162,11 +161,6 @@ def printable(name: bytes | str, limit: int = 200) -> str:
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
-
-
-def quoted(text: str) -> str:
-    """Write a str as Python reads it: escaped where a terminal would not show it as it is."""
-    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def there_are(names: Iterable[str], given: str = "", most: int = 10) -> str:

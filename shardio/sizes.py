@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from typing import Any
@@ -82,3 +83,8 @@ def show_size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def quoted(text: str) -> str:
+    """Write a str as Python reads it: escaped where a terminal would not show it as it is."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())

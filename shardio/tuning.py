@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import order, sequence, sizes
-from .errors import OptionError, quoted
+from .errors import OptionError
 from .fetch import keep
 from .options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
 from .order import Epoch, Int64s, Share, SpanOrder
@@ -906,7 +906,7 @@ def _conclude(
     chosen, usual = tuning.least_bad, tuning.default
     options: dict[str, str] = {}
     if path is not None:
-        where = {} if root is None else {"root": quoted(root)}
+        where = {} if root is None else {"root": sizes.quoted(root)}
         options = where | {"batch_size": str(tuning.batch_size)}
         if tuning.canonical_workers != CANONICAL_WORKERS:
             options["canonical_workers"] = str(tuning.canonical_workers)
@@ -918,7 +918,7 @@ def _conclude(
             options["unit"] = str(chosen.unit)
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     if path is not None:
-        call = f"ShardDataset({quoted(path)}, {call})"
+        call = f"ShardDataset({sizes.quoted(path)}, {call})"
     if chosen is None or usual is None:
         few = "There are fewer records than a batch takes, so every order is one batch: nothing to "
         return replace(tuning, notes=(few + "tune.",), call=call)
