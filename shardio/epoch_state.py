@@ -135,8 +135,14 @@ class EpochState:
         Ranks that were started from one process would otherwise move each other's epochs.
         """
         twin = EpochState(0)
-        twin._at[:], twin._alone = self._at, True
+        twin._at[:] = self._at
         twin._at[_PASS] = twin._at[_ASKED] = -1 if self.complete else 0
+        return twin
+
+    def sent(self) -> EpochState:
+        """Return a detached copy that is only to be pickled."""
+        twin = self.detached()
+        twin._alone = True
         return twin
 
     # --- what is known ---

@@ -356,7 +356,7 @@ class Stream(IterableDataset[Any]):
         return self.__dict__ | {
             "_captured": self.ranks(),
             "_iterating": _nothing,
-            "_epochs": self.epochs if iterator is not None else self.epochs.detached(),
+            "_epochs": self.epochs if iterator is not None else self.epochs.sent(),
             "_ticket": self._new_ticket(iterator),
         }
 

@@ -1,6 +1,8 @@
 """Raw pixels: packed by --encode raw, decoded by a copy, read a batch at a time."""
 
+import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -35,6 +37,7 @@ from shardio import sequence as sequences
 from shardio.collating import empty
 from shardio.decoding import Work
 from shardio.errors import (
+    CollateError,
     DamageError,
     DecodeError,
     ExistsError,
@@ -122,7 +125,7 @@ def test_resize_makes_squares_of_the_centre(tmp_path: Path) -> None:
         small = wide.convert("RGB").resize((24, 12), Image.Resampling.LANCZOS)
     expected = np.asarray(small.crop((6, 0, 18, 12)), np.int16)
     assert np.abs(arrays["a/wide.jpg"] - expected).max() <= 1
-    assert "1 images were smaller" in shardio(
+    assert "enlarged, since smaller: 1 image" in shardio(
         "pack", source, tmp_path / "two", "--encode", "raw", "--resize", "12"
     ).stdout  # fmt: skip
 
@@ -477,7 +480,7 @@ def test_decode_numpy_is_the_array_of_the_pil_image(tmp_path: Path) -> None:
     assert sorted(total for (total,) in stream) == sorted(np.sum(item["image"]) for item in arrays)
     cropped = ShardDataset(tmp_path / "out", decode="numpy", transform=CenterCrop(3), batch_size=3)
     assert next(iter(cropped))["image"].shape == (3, 3, 3, 3)
-    with pytest.raises(OptionError, match="'pil', 'numpy', None or a function"):
+    with pytest.raises(OptionError, match=r"'pil', 'numpy', .*None or a function"):
         sequences.open(tmp_path / "out", decode="torch")  # type: ignore[arg-type]
 
 
@@ -632,11 +635,14 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
     assert len(list(data)) == 1
 
 
+UNLIKE = (image.ppm(scene(0, 8, 6)), image.ppm(scene(0, 6, 9)))
+
+
 @pytest.mark.parametrize(
     "odd",
     [
-        {"image": image.ppm(scene(0, 8, 6))},  # as many pixels, of another shape
-        {"image": image.ppm(scene(0, 6, 9))},
+        {"image": UNLIKE[0]},  # as many pixels, of another shape
+        {"image": UNLIKE[1]},
         {"image": image.ppm(scene(0)) + b"more"},
         {"image": encoded(scene(0))},
         {"image": None},
@@ -655,7 +661,6 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
         batch_size=6,
         unit=1,
         shuffle=False,
-        canonical_workers=1,
         fields=("image", "label", "score"),
         decode="numpy",
     )
@@ -663,7 +668,26 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
     made = [data._whole(at_once, rows, empty) for rows in at_once]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
-        assert len(list(data)) == 2  # and it comes nevertheless
+        # And it comes nevertheless, or what makes the record unlike the others is said.
+        unlike = None in odd.values() or odd.get("image") in UNLIKE
+        with (
+            pytest.raises(CollateError, match="record 9 of the dataset")
+            if unlike
+            else contextlib.nullcontext()
+        ):
+            assert len(list(data)) == 2
+
+
+def test_ragged_fields_are_lists_where_all_images_are_alike(tmp_path: Path) -> None:
+    pack_raw(folder(tmp_path / "src"), tmp_path / "out")
+    data = ShardDataset(
+        tmp_path / "out",
+        batch_size=6,
+        fields=("image", "label"),
+        decode="numpy",
+        collate_fn=functools.partial(collate, ragged=("image",)),
+    )
+    assert [type(images) for images, _ in data] == [list, list]
 
 
 def test_ints_too_large_for_a_tensor_are_left_to_the_ordinary_way(tmp_path: Path) -> None:
