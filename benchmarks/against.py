@@ -203,7 +203,7 @@ def _rows(folders: dict[str, Path], core: bool) -> list[Row]:
                 name = f"compare: {way}, in order{', core' if with_core else ''}, {kind}"
                 options = count | {"way": way, "core": with_core}
                 rows.append(Row(name, "compare:shardio_in_order", shards, "us", options))
-        for way, buffer in ((SAMPLES, BUFFER), (SAMPLES_IN_ORDER, 1)):
+        for way, buffer in ((SAMPLES, BUFFER), (SAMPLES_IN_ORDER, None)):
             for batch in (None, 256):
                 name = f"raw: {way}{'' if batch is None else ', batches of 256'}, {kind}"
                 asked = {"buffer": buffer, "batch": batch}
