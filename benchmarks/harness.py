@@ -7,6 +7,7 @@ contestant inherits another's heap or page tables. While one runs, the others sl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -85,7 +86,8 @@ class Contestant:
 
     def close(self) -> None:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it was killed before it read what it was asked
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
