@@ -291,10 +291,10 @@ def _parallel(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
             continue
         path = key
         if name in endings:  # all but the field whose paths the keys are
-            path = stem + _bytes(_fitting(endings[name].split("/"), value))
+            path = stem + key_bytes(_fitting(endings[name].split("/"), value))
         if _gives_raw(made, name):
             path += raw_ending(path)
-        yield _bytes(folder) + path, _file(value)
+        yield key_bytes(folder) + path, _file(value)
 
 
 def _fitting(endings: Sequence[str], value: Any) -> str:
@@ -303,11 +303,6 @@ def _fitting(endings: Sequence[str], value: Any) -> str:
         known = ENDINGS.get(image_type(value[:32]) or "", ())
         return next((one for one in endings if one.lower().lstrip(".") in known), endings[0])
     return endings[0]
-
-
-def _bytes(name: str) -> bytes:
-    """A name as it was stored, whatever the process's locale is."""
-    return name.encode("utf-8", "surrogateescape")
 
 
 def _file(value: Any) -> bytes:

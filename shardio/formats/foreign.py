@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import DamageError, ShardioError, StorageError, VersionError, printable
+from ..names import key_bytes
 from ..sample import KEY, MAX_KEY, Sample, pack, unpack, with_text_keys
 from ..storage.base import File, Storage
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
@@ -404,7 +405,7 @@ def _own_keys(name: str) -> bytes:
     stem, _, ending = file.rpartition(".")
     if not stem or "-of-" in ending:  # train.tfrecord-00001-of-00004
         stem = file
-    return f"{folder}{slash}{stem}/".encode("utf-8", "surrogateescape")
+    return key_bytes(f"{folder}{slash}{stem}/")
 
 
 class Field(NamedTuple):
@@ -430,7 +431,7 @@ def key_of(values: Values, name: str, record: int) -> bytes:
     if key is None:
         key = own_key(name, record)
     elif isinstance(key, (int, str)) and not isinstance(key, bool):
-        key = str(key).encode("utf-8", "surrogateescape")
+        key = key_bytes(str(key))
     elif not isinstance(key, bytes):
         raise ValueError(
             f"its {KEY} is {type(key).__name__}; expected bytes, text or an integer. Write the "

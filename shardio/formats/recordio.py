@@ -26,6 +26,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import DamageError, SourceError, printable
+from ..names import key_bytes
 from ..sample import KEY, MAX_KEY, pack, unpack
 from ..storage.base import File, Storage
 from .base import Column
@@ -52,7 +53,7 @@ class RecFile(WrappedFile):
         self.storage, self.path = storage, name
         self.read = file.read
         self.keys: Column | list[bytes] | None = None  # int64 (records,), or text
-        self.prefix = name.removesuffix(".rec").encode("utf-8", "surrogateescape")
+        self.prefix = key_bytes(name.removesuffix(".rec"))
 
     def key(self, record: int) -> bytes | None:
         if self.keys is None:

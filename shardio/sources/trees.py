@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import order
 from ..errors import OptionError, SourceError, printable
-from ..names import key_bytes
+from ..names import key_bytes, key_text
 from ..sample import KEY, Sample, Schema
 from .base import (
     MAX_FILE,
@@ -150,7 +150,7 @@ def _layout(wanted: Wanted) -> _Layout:
             for name, (_, found, loops) in inner.items():
                 check_loose([*found, *loops], os.path.join(root, trees[name]))
             splits = {
-                _text(split): {
+                key_text(split): {
                     name: folder + b"/" + split
                     for name, folder in trees.items()
                     if split in inner[name][0]
@@ -164,7 +164,7 @@ def _layout(wanted: Wanted) -> _Layout:
         used = set(folders)
         for split in sorted(folders):
             there = {name: split + b"/" + folder for name, folder in trees.items()}
-            splits[_text(split)] = {
+            splits[key_text(split)] = {
                 name: path
                 for name, path in there.items()
                 if os.path.isdir(os.path.join(root, path))
@@ -348,10 +348,10 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
         notes=twins(keys),
         options={
             "members": _digest(taken),
-            "fields": {tree.name: _text(tree.folder) + "/" for tree in taken},
+            "fields": {tree.name: key_text(tree.folder) + "/" for tree in taken},
             "endings": {
                 tree.name: "/".join(
-                    sorted({_text(path[len(_stem(path)) :]) for path in tree.paths})
+                    sorted({key_text(path[len(_stem(path)) :]) for path in tree.paths})
                 )
                 for tree in taken[1:]
             },
@@ -418,11 +418,6 @@ def _digest(trees: Sequence[Tree]) -> str:
 
 def _hidden(name: bytes) -> bool:
     return name.startswith(b".")
-
-
-def _text(name: bytes) -> str:
-    """A name as it is stored, whatever the process's locale is."""
-    return name.decode("utf-8", "surrogateescape")
 
 
 def _some(names: Sequence[bytes]) -> str:
