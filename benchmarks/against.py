@@ -216,7 +216,7 @@ def _rows(folders: dict[str, Path], core: bool) -> list[Row]:
         rows.append(
             Row(f"loader: {SHARDS}, {kind}", "loader:shards", shards, "images_per_s", options)
         )
-    shards, one = "CIFAR, raw", {"size": 0, "batch": 512, "epochs": 20}
+    shards, one = "CIFAR, raw", {"size": 0, "batch": 512, "epochs": 20, "buffer": BUFFER}
     for name, more in (
         (HERE, {"workers": 0, "threads": 0}),
         (RESIDENT, {"workers": 0, "threads": 0, "resident": "ram"}),

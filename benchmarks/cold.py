@@ -210,7 +210,6 @@ class Cold:
             "device_writes": after[2] - before[2],
         }
 
-
     def _in_group(
         self, group: Group, resident: float, read: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:

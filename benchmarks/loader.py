@@ -252,12 +252,14 @@ def _memory() -> int:
     return anonymous + sum(shared.values())
 
 
-def _dataset(path: str, size: int, batch: int) -> Any:
+def _dataset(path: str, size: int, batch: int, buffer: int | None) -> Any:
     """size 0: stored as raw pixels, and not decoded."""
     from shardio import ShardDataset
 
     how: dict[str, Any] = {"transform": _transform(size)} if size else {"decode": "numpy"}
-    return ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
+    return ShardDataset(
+        path, batch_size=batch, shuffle_buffer=buffer, fields=("image", "label"), **how
+    )
 
 
 def _transform(size: int) -> Any:
@@ -266,10 +268,12 @@ def _transform(size: int) -> Any:
     return CenterCrop(32) if size == 32 else RandomResizedCrop(size, flip=True)
 
 
-def shards(path: str, size: int, batch: int, workers: int, epochs: int = 1) -> Round:
+def shards(
+    path: str, size: int, batch: int, workers: int, epochs: int = 1, buffer: int | None = None
+) -> Round:
     from torch.utils.data import DataLoader
 
-    dataset = _dataset(path, size, batch)
+    dataset = _dataset(path, size, batch, buffer)
     loader = DataLoader(
         *(dataset,), batch_size=None, num_workers=workers, prefetch_factor=AHEAD,
         persistent_workers=True,
@@ -279,11 +283,11 @@ def shards(path: str, size: int, batch: int, workers: int, epochs: int = 1) -> R
 
 def shard_loader(
     path: str, size: int, batch: int, workers: int, threads: int, epochs: int = 1,
-    resident: Any = None,
+    resident: Any = None, buffer: int | None = None,
 ) -> Round:  # fmt: skip
     from . import spelling
 
-    dataset = _dataset(path, size, batch)
+    dataset = _dataset(path, size, batch, buffer)
     loader = spelling.shard_loader(
         dataset, num_workers=workers, threads=threads, prefetch_factor=AHEAD, resident=resident
     )
