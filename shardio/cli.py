@@ -169,6 +169,7 @@ def _pack(options: argparse.Namespace) -> int:
             encode=options.encode,
             jpeg_tiles=options.jpeg_tiles,
             keep_original=options.keep_original,
+            max_pixels=options.max_pixels,
             overwrite=options.overwrite,
             restart=options.restart,
             on_error=options.on_error,
@@ -416,6 +417,7 @@ def _verify(options: argparse.Namespace) -> int:
             options.out,
             root=options.root,
             decode=options.decode,
+            max_pixels=options.max_pixels,
             sha256=options.sha256,
             jobs=options.jobs,
             progress=progress,
@@ -904,6 +906,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --jpeg-tiles: pack the files' own bytes, too, for `unpack`",
     )
+    pack.add_argument(
+        "--max-pixels",
+        type=_whole,
+        metavar="N",
+        help="the largest image to decode, for --resize, --encode raw and --jpeg-tiles",
+    )
     pack.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
     pack.add_argument("--restart", action="store_true", help="drop an unfinished packing in OUT")
     pack.add_argument(
@@ -986,6 +994,9 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", _verify, "check that every byte is what was packed")
     verify.add_argument("out", metavar="OUT")
     verify.add_argument("--decode", action="store_true", help="also decode every image")
+    verify.add_argument(
+        "--max-pixels", type=_whole, metavar="N", help="with --decode: the limit of an image"
+    )
     verify.add_argument("--sha256", action="store_true", help="also compare whole files")
     verify.add_argument("--jobs", type=_whole, metavar="N", help="processes (default: one a core)")
 

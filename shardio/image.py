@@ -177,16 +177,20 @@ def pixels(
     return _array(decode(data, upright=upright, max_pixels=max_pixels)).copy()
 
 
-def square(data: bytes, size: int) -> tuple[NDArray[np.uint8], bool]:
+def square(
+    data: bytes, size: int, *, max_pixels: int | None = None
+) -> tuple[NDArray[np.uint8], bool]:
     """The central square of an image, (size, size, 3) uint8 RGB, and whether that enlarged it.
 
     The short side becomes `size` pixels, as `resize_short` does it (but an image that is smaller is
     enlarged), upright; what the long side has more is cut off on both ends. Never by the compiled
-    core: what is packed does not depend on where that was built. Raises DecodeError.
+    core: what is packed does not depend on where that was built. max_pixels: as for `decode`.
+    Raises DecodeError.
     """
-    crop, out = CenterCrop(size, size, interpolation="lanczos"), np.empty((size, size, 3), np.uint8)
+    crop = CenterCrop(size, size, interpolation="lanczos", max_pixels=max_pixels)
+    out = np.empty((size, size, 3), np.uint8)
     with _decoding(data):
-        short = min(_open(data, None).size)
+        short = min(_open(data, max_pixels).size)
         crop._by_pil(data, 0, out)
     return out, short < size
 
@@ -202,12 +206,15 @@ def ppm_header(height: int, width: int) -> bytes:
     return b"P6\n%d %d\n255\n" % (width, height)
 
 
-def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
+def resize_short(
+    data: bytes, size: int, quality: int, *, max_pixels: int | None = None
+) -> bytes | None:
     """The same image with its short side reduced to `size` pixels, or None to keep the bytes.
 
     None: the short side is `size` or less already, the file is an animation or has several pages,
     or its format is not one of JPEG, PNG, WebP, BMP, TIFF.
-    quality: 1 to 100, for JPEG and lossy WebP; other formats stay lossless.
+    quality: 1 to 100, for JPEG and lossy WebP; other formats stay lossless. max_pixels: as for
+    `decode`.
 
     The file format, the aspect (long side rounded), the EXIF bytes, the ICC profile and a JPEG's
     chroma subsampling are kept; pixels stay in their stored orientation (those of a TIFF come
@@ -220,7 +227,7 @@ def resize_short(data: bytes, size: int, quality: int) -> bytes | None:
     size = whole("resize_short: size", size, 1)
     quality = whole("resize_short: quality", quality, 1, 100)
     with _decoding(data):
-        image = _open(data, None)
+        image = _open(data, max_pixels)
         width, height = image.size
         short, long = min(image.size), max(image.size)
         if short <= size or image.format not in _REWRITABLE or getattr(image, "n_frames", 1) > 1:

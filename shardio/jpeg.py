@@ -328,7 +328,11 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     segments, frame, interval = found
     end = segments[-1].end
     bare = _bare(data, segments)
-    done = engine.core.rewrite(bare, interval) if engine.core else _jpegtran(tool, bare, interval)
+    done = (
+        engine.core.rewrite(bare, interval, frame.width * frame.height)
+        if engine.core
+        else _jpegtran(tool, bare, interval)
+    )
     if isinstance(done, str):
         return Unfit("damaged", printable(done.removeprefix("damaged: ")))
     made = _header(done)

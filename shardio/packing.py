@@ -204,6 +204,7 @@ def pack(
     encode: str | None = None,
     jpeg_tiles: bool = False,
     keep_original: bool = False,
+    max_pixels: int | None = None,
     overwrite: bool = False,
     restart: bool = False,
     on_error: str = "raise",
@@ -238,6 +239,7 @@ def pack(
                    images that this cannot be done to stay as they are (docs/jpeg-tiles.md)
     keep_original  with `jpeg_tiles`: the files' own bytes, too, in the field `original`, so that
                    `unpack` gives these back
+    max_pixels     of an image that is decoded for any of these, instead of the default limit
     overwrite      commit over another dataset in OUT; its shards stay until `gc`
     restart        drop an unfinished packing in OUT
     on_error       "raise": one SourceError lists all files that cannot be packed, and nothing is
@@ -284,6 +286,7 @@ def pack(
             encode=encode,
             jpeg_tiles=jpeg_tiles,
             keep_original=keep_original,
+            max_pixels=max_pixels,
         ),
     )
     if format != "record":  # which datasets had before there was another
@@ -321,7 +324,7 @@ def pack(
     for name, listing in listings.items():
         options, each = wanted | _of_split(name, names), None
         if encode is not None:
-            height, width = recoding.size(listing, wanted["resize"])
+            height, width = recoding.size(listing, wanted)
             options["pixels"] = [height, width]
             each = len(image.ppm_header(height, width)) + 3 * height * width
         made = plan.make(listing, options, each)

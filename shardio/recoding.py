@@ -38,6 +38,7 @@ class Recoding:
     pixels: tuple[int, int] | None  # height and width of raw pixels
     jpeg_tiles: bool
     keep_original: bool
+    max_pixels: int | None  # of an image that is decoded; None: the limit of its format
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Recoding:
@@ -49,6 +50,7 @@ class Recoding:
             pixels=None if pixels is None else (pixels[0], pixels[1]),
             jpeg_tiles=options.get("jpeg_tiles", False),
             keep_original=options.get("keep_original", False),
+            max_pixels=options.get("max_pixels"),
         )
 
     def apply(self, sample: Sample) -> Recoded:
@@ -56,14 +58,64 @@ class Recoding:
         done = Recoded()
         own = sample.get("image")
         if self.pixels is not None:
-            done.enlarged = _make_raw(sample, self.pixels, self.resize)
+            done.enlarged = self._make_raw(sample, self.pixels)
         elif self.resize is not None:
-            done.full_size = _resize(sample, self.resize, self.quality or QUALITY)
+            done.full_size = self._resize(sample, self.resize)
         if self.jpeg_tiles:
-            done.tiles = _make_tiles(sample)
+            done.tiles = self._make_tiles(sample)
         if self.keep_original and sample.get(ORIGINAL) is None:
             sample[ORIGINAL] = None if sample.get("image") is own else own
         return done
+
+    def _resize(self, sample: Sample, side: int) -> bool:
+        """Shrink a sample's image; whether it stays at full size, though larger."""
+        data = sample.get("image")
+        if data is None:
+            return False
+        try:
+            quality = self.quality or QUALITY
+            small = image.resize_short(data, side, quality, max_pixels=self.max_pixels)
+            if small is None:
+                width, height = image._open(data, self.max_pixels).size
+                return bool(min(width, height) > side)
+        except DecodeError as error:
+            raise Rejected(f"cannot be resized: {error}") from None
+        sample["image"] = small
+        return False
+
+    def _make_raw(self, sample: Sample, shape: tuple[int, int]) -> bool:
+        """Make pixels of a sample's image; whether it was enlarged. Raises Rejected."""
+        data, enlarged = sample["image"], False
+        if data is None:
+            return False
+        try:
+            if self.resize is None:
+                array = image.pixels(data, max_pixels=self.max_pixels)
+            else:
+                array, enlarged = image.square(data, self.resize, max_pixels=self.max_pixels)
+        except DecodeError as error:
+            raise Rejected(f"cannot be decoded: {error}") from None
+        height, width = array.shape[:2]
+        if (height, width) != shape:
+            raise Rejected(
+                f"it is {width} x {height}, and the first image {shape[1]} x {shape[0]}: {ONE_SIZE}"
+            )
+        sample["image"] = image.ppm(array)
+        return enlarged
+
+    def _make_tiles(self, sample: Sample) -> Tiles:
+        """Rewrite a sample's image, if that can be done."""
+        data = sample.get("image")
+        if data is None:
+            return Tiles()
+        try:
+            made = jpeg.rewrite(data, max_pixels=self.max_pixels or jpeg.MAX_PIXELS)
+        except StorageError as error:  # some files make jpegtran crash
+            raise StorageError(f"{printable(sample[KEY])}: {error}") from None
+        if isinstance(made, jpeg.Unfit):
+            return Tiles(images=made.reason == jpeg.ALREADY, others={made.reason: 1})
+        sample["image"] = made
+        return Tiles(images=1, rewritten=1, before=len(data), after=len(made))
 
 
 @dataclass
@@ -106,6 +158,7 @@ def options(
     encode: str | None,
     jpeg_tiles: bool,
     keep_original: bool,
+    max_pixels: int | None,
 ) -> dict[str, Any]:
     """What is asked for, as a dataset records it. Raises OptionError."""
     if encode is not None and encode != "raw":
@@ -136,7 +189,20 @@ def options(
         raise OptionError(
             "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
         )
-    asked = {"encode": encode, "jpeg_tiles": jpeg_tiles, "keep_original": keep_original}
+    if max_pixels is not None:
+        max_pixels = sizes.whole("max_pixels", max_pixels, 1)
+        if resize is None and encode is None and not jpeg_tiles:
+            raise OptionError(
+                f"max_pixels is {max_pixels}, but images are packed as they are, whatever their "
+                "size: it goes with --resize, --encode raw and --jpeg-tiles; leave it out, and "
+                "give it to whoever reads the dataset"
+            )
+    asked = {
+        "encode": encode,
+        "jpeg_tiles": jpeg_tiles,
+        "keep_original": keep_original,
+        "max_pixels": max_pixels,
+    }
     return {"resize": resize, "quality": (quality or QUALITY) if shrinks else None} | {
         name: wanted for name, wanted in asked.items() if wanted
     }
@@ -177,20 +243,21 @@ def check_fields(listings: Mapping[str, Listing], wanted: Mapping[str, Any]) -> 
         )
 
 
-def size(listing: Listing, resize: int | None) -> tuple[int, int]:
+def size(listing: Listing, wanted: Mapping[str, Any]) -> tuple[int, int]:
     """Height and width of all raw pixels: as asked, or of the first image that can be decoded.
 
     Parts of a job array all look at that one, so that they make one plan. Raises SourceError.
     """
-    if resize is not None:
-        return resize, resize
+    if wanted["resize"] is not None:
+        return wanted["resize"], wanted["resize"]
     problems: list[Problem] = []
     with listing.source.open() as read:
         for at, key in enumerate(listing.keys):
             try:
                 data = read(at if listing.places is None else int(listing.places[at]))["image"]
                 if data is not None:
-                    height, width = image.pixels(data).shape[:2]
+                    pixels = image.pixels(data, max_pixels=wanted.get("max_pixels"))
+                    height, width = pixels.shape[:2]
                     return height, width
             except Rejected as error:
                 problems.append((key, str(error)))
@@ -221,58 +288,3 @@ def with_originals(listing: Listing, asked: Wanted, split: str, keep: bool) -> L
             f"NAME={ORIGINAL} calls it something else"
         )
     return dataclasses.replace(listing, fields=(*listing.fields, (ORIGINAL, "bytes")))
-
-
-# --- one image ------------------------------------------------------------------------------------
-
-
-def _resize(sample: Sample, side: int, quality: int) -> bool:
-    """Shrink a sample's image; whether it stays at full size, though larger. Raises Rejected."""
-    data = sample.get("image")
-    if data is None:
-        return False
-    try:
-        small = image.resize_short(data, side, quality)
-        if small is None:
-            width, height = image._open(data, image.MAX_PIXELS).size
-            return bool(min(width, height) > side)
-    except DecodeError as error:
-        raise Rejected(f"cannot be resized: {error}") from None
-    sample["image"] = small
-    return False
-
-
-def _make_raw(sample: Sample, shape: tuple[int, int], resize: int | None) -> bool:
-    """Make pixels of a sample's image; whether it was enlarged. Raises Rejected."""
-    data, enlarged = sample["image"], False
-    if data is None:
-        return False
-    try:
-        if resize is None:
-            array = image.pixels(data)
-        else:
-            array, enlarged = image.square(data, resize)
-    except DecodeError as error:
-        raise Rejected(f"cannot be decoded: {error}") from None
-    height, width = array.shape[:2]
-    if (height, width) != shape:
-        raise Rejected(
-            f"it is {width} x {height}, and the first image {shape[1]} x {shape[0]}: {ONE_SIZE}"
-        )
-    sample["image"] = image.ppm(array)
-    return enlarged
-
-
-def _make_tiles(sample: Sample) -> Tiles:
-    """Rewrite a sample's image, if that can be done."""
-    data = sample.get("image")
-    if data is None:
-        return Tiles()
-    try:
-        made = jpeg.rewrite(data)
-    except StorageError as error:  # some files make jpegtran crash
-        raise StorageError(f"{printable(sample[KEY])}: {error}") from None
-    if isinstance(made, jpeg.Unfit):
-        return Tiles(images=made.reason == jpeg.ALREADY, others={made.reason: 1})
-    sample["image"] = made
-    return Tiles(images=1, rewritten=1, before=len(data), after=len(made))

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import manifest, parallel
-from .errors import DamageError, DecodeError, StorageError, VersionError, printable
+from .errors import DamageError, DecodeError, OptionError, StorageError, VersionError, printable
 from .formats import check_format, open_shard, sha256
 from .formats.base import Opening, Shard, ShardInfo
 from .formats.columns import key_hash
 from .names import key_text
 from .sample import KEY, Sample
-from .sizes import show_count, show_size
+from .sizes import show_count, show_size, whole
 from .storage import locate
 
 Bad = DamageError | StorageError
@@ -73,6 +73,7 @@ class _Task:
     opening: Opening
     info: ShardInfo
     images: tuple[str, ...]  # fields to decode
+    max_pixels: int | None
     sha256: bool
 
 
@@ -81,17 +82,19 @@ def verify(
     *,
     root: str | os.PathLike[str] | None = None,
     decode: bool = False,
+    max_pixels: int | None = None,
     sha256: bool = False,
     jobs: int | None = None,
     progress: parallel.Progress | None = None,
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
-    root      where the data lies, when `shardio index --out` put its index elsewhere
-    decode    also decode every image
-    sha256    also compare each file's SHA-256 with the manifest
-    jobs      processes; default: one a core
-    progress  called now and then with bytes done and bytes in all
+    root        where the data lies, when `shardio index --out` put its index elsewhere
+    decode      also decode every image
+    max_pixels  with `decode`: of an image, instead of the default limit
+    sha256      also compare each file's SHA-256 with the manifest
+    jobs        processes; default: one a core
+    progress    called now and then with bytes done and bytes in all
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
@@ -101,6 +104,13 @@ def verify(
     made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
     for _, one in made:
         check_format(one.format)
+    if max_pixels is not None:
+        max_pixels = whole("max_pixels", max_pixels, 1)
+        if not decode:
+            raise OptionError(
+                f"max_pixels is {max_pixels}, but no image is decoded: give --decode, too, or "
+                "leave it out"
+            )
     if decode:
         from . import image
 
@@ -111,6 +121,7 @@ def verify(
             one.opening(storage, shards),
             one.shard(number),
             tuple(n for n, kind in one.schema.fields if kind == "image") if decode else (),
+            max_pixels,
             sha256,
         )
         for storage, one in made
@@ -137,7 +148,7 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
         shard = open_shard(task.format, task.opening, info)
         for start in range(0, shard.records, _CHUNK):
             stop = min(start + _CHUNK, shard.records)
-            damages += _check_records(shard, start, stop, task.images, name)
+            damages += _check_records(shard, start, stop, task, name)
             add(int(shard.sizes[start:stop].sum()))
         try:
             shard.check()
@@ -153,9 +164,7 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
             shard.close()
 
 
-def _check_records(
-    shard: Shard, start: int, stop: int, images: tuple[str, ...], name: str
-) -> Iterator[Damage]:
+def _check_records(shard: Shard, start: int, stop: int, task: _Task, name: str) -> Iterator[Damage]:
     try:
         samples: list[Sample | Bad] = list(shard.scan(start, stop))
     except (DamageError, StorageError):
@@ -163,7 +172,7 @@ def _check_records(
     for record, sample in enumerate(samples, start):
         if isinstance(sample, (DamageError, StorageError)):
             yield Damage(name, record, shard.offset(record), _key(shard, record), str(sample))
-        elif what := _wrong(shard, record, sample, images):
+        elif what := _wrong(shard, record, sample, task):
             yield Damage(name, record, shard.offset(record), key_text(sample[KEY]), what)
 
 
@@ -174,7 +183,7 @@ def _attempt(shard: Shard, record: int) -> Sample | Bad:
         return error
 
 
-def _wrong(shard: Shard, record: int, sample: Sample, images: tuple[str, ...]) -> str | None:
+def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None:
     """What is wrong with a record whose own checksum is right."""
     if key_hash(sample[KEY]) != shard.key_hashes[record]:
         return "the index has another key for it"
@@ -184,12 +193,12 @@ def _wrong(shard: Shard, record: int, sample: Sample, images: tuple[str, ...]) -
             return f"the index has another {name} for it"
         if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
-    for field_name in images:
+    for field_name in task.images:
         from . import image
 
         if sample[field_name] is not None:
             try:
-                image.decode(sample[field_name])
+                image.decode(sample[field_name], max_pixels=task.max_pixels)
             except DecodeError as error:
                 return f"{field_name} cannot be decoded: {error}"
     return None

@@ -223,6 +223,14 @@ def test_images_that_are_none_stay_none(tmp_path: Path) -> None:
     assert found[b"b"]["original"] == FIT["a/444.jpg"]
 
 
+def test_max_pixels_is_the_limit_of_what_is_rewritten(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"a/x.jpg": jpeg_file(photo(1))})
+    for limit, untiled in ((235 * 177, {}), (235 * 177 - 1, {"too large": 1})):
+        out = tmp_path / str(limit)
+        [done] = pack(source, out, jpeg_tiles=True, max_pixels=limit, **SMALL)
+        assert done.untiled == untiled
+
+
 def test_images_of_kind_bytes_are_made_tiles_too(tmp_path: Path) -> None:
     with Writer(tmp_path / "stream", fields={"image": "bytes"}) as writer:
         writer.write({"__key__": "a.jpg", "image": FIT["a/444.jpg"]})

@@ -27,7 +27,7 @@ from trees import (
     shards,
 )
 
-from shardio import building, journal, lock, manifest, packing, parallel, plan, sources
+from shardio import building, image, journal, lock, manifest, packing, parallel, plan, sources
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -1299,8 +1299,6 @@ def test_resize_shrinks_the_short_side_and_never_enlarges(tmp_path: Path) -> Non
 def test_photos_with_a_second_picture_keep_their_size_and_are_counted(tmp_path: Path) -> None:
     from PIL import Image
 
-    from shardio import image
-
     frames = [Image.new("RGB", (300, 200), c) for c in ("red", "blue")]
     source = plant(tmp_path / "src", {"a/x.jpg": picture(300, 200)})
     frames[0].save(source / "a" / "phone.jpg", "MPO", save_all=True, append_images=frames[1:])
@@ -1314,6 +1312,24 @@ def test_images_that_cannot_be_resized_are_problems(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"a/x.jpg": picture(90, 80), "a/torn.jpg": noise("x", 500)})
     with pytest.raises(SourceError, match=r"a/torn\.jpg: cannot be resized"):
         pack_one(source, tmp_path / "out", resize=50)
+
+
+@pytest.mark.parametrize(
+    "options", [{"resize": 50}, {"encode": "raw"}, {"encode": "raw", "resize": 9}]
+)
+def test_max_pixels_is_the_limit_of_what_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    source, out = plant(tmp_path / "src", {"a/x.jpg": picture(400, 300)}), tmp_path / "out"
+    with pytest.raises(SourceError, match=r"over the limit of 119,999; .* give max_pixels=120000"):
+        pack_one(source, out, max_pixels=119_999, **options)
+    monkeypatch.setattr(image, "MAX_PIXELS", 119_999)
+    with pytest.raises(SourceError, match=r"over the limit of 119,999"):
+        pack_one(source, out, restart=True, **options)
+    assert pack_one(source, out, restart=True, max_pixels=120_000, **options).records == 1
+    assert manifest.load(locate(out)).options["max_pixels"] == 120_000
+    with pytest.raises(OptionError, match="max_pixels is 9, but images are packed as they are"):
+        pack_one(source, out, max_pixels=9)
 
 
 # --- the plan -------------------------------------------------------------------------------------

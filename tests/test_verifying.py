@@ -16,7 +16,7 @@ from trees import content, images, noise, picture, plant, shardio, shardio_json,
 
 from shardio import manifest
 from shardio import sequence as sequences
-from shardio.errors import DamageError, NotPackedError, StorageError, VersionError
+from shardio.errors import DamageError, NotPackedError, OptionError, StorageError, VersionError
 from shardio.formats.foreign import dump, load, sidecar_name
 from shardio.formats.record import RecordShard
 from shardio.indexing import index
@@ -191,6 +191,15 @@ def test_decode_lists_images_that_are_whole_but_undecodable(tmp_path: Path) -> N
     [damage] = verify(tmp_path / "out", decode=True, jobs=1).damages
     assert damage.key == "a/torn.jpg"
     assert "cannot be decoded" in damage.what
+
+
+def test_decode_keeps_to_a_limit_of_pixels(tmp_path: Path) -> None:
+    pack(plant(tmp_path / "src", {"a/x.jpg": picture(40, 30)}), tmp_path / "out", jobs=1)
+    assert not verify(tmp_path / "out", decode=True, max_pixels=1200, jobs=1).damages
+    [damage] = verify(tmp_path / "out", decode=True, max_pixels=1199, jobs=1).damages
+    assert "over the limit of 1,199" in damage.what
+    with pytest.raises(OptionError, match="max_pixels is 9, but no image is decoded"):
+        verify(tmp_path / "out", max_pixels=9)
 
 
 def test_all_splits_are_verified(tmp_path: Path) -> None:
