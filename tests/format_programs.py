@@ -206,13 +206,15 @@ def damage(folder: Path, seed: str, count: str) -> None:
     print(json.dumps({kind: [number, found[kind]] for kind, number in tried.items()}))
 
 
-def unindexed(folder: Path, format: str, seed: str, count: str) -> None:
+def unindexed(folder: Path, format: str, options: str, seed: str, count: str) -> None:
     """Prints how often damage was found while indexing, was harmless, and changed the content."""
-    draw, many = random.Random(int(seed)), int(count)
+    draw, many, how = random.Random(int(seed)), int(count), json.loads(options)
     right = samples(folder)
     data, made = files(folder)
     for path in made:
         path.unlink()
+    index(folder, format=format, jobs=1, **how)
+    assert samples(folder) == right
     outcomes: dict[str, Counter[str]] = {}
     for kind, do, times in (("flipped", flipped, many), ("cut", cut_off, many // 3)):
         outcome = outcomes[kind] = Counter(found=0, harmless=0, changed=0)
@@ -220,7 +222,7 @@ def unindexed(folder: Path, format: str, seed: str, count: str) -> None:
             intact = path.read_bytes()
             path.write_bytes(content)
             try:
-                index(folder, format=format, jobs=1, overwrite=True)
+                index(folder, format=format, jobs=1, overwrite=True, **how)
                 outcome["harmless" if samples(folder) == right else "changed"] += 1
             except ShardioError:
                 outcome["found"] += 1

@@ -585,7 +585,7 @@ def test_damage_before_indexing_gives_content_or_an_error(made: Made, copy: Path
     """What most formats cannot see; docs/formats.md says which. Nothing else comes of it."""
     if made.row.index is None:
         pytest.skip("it is packed by shardio")
-    outcomes = program("unindexed", copy, made.format, 1, 20)
+    outcomes = program("unindexed", copy, made.format, json.dumps(made.row.index), 1, 20)
     assert sum(outcomes["flipped"].values()) == 20
     if made.row.framed:
         assert outcomes["cut"]["changed"] <= 1  # an empty TFRecord file is one of no records
