@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from shardio import ShardDataset, sequence, tuning
 from shardio.errors import OptionError
 from shardio.fetch import Fetch, Reader
-from shardio.order import Epoch, Share
+from shardio.options import SHUFFLE_BUFFER
+from shardio.order import Epoch, Share, default_unit
 from shardio.storage.local import LocalStorage
 from shardio.tuning import Tuning, tune
 
@@ -32,6 +33,7 @@ SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
 OPTIONS: dict[str, Any] = {
     "batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000, "units": True
 }  # fmt: skip
+PASSES = tuning.PASSES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -255,6 +257,26 @@ def test_the_default_does_for_shuffled_packs_of_any_size(
             np.array(shards), labels, batch_size=batch_size, mean_bytes=mean, memory="2GiB"
         )
         assert found.keeps_default, found.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
+@pytest.mark.parametrize("shards", [[1562] * 16 + [7], [250] * 400], ids=["few", "many"])
+def test_the_default_does_for_18_of_20_seeds(
+    batch_size: int, shards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another order and another packing each, looked at as long as a user's own `tune`."""
+    choices = [(SHUFFLE_BUFFER, default_unit(batch_size))]  # 20 times the others would take hours
+    monkeypatch.setattr(tuning, "_choices", lambda *_: (choices, []))
+    monkeypatch.setattr(tuning, "PASSES", PASSES)
+    labels = np.arange(sum(shards)) % 100
+    good = 0
+    for seed in range(20):
+        packed = np.random.default_rng(seed).permutation(labels)
+        found = tune(np.array(shards), packed, batch_size=batch_size, mean_bytes=110_000, seed=seed)
+        assert found.default is not None
+        good += found.default.will_do
+    assert good >= 18
 
 
 def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
