@@ -1,81 +1,25 @@
-"""The import law: modules import downwards only, and each dependency has one door."""
+"""The import law: rooms import downwards only, no circle, and each dependency by its doors."""
 
 import ast
-import re
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A module imports only from lines above its own, wherever in the file the import stands.
-# A new module is a name on a line below all that it imports.
-LAYERS = """
-errors imagetypes machine stack names
-engine
-throttle
-sizes sample storage.base
-device meter
-storage.local formats.base fieldnames
-storage storage.staging storage.memory receipt
-formats.columns formats.protobuf lock
-formats.record formats.foreign
-formats.lmdb formats.tar formats.mds formats.tfrecord formats.recordio formats.imagefolder
-formats.lmdb_foreign formats.parquet
-formats
-manifest
-order shard
-parallel jpeg options selection
-image
-sources.base
-sources.imagefolder sources.tables plan
-sources.grouped sources.coco
-sources.listing sources.trees
-journal decoding fetch scanning
-indexing sequence explaining
-sources.dataset
-sources
-destination recoding
-building collating tuning pixels
-packing
-epoch_state slots whereabouts
-stream
-mixing parcel
-resident making
-serving
-workers
-here
-loader
-writer cleaning dataset unpacking verifying
-targets.base
-targets.webdataset targets.tfrecord targets.recordio targets.mds targets.imagefolder
-targets.caffe
-targets
-exporting
-measuring
-benching
-contest specimens
-demo
-plotting
-poster
-cli
-__main__
+# A room imports only from rooms that are left of it, wherever in a file the import stands: lazy
+# imports and those for type checkers count. Rooms without "<" between them do not know each other.
+LAW = """
+errors names stack _version < units native machine < storage order < images < formats < dataset
+dataset < packing ; dataset < loader < tuning
+packing tuning < cli < __main__
 """
-LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
-# The two sides of the house do not know each other; `unpacking`, `cli`, and `sources.dataset`,
-# which reads what is packed anew, stand between them.
-PACKING = {
-    *("shard", "sources.base", "sources.imagefolder", "sources", "plan", "journal", "recoding"),
-    *("building", "destination", "packing", "writer", "cleaning"),
-    *("sources.tables", "sources.listing", "sources.grouped", "sources.coco", "sources.trees"),
-}
-READING = {
-    *("fetch", "decoding", "sequence", "collating", "meter", "device", "pixels"),
-    *("explaining", "tuning", "plotting", "epoch_state", "stream", "mixing", "dataset"),
-    *("measuring", "benching", "slots", "parcel", "making", "serving", "workers", "here"),
-    *("resident", "loader", "whereabouts", "contest", "poster"),
+# What still runs backwards. TODO: each of them goes when its joint is mended; nothing is added.
+BACKWARDS: set[tuple[str, str]] = {
+    ("dataset", "tuning"),
 }
 
 DOORS = {  # what only these modules import
@@ -84,8 +28,19 @@ DOORS = {  # what only these modules import
     "tqdm": {"cli"},
     "PIL": {"image", "contest", "specimens"},
     "torch": {
-        *("stream", "epoch_state", "collating", "device", "measuring"),
-        *("parcel", "making", "serving", "workers", "resident", "loader", "whereabouts", "contest"),
+        "stream",
+        "epoch_state",
+        "collating",
+        "device",
+        "measuring",
+        "parcel",
+        "making",
+        "serving",
+        "workers",
+        "resident",
+        "loader",
+        "whereabouts",
+        "contest",
     },
     "lmdb": {"targets.caffe"},
     "matplotlib": {"plotting", "poster"},
@@ -94,6 +49,25 @@ DOORS = {  # what only these modules import
     "pyarrow": {"formats.parquet"},
 }
 EVERYWHERE = {"numpy"}
+
+# Packages with more in their __init__.py than a docstring.
+TABLES = {"formats", "packing.sources"}
+TABLES |= {"native", "storage"}  # TODO: what they hold becomes modules
+
+
+def below() -> dict[str, set[str]]:
+    """The rooms of the law, and for each the rooms that it may import from."""
+    found: dict[str, set[str]] = {}
+    for chain in LAW.replace(";", "\n").splitlines():
+        groups = [group.split() for group in chain.split("<")]
+        found |= {room: set() for group in groups for room in group if room not in found}
+        for lower, upper in pairwise(groups):
+            for room in upper:
+                found[room].update(lower)
+    for _ in found:
+        for rooms in found.values():
+            rooms |= set().union(*(found[room] for room in rooms))
+    return found
 
 
 def modules() -> dict[str, ast.Module]:
@@ -106,12 +80,16 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-def imports(name: str, tree: ast.Module) -> Iterator[str]:
+MODULES = modules()
+BELOW = below()
+
+
+def imports(name: str) -> Iterator[str]:
     """What a module imports: "shardio.errors", "torch.utils.data", ..."""
     package = ["shardio", *name.split(".")]
     if not (ROOT.joinpath(*package) / "__init__.py").exists():
         package.pop()
-    for node in ast.walk(tree):
+    for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -119,53 +97,46 @@ def imports(name: str, tree: ast.Module) -> Iterator[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                yield inner if inner.removeprefix("shardio.") in LEVEL else base
+                yield inner if inner.removeprefix("shardio.") in MODULES else base
 
 
-def test_every_module_has_its_place_in_the_law() -> None:
-    assert set(modules()) - set(LEVEL) == set()
+def ours(name: str) -> set[str]:
+    """The modules of shardio that a module imports."""
+    found = {one.removeprefix("shardio.") for one in imports(name) if one.startswith("shardio.")}
+    assert found <= set(MODULES), f"{name} imports {found - set(MODULES)}"
+    return found
 
 
-def test_modules_import_downwards_only() -> None:
-    for name, tree in modules().items():
-        for imported in imports(name, tree):
-            inner = imported.removeprefix("shardio.")
-            if inner == imported:
-                continue  # not ours, or the root: `from . import __version__`
-            assert LEVEL[inner] < LEVEL[name], f"{name} imports {inner}"
-            assert not (name in PACKING and inner in READING), f"{name} imports {inner}"
-            assert not (name in READING and inner in PACKING), f"{name} imports {inner}"
+def backwards() -> set[tuple[str, str]]:
+    """The imports that the law does not allow: (importing, imported) modules."""
+    found = set()
+    for name in MODULES:
+        room = name.partition(".")[0]
+        for inner in ours(name):
+            other = inner.partition(".")[0]
+            if room in BELOW and other in BELOW and other != room and other not in BELOW[room]:
+                found.add((name, inner))
+    return found
+
+
+def test_rooms_import_downwards_only() -> None:
+    assert backwards() == BACKWARDS
+
+
+def test_no_imports_run_in_a_circle_lazy_ones_counted() -> None:
+    TopologicalSorter({name: ours(name) for name in MODULES}).prepare()  # raises CycleError
+
+
+def test_the_init_of_a_room_is_its_docstring() -> None:
+    for name, tree in MODULES.items():
+        if (ROOT.joinpath("shardio", *name.split(".")) / "__init__.py").exists():
+            assert ast.get_docstring(tree), name
+            assert len(tree.body) == 1 or name in TABLES | {"sources", "targets"}, name
 
 
 def test_every_dependency_has_its_doors() -> None:
-    for name, tree in modules().items():
-        for imported in imports(name, tree):
+    for name in MODULES:
+        for imported in imports(name):
             package = imported.partition(".")[0]
             if package not in sys.stdlib_module_names | EVERYWHERE | {"shardio"}:
                 assert name in DOORS.get(package, set()), f"{name} imports {package}"
-
-
-def test_the_design_draws_the_same_law() -> None:
-    text = (ROOT / "docs" / "design.md").read_text()
-    block = text.partition("Imports go one way only:\n\n")[2].partition("\n\n")[0]
-    for chain in re.sub(r"\n\s*<", " <", block).split("\n"):
-        groups = [group.replace("/", ".").split(",") for group in chain.split("<")]
-        levels = [[LEVEL[name] for given in g for name in named(given.strip())] for g in groups]
-        for lower, upper in pairwise(levels):
-            assert max(lower) < min(upper), chain
-
-
-def test_the_design_draws_every_module() -> None:
-    text = (ROOT / "docs" / "design.md").read_text()
-    block = text.partition("Imports go one way only:\n\n")[2].partition("\n\n")[0]
-    given = re.split(r"[<,\s]+", block.replace("/", "."))
-    drawn = {module for name in given for module in named(name)}
-    assert set(LEVEL) - drawn == {"__main__"}
-
-
-def named(given: str) -> list[str]:
-    """The modules that a name of the chain stands for; "storage.*" is all but its base."""
-    if not given.endswith(".*"):
-        return [given]
-    package = given.removesuffix(".*")
-    return [n for n in LEVEL if f"{n}.".startswith(f"{package}.") and n != f"{package}.base"]
