@@ -34,10 +34,10 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__ as __version__
+
 if sys.platform == "win32":
     raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
-
-__version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from . import device as device

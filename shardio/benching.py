@@ -28,7 +28,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import machine, sequence, sizes
+from . import machine, sequence
+from . import units as sizes
 from .errors import OptionError, StorageError, printable
 from .measuring import FailedError, Host
 from .sequence import ShardSequence

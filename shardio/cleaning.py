@@ -20,8 +20,8 @@ from . import indexing, journal, lock, manifest
 from .errors import BusyError, printable
 from .formats.foreign import sidecar_name
 from .lock import JOURNAL, WRITER_MAGIC
-from .sizes import show_count, show_size
 from .storage import local, local_path, locate
+from .units import show_count, show_size
 
 KEEP_S = 24 * 3600.0
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import __version__
+from ._version import __version__
 from .errors import (
     BusyError,
     DamageError,
@@ -614,7 +614,7 @@ def _facts(made: Manifest) -> dict[str, Any]:
 
 def _facts_text(made: Manifest) -> str:
     from .plan import shown_option
-    from .sizes import show_count, show_size
+    from .units import show_count, show_size
 
     over = (
         f" ({made.size / made.blob_bytes - 1:+.2%} over what was packed)" if made.blob_bytes else ""
@@ -733,7 +733,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> int:
-    from .sizes import show_count
+    from .units import show_count
 
     if (record is None) == (key is None):
         raise OptionError("cat: give either the index of a record, or --key KEY")

@@ -16,7 +16,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from . import engine, manifest, order, sizes
+from . import engine, manifest, order
+from . import units as sizes
 from .collating import Empty, images, numbers, planes
 from .decoding import Decode, Decoder, Work, record_name
 from .errors import OptionError, ShardioError, StateError, printable

@@ -24,7 +24,7 @@ import numpy as np
 from . import image
 from .errors import DecodeError, OptionError, printable, there_are
 from .sample import KEY, Sample, Schema, give_text_key
-from .sizes import whole
+from .units import whole
 
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
 Decode = How | Mapping[str, How]

@@ -30,8 +30,8 @@ from .imagetypes import ALL_ENDINGS
 from .measuring import FailedError, Host
 from .names import file_name, from_file_name
 from .packing import pack
-from .sizes import show_count, show_size, whole
 from .storage import locate
+from .units import show_count, show_size, whole
 
 WAYS: Final = ("folder", "dataloader", "shardloader")
 READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many

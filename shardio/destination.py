@@ -14,8 +14,8 @@ from typing import Any
 from . import journal, manifest, plan
 from .errors import DamageError, ExistsError, NotPackedError, OptionError, printable
 from .lock import JOURNAL
-from .sizes import show_count
 from .storage import local, locate
+from .units import show_count
 
 
 def check(out: str, source: bytes, names: Sequence[str]) -> None:

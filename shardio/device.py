@@ -39,7 +39,7 @@ import numpy as np
 import torch
 
 from .errors import OptionError, StateError, StorageError, printable
-from .sizes import show_size, whole
+from .units import show_size, whole
 
 Pin = Literal["auto"] | bool
 

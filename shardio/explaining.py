@@ -27,8 +27,8 @@ from .formats.parquet import cache_bytes
 from .manifest import Manifest
 from .options import SHUFFLE_BUFFER, Options, shuffled_whole
 from .order import Epoch, Int64s, Share
-from .sizes import show_count, show_size, whole
 from .storage.local import memory_available
+from .units import show_count, show_size, whole
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each

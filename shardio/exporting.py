@@ -17,7 +17,9 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import __version__, manifest, receipt, sequence, sizes
+from . import manifest, receipt, sequence
+from . import units as sizes
+from ._version import __version__
 from .errors import ExistsError, OptionError, printable, there_are
 from .manifest import Manifest
 from .names import file_name, from_file_name, key_bytes
@@ -25,11 +27,11 @@ from .parallel import Progress
 from .receipt import Receipt
 from .sample import KEY
 from .sequence import ShardSequence
-from .sizes import show_count
 from .storage import local, local_path
 from .storage.staging import Staging
 from .targets import target as named_target
 from .targets.base import Again, Field, Plan, Target
+from .units import show_count
 
 Fields = Mapping[str, str | None] | Sequence[str]
 

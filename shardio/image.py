@@ -52,7 +52,7 @@ from . import engine as compiled
 from . import jpeg
 from .errors import DecodeError, DependencyError, OptionError, ShardioError, printable
 from .order import word
-from .sizes import whole
+from .units import whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -41,12 +41,12 @@ from .imagetypes import ALL_ENDINGS
 from .lock import JOURNAL, WRITER_MAGIC
 from .names import file_name, from_file_name, key_bytes
 from .scanning import Found, dataset_id_of, manifest_of, scan_all
-from .sizes import show_count, show_size
 from .sources.base import Listing, Wanted, renumber
 from .sources.imagefolder import image_folder, top
 from .sources.trees import lies_there
 from .storage import Storage, local, local_path, locate
 from .storage.memory import MemoryStorage
+from .units import show_count, show_size
 
 # Words in names that say which split a file is of, as Hugging Face's own rules have them.
 _SPLIT = re.compile(

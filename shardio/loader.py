@@ -33,8 +33,8 @@ from .options import Options, answered
 from .order import Share
 from .resident import Resident
 from .serving import Pass
-from .sizes import show_count, show_size, whole
 from .stream import Iteration, Source, Stream, consumers, machines_of
+from .units import show_count, show_size, whole
 from .workers import Processes
 
 Pin = Literal["auto"] | bool

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, lock
+from . import lock
+from ._version import __version__
 from .errors import (
     BusyError,
     DamageError,

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import machine
 from .errors import OptionError, printable
-from .sizes import show_count, whole
+from .units import show_count, whole
 
 T = TypeVar("T")
 Seconds = NDArray[np.float64]

@@ -27,8 +27,8 @@ from .decoding import Work
 from .errors import OptionError, StateError, printable
 from .options import Options
 from .order import MIX, Int64s, Share, Slices, key
-from .sizes import whole
 from .stream import Consumers, Items, Stream
+from .units import whole
 
 Length = int | Literal["first", "last"]
 

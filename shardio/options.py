@@ -17,7 +17,8 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from . import order, sizes
+from . import order
+from . import units as sizes
 from .errors import OptionError, StateError, printable
 from .order import Epoch, Int64s, Share, Tail
 

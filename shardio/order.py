@@ -52,7 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import OptionError
-from .sizes import whole
+from .units import whole
 
 Int64s: TypeAlias = NDArray[np.int64]
 UInt64s: TypeAlias = NDArray[np.uint64]

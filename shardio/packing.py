@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import (
-    __version__,
     building,
     destination,
     image,
@@ -28,9 +27,10 @@ from . import (
     parallel,
     plan,
     recoding,
-    sizes,
     sources,
 )
+from . import units as sizes
+from ._version import __version__
 from .building import Built, Task
 from .errors import (
     BusyError,
@@ -52,8 +52,8 @@ from .recoding import Recoded, Recoding
 from .sample import Schema
 from .selection import described
 from .shard import check_packed
-from .sizes import show_count
 from .storage import local, local_path, locate
+from .units import show_count
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from .errors import StorageError
 from .machine import processors
-from .sizes import whole
+from .units import whole
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

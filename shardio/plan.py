@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from . import order, sizes
+from . import order
+from . import units as sizes
 from .errors import DamageError, OptionError, printable
 from .formats.base import MAX_RECORDS
 from .formats.record import VERSION

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 from .benching import Bench, cells
 from .benching import Row as Way
 from .errors import DependencyError, OptionError, printable
-from .sizes import show_size
 from .storage.local import check_target, write_file
 from .tuning import AGAIN, Row, Tuning, show_buffer
+from .units import show_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

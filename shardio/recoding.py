@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import image, jpeg, manifest, sizes
+from . import image, jpeg, manifest
+from . import units as sizes
 from .errors import DecodeError, OptionError, SourceError, StorageError, printable
 from .sample import KEY, Sample
 from .sources.base import Listing, Problem, Rejected, Wanted, listed

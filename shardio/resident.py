@@ -23,9 +23,9 @@ from .collating import collate, own, places_of
 from .errors import OptionError
 from .mixing import Mixture
 from .order import Epoch, Int64s, Share
-from .sizes import show_size
 from .storage.local import memory_available
 from .stream import Stream, mark_all
+from .units import show_size
 
 
 class Resident:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import __version__, manifest, parallel
+from . import manifest, parallel
+from ._version import __version__
 from .errors import OptionError, SourceError, printable
 from .fieldnames import IMAGES, LABELS, check_known_fields, nameable
 from .formats import FOREIGN
@@ -24,9 +25,9 @@ from .formats.foreign import Swept, Values, dump, key_of, only, sidecar_name, un
 from .formats.imagefolder import NoImageError
 from .imagetypes import image_type
 from .sample import KEY, MAX_FIELDS, MAX_KEY, Schema
-from .sizes import show_count
 from .sources.base import listed
 from .storage import local, locate
+from .units import show_count
 
 _CHECK_BYTES = 4 << 20  # between two looks at whether to stop
 _SNIFFED = 16  # values of a field, in each shard, that are looked at for being images

@@ -24,8 +24,8 @@ from .formats.base import Column
 from .formats.columns import key_hash
 from .names import key_bytes, key_text
 from .sample import KEY, Sample, give_text_key
-from .sizes import show_count
 from .storage import locate
+from .units import show_count
 
 
 def open(

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from . import sizes
+from . import units as sizes
 from .collating import Empty, Names, collate, empty, into, own
 from .decoding import Work, check_function
 from .epoch_state import (

@@ -44,7 +44,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import order, sequence, sizes
+from . import order, sequence
+from . import units as sizes
 from .errors import OptionError
 from .fetch import keep
 from .options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole

@@ -32,8 +32,8 @@ from .parallel import Progress
 from .recoding import ORIGINAL
 from .sample import BLOBS, KEY, Sample
 from .sequence import ShardSequence
-from .sizes import show_count, show_size
 from .storage import local, local_path
+from .units import show_count, show_size
 
 _OPEN = 256  # folders at a time
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -19,8 +19,8 @@ from .formats.base import Opening, Shard, ShardInfo
 from .formats.columns import key_hash
 from .names import key_text
 from .sample import KEY, Sample
-from .sizes import show_count, show_size, whole
 from .storage import locate
+from .units import show_count, show_size, whole
 
 Bad = DamageError | StorageError
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from . import __version__, journal, lock, manifest, sizes
+from . import journal, lock, manifest
+from . import units as sizes
+from ._version import __version__
 from .errors import (
     ExistsError,
     NotPackedError,

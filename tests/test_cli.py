@@ -34,8 +34,9 @@ from trees import (
 )
 
 import shardio as library
-from shardio import ShardDataset, cli, sizes
+from shardio import ShardDataset, cli
 from shardio import sequence as sequences
+from shardio import units as sizes
 from shardio.cleaning import gc
 from shardio.errors import OptionError, StorageError
 from shardio.writer import Writer

@@ -28,8 +28,8 @@ from ..errors import DamageError, SourceError, StorageError, printable
 from ..imagetypes import image_type
 from ..names import file_name, key_text
 from ..sample import KEY, pack, unpack
-from ..sizes import show_count
 from ..storage.base import File, Storage
+from ..units import show_count
 from .base import Column, Opening, ShardInfo
 from .foreign import ForeignShard, Values, Walked
 

@@ -21,8 +21,8 @@ from ..imagetypes import image_type
 from ..lock import JOURNAL
 from ..manifest import MANIFEST, SPLITS, load
 from ..names import key_text
-from ..sizes import show_count
 from ..storage import locate
+from ..units import show_count
 from . import coco, grouped, imagefolder, trees
 from .base import Listing, Rejected, Source, Wanted, listed, renumber
 from .imagefolder import image_folder

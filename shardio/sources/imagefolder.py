@@ -24,7 +24,7 @@ from ..errors import OptionError, SourceChangedError, SourceError, printable
 from ..imagetypes import ALL_ENDINGS, image_type
 from ..names import key_bytes, key_text
 from ..sample import KEY, Sample
-from ..sizes import show_count
+from ..units import show_count
 from .base import (
     MAX_FILE,
     Ints,

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from ..errors import DamageError, ExistsError, StorageError, printable
 from ..names import file_name
-from ..sizes import show_size
+from ..units import show_size
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
