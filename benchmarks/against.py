@@ -142,7 +142,9 @@ def _built(commit: str, home: Path, result: Result) -> Side:
         raise BenchmarkError(f"building {name[:10]} failed:\n{done.stderr.strip()}")
     shutil.rmtree(checkout)
     (home / "benchmarks").symlink_to(ROOT / "benchmarks")
-    script = "import shardio.engine as e; print(e.__file__, e.core is not None)"
+    script = (
+        "from benchmarks import spelling; e = spelling.native(); print(e.__file__, bool(e.core))"
+    )
     asked = _python(home, "-c", script).split()
     if not asked[0].startswith(str(home)):
         raise BenchmarkError(f"{name[:10]}: {asked[0]} was imported instead of {home}")

@@ -151,7 +151,7 @@ def _can_tile() -> bool:
 
 def _core(function: str) -> bool:
     """Whether the compiled core is there and does this."""
-    from shardio import engine
+    from shardio import native as engine
 
     return hasattr(engine.core, function)
 
@@ -443,13 +443,13 @@ def sharded(
     path: str, way: str, core: bool, size: int, batch: int, workers: int, records: int
 ) -> Round:
     """shardio's own, with the compiled core or without it, by the PIL of this environment."""
-    from shardio import ShardDataset, engine
+    from shardio import ShardDataset
 
     from . import spelling
     from .rivals.base import crop, epochs
 
     if not core:
-        engine.core = None  # before any worker is forked
+        spelling.native().core = None  # before any worker is forked
     how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
     dataset = ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
     if way == "ShardLoader":
@@ -473,12 +473,12 @@ def reading(module: str, path: str, records: int, payload: int, which: str = "re
 def shardio_in_order(path: str, way: str, core: bool, records: int, payload: int) -> Round:
     """All fields of each record; by ShardDataset unshuffled, sample by sample."""
     import shardio
-    from shardio import ShardDataset, engine
+    from shardio import ShardDataset
 
     from . import spelling
 
     if not core:
-        engine.core = None
+        spelling.native().core = None
     if way == OPENED:
         return passes(lambda: shardio.open(path, decode=None), records, payload, "image")
 

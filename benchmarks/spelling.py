@@ -6,6 +6,7 @@ Whatever a commit renames of what benchmarks use gets a line here, and both comm
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 # What became of an option of ShardLoader: its name before.
@@ -21,6 +22,14 @@ def shard_loader(dataset: Any, **options: Any) -> Any:
         dataset,
         **{name if name in known else _BEFORE[name]: value for name, value in options.items()},
     )
+
+
+def native() -> Any:
+    """The module that says whether the compiled core is there."""
+    try:
+        return import_module("shardio.native")
+    except ModuleNotFoundError:
+        return import_module("shardio.engine")
 
 
 def unshuffled() -> dict[str, Any]:

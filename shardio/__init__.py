@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .collating import collate
     from .dataset import ShardDataset
     from .device import normalize
-    from .engine import PerformanceWarning as PerformanceWarning
     from .errors import BusyError as BusyError
     from .errors import CollateError as CollateError
     from .errors import DamageError as DamageError
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from .image import CenterCrop, RandomResizedCrop
     from .indexing import index
     from .loader import ShardLoader
+    from .native import PerformanceWarning as PerformanceWarning
     from .packing import commit, pack
     from .sequence import open as open
     from .unpacking import unpack
@@ -87,7 +87,7 @@ _HOMES = {
     "ExistsError": "errors",
     "NotPackedError": "errors",
     "OptionError": "errors",
-    "PerformanceWarning": "engine",
+    "PerformanceWarning": "native",
     "RandomResizedCrop": "image",
     "RowError": "errors",
     "SampleError": "errors",

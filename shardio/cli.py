@@ -675,7 +675,7 @@ def _show_environment(options: argparse.Namespace) -> int:
         facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())
     except DependencyError as error:
         facts["images"] = str(error)
-    from . import engine
+    from . import native as engine
 
     facts["core"] = engine.described()
     if options.json:

@@ -16,7 +16,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from . import engine, manifest, order
+from . import manifest, order
+from . import native as engine
 from . import units as sizes
 from .collating import Empty, images, numbers, planes
 from .decoding import Decode, Decoder, Work, record_name

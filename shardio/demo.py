@@ -24,7 +24,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from . import engine, image, machine, manifest, sequence, throttle
+from . import image, machine, manifest, sequence, throttle
+from . import native as engine
 from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
 from .imagetypes import ALL_ENDINGS
 from .measuring import FailedError, Host

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from . import engine
+from . import native as engine
 from .errors import DamageError, StorageError
 from .formats import check_format, open_shard
 from .formats.base import Shard, ShardInfo

@@ -48,8 +48,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import engine as compiled
 from . import jpeg
+from . import native as compiled
 from .errors import DecodeError, DependencyError, OptionError, ShardioError, printable
 from .order import word
 from .units import whole

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import engine
+from . import native as engine
 from .errors import DependencyError, StorageError, printable
 
 Data = bytes | bytearray | memoryview
@@ -360,7 +360,7 @@ def rewriter() -> str:
     Raises DependencyError when neither is here.
     """
     if engine.core is not None:
-        return "shardio._core"
+        return "shardio.native._core"
     if (found := shutil.which("jpegtran")) is not None:
         return found
     raise DependencyError(

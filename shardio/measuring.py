@@ -283,7 +283,7 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    from . import engine
+    from . import native as engine
     from .dataset import ShardDataset
     from .image import RandomResizedCrop
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from . import engine, image
+from . import image
+from . import native as engine
 from .decoding import IMAGE, Decoder
 from .errors import ShardioError
 from .fetch import SMALL, Part

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from . import engine
+from . import native as engine
 from .errors import OptionError, RowError, WorkerError
 from .fetch import spare_descriptors
 from .meter import Made

@@ -562,7 +562,7 @@ def test_a_flipped_bit_is_told_by_shardio_alone(tmp_path: Path, module: str) -> 
 
 
 def test_raw_readers_without_the_core_read_every_record(tmp_path: Path) -> None:
-    from shardio import engine
+    from shardio import native as engine
 
     core = engine.core
     path, out = small_folder(tmp_path), tmp_path / "shards"

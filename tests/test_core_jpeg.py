@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import shardio.image
-from shardio import CenterCrop, RandomResizedCrop, engine, jpeg
+from shardio import CenterCrop, RandomResizedCrop, jpeg
+from shardio import native as engine
 from shardio.errors import DecodeError
 from shardio.image import _UPRIGHT, _orientation
 
@@ -859,7 +860,7 @@ def test_no_memory_is_an_error_and_no_damage():
     """In a process of its own, with ever less memory: an abort would be seen."""
     with_limits = """
 import os, resource, sys
-from shardio import engine
+from shardio import native as engine
 data, found = open(sys.argv[1], "rb").read(), set()
 for room in range(1 << 20, 16 << 20, 1 << 18):
     child = os.fork()
@@ -887,7 +888,7 @@ def test_a_count_that_changes_while_it_is_read_is_not_believed(marker):
     """Of shared memory. The header ends where memory ends, so that reading on would be seen."""
     with_writer = """
 import ctypes, mmap, os, signal, sys
-from shardio import engine
+from shardio import native as engine
 header, at = bytes.fromhex(sys.argv[1]), int(sys.argv[2])
 memory, start = mmap.mmap(-1, 2 * mmap.PAGESIZE), mmap.PAGESIZE - len(header)
 memory[start : mmap.PAGESIZE] = header

@@ -25,7 +25,8 @@ from PIL import Image
 from test_raw_pixels import encoded, raw_data, raw_sample, same, scene
 from trees import shards
 
-from shardio import ShardDataset, engine, image
+from shardio import ShardDataset, image
+from shardio import native as engine
 from shardio import sequence as sequences
 from shardio.cli import main
 from shardio.collating import collate, empty

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from trees import environment, picture, plant
 
-from shardio import engine, pack
+from shardio import native as engine
+from shardio import pack
 
-CORE = Path(__file__).resolve().parent.parent / "shardio" / "core"
+CORE = Path(__file__).resolve().parent.parent / "shardio" / "native"
 core = engine.core
 built = pytest.mark.skipif(core is None, reason=f"NOT RUN: no compiled core ({engine.missing})")
 
@@ -21,8 +22,8 @@ def test_without_the_core_it_is_said_why() -> None:
     found = subprocess.run(
         [
             *(sys.executable, "-c"),
-            "import sys; sys.modules['shardio._core'] = None\n"
-            "from shardio import engine\nprint(engine.core, engine.missing)",
+            "import sys; sys.modules['shardio.native._core'] = None\n"
+            "from shardio import native as engine\nprint(engine.core, engine.missing)",
         ],
         capture_output=True,
         text=True,
@@ -58,11 +59,11 @@ def test_a_core_that_was_built_without_xxhash_leaves_records_to_python(
     subprocess.run(command, check=True, timeout=120)
     script = (
         "import sys; from importlib import machinery, util\n"
-        f"loader = machinery.ExtensionFileLoader('shardio._core', {str(made)!r})\n"
-        "spec = util.spec_from_loader('shardio._core', loader)\n"
-        "sys.modules['shardio._core'] = core = util.module_from_spec(spec)\n"
+        f"loader = machinery.ExtensionFileLoader('shardio.native._core', {str(made)!r})\n"
+        "spec = util.spec_from_loader('shardio.native._core', loader)\n"
+        "sys.modules['shardio.native._core'] = core = util.module_from_spec(spec)\n"
         "loader.exec_module(core)\n"
-        "from shardio import engine\n"
+        "from shardio import native as engine\n"
         "assert engine.core is core and hasattr(core, 'crop'), engine.missing\n"
         "print(engine.records() is core, engine.described())"
     )
@@ -73,7 +74,7 @@ def test_a_core_that_was_built_without_xxhash_leaves_records_to_python(
 
 ADVISED = """
 import os, sys, warnings
-sys.modules["shardio._core"] = None
+sys.modules["shardio.native._core"] = None
 import shardio
 from shardio import CenterCrop, RandomResizedCrop, ShardDataset
 from torch.utils.data import DataLoader

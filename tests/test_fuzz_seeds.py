@@ -21,7 +21,8 @@ import pytest
 import xxhash
 from PIL import Image
 
-from shardio import engine, jpeg
+from shardio import jpeg
+from shardio import native as engine
 from shardio.errors import DecodeError
 from shardio.image import Transform
 from shardio.sample import MAX_HEAD, Schema

@@ -573,7 +573,7 @@ def test_random_crop_equals_the_naive_road(interpolation, mode, monkeypatch):
         assert apart(crop(data, draw), expected) <= 1  # by the core, if it is there
         assert (crop(Image.open(io.BytesIO(data)), draw) == expected).all()
         with monkeypatch.context() as patch:
-            patch.setattr("shardio.engine.core", None)
+            patch.setattr("shardio.native.core", None)
             assert (crop(data, draw) == expected).all()
 
 
@@ -643,7 +643,7 @@ def test_center_crop_enlarges_a_small_image_until_it_covers():
 
 
 def test_fast_decodes_smaller_only_where_the_crop_is_twice_the_target(monkeypatch):
-    monkeypatch.setattr("shardio.engine.core", None)  # it never asks PIL
+    monkeypatch.setattr("shardio.native.core", None)  # it never asks PIL
     calls = []
     plugin = type(Image.open(io.BytesIO(encoded(scene(), "JPEG"))))
     draft = plugin.draft
@@ -776,7 +776,7 @@ def cuts(monkeypatch) -> list[tuple[int, int, int]]:
         pytest.skip("neither core nor jpegtran is here: tile JPEGs are NOT tested")
     made = []
     real = jpeg.Tiles.cut
-    monkeypatch.setattr("shardio.engine.core", None)
+    monkeypatch.setattr("shardio.native.core", None)
     monkeypatch.setattr(shardio_image, "_MIN_TILED", 0)
 
     def cut(self: jpeg.Tiles, box: tuple[int, int, int, int]) -> jpeg.Cut:
@@ -925,7 +925,7 @@ def test_orientation_of_tiles_is_left_when_told(cuts):
 
 def test_small_tile_jpegs_are_decoded_whole(cuts, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr("shardio.engine.core", None)
+    monkeypatch.setattr("shardio.native.core", None)
     monkeypatch.setattr(jpeg.Tiles, "cut", None)
     plain, tiled = pair("4:2:0", 256, 192)
     assert np.array_equal(RandomResizedCrop(64)(tiled, 3), RandomResizedCrop(64)(plain, 3))

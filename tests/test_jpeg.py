@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardio import engine, jpeg
+from shardio import jpeg
+from shardio import native as engine
 from shardio.errors import DependencyError
 from shardio.jpeg import Tiles, Unfit, interval_for, rewrite, tiles
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from trees import content, environment, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, engine, jpeg, manifest
+from shardio import CenterCrop, jpeg, manifest
+from shardio import native as engine
 from shardio import sequence as sequences
 from shardio.errors import (
     DependencyError,

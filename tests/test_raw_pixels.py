@@ -29,10 +29,10 @@ from shardio import (
     ShardLoader,
     building,
     collate,
-    engine,
     image,
     manifest,
 )
+from shardio import native as engine
 from shardio import sequence as sequences
 from shardio.collating import empty
 from shardio.decoding import Work

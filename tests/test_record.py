@@ -18,7 +18,8 @@ from conformance import FIELDS as EVERY_KIND
 from conformance import SAMPLES, FormatConformance, same, same_all
 from conformance import sample as make_sample
 
-from shardio import engine, manifest
+from shardio import manifest
+from shardio import native as engine
 from shardio.errors import DamageError, SampleError, ShardioError, StorageError, VersionError
 from shardio.formats.base import ShardInfo
 from shardio.formats.columns import key_hash

@@ -26,10 +26,10 @@ from shardio import (
     DecodeError,
     NotPackedError,
     OptionError,
-    engine,
     manifest,
     sequence,
 )
+from shardio import native as engine
 from shardio.image import decode as decode_image
 
 Packed = Callable[..., Path]

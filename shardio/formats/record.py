@@ -28,7 +28,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import xxhash
 
-from .. import engine
+from .. import native as engine
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..sample import (
     MAX_BODY,

@@ -2,4 +2,4 @@
 
 import sys
 
-sys.modules["shardio._core"] = None  # type: ignore[assignment]  # importing it is an ImportError
+sys.modules["shardio.native._core"] = None  # type: ignore[assignment]  # importing it is an ImportError

@@ -1,9 +1,10 @@
 """Which engine does the work: the compiled core, where it was built, or Python alone.
 
-`core` is the module `shardio._core`, or None; `missing` says why there is none. Nothing needs it:
-what it does, Python and PIL do as well, and are what it is tested against. Ask for `engine.core`
-anew each time, so that tests can take it away. A core that was built without xxHash's header leaves
-records, whose checksums they are, to Python: ask `records()` for the core that reads them.
+`core` is the module `shardio.native._core`, or None; `missing` says why there is none. Nothing
+needs it: what it does, Python and PIL do as well, and are what it is tested against. Ask for
+`native.core` anew each time, so that tests can take it away. A core that was built without xxHash's
+header leaves records, whose checksums they are, to Python: ask `records()` for the core that reads
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import warnings
 from importlib import import_module
 from types import ModuleType
 
-from .stack import users_level
+from ..stack import users_level
 
 # Without --no-cache-dir pip takes the wheel that it built, and kept, without the core.
 _AGAIN = (
@@ -23,7 +24,7 @@ _AGAIN = (
 core: ModuleType | None = None
 missing = ""
 try:
-    core = import_module("shardio._core")
+    core = import_module("shardio.native._core")
     if getattr(core, "interface", 0) != 2:  # of an editable install: left from other sources
         missing = f"{core.__file__} was built from other sources: install shardio again"
         core = None

@@ -1,5 +1,5 @@
-/* shardio._core: what Python asks of the core. Arguments are taken apart and checked here; the work
- * is done in the other files, without the GIL and without a Python object in sight.
+/* shardio.native._core: what Python asks of the core. Arguments are taken apart and checked here; the
+ * work is done in the other files, without the GIL and without a Python object in sight.
  *
  * Nothing here is global and changes, so any number of threads and interpreters may use it at once.
  */
@@ -406,8 +406,8 @@ static PyModuleDef_Slot slots[] = {
 
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "shardio._core",
-    .m_doc = "The compiled core of shardio; see shardio/engine.py.",
+    .m_name = "shardio.native._core",
+    .m_doc = "The compiled core of shardio; see shardio/native/__init__.py.",
     .m_methods = methods,
     .m_slots = slots,
 };
