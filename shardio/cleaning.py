@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import indexing, journal, lock, manifest
+from . import indexing, journal, manifest
 from .errors import BusyError, printable
 from .formats.foreign import sidecar_name
-from .lock import JOURNAL, WRITER_MAGIC
-from .storage import local, local_path, locate
+from .storage import local, local_path, locate, lock
+from .storage.lock import JOURNAL, WRITER_MAGIC
 from .units import show_count, show_size
 
 KEEP_S = 24 * 3600.0

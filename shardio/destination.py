@@ -13,8 +13,8 @@ from typing import Any
 
 from . import journal, manifest, plan
 from .errors import DamageError, ExistsError, NotPackedError, OptionError, printable
-from .lock import JOURNAL
 from .storage import local, locate
+from .storage.lock import JOURNAL
 from .units import show_count
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from . import journal, lock, manifest, parallel, plan
+from . import journal, manifest, parallel, plan
 from .errors import (
     ExistsError,
     OptionError,
@@ -38,13 +38,13 @@ from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
 from .imagetypes import ALL_ENDINGS
-from .lock import JOURNAL, WRITER_MAGIC
 from .names import file_name, from_file_name, key_bytes
 from .scanning import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, Wanted, renumber
 from .sources.imagefolder import image_folder, top
 from .sources.trees import lies_there
-from .storage import Storage, local, local_path, locate
+from .storage import Storage, local, local_path, locate, lock
+from .storage.lock import JOURNAL, WRITER_MAGIC
 from .storage.memory import MemoryStorage
 from .units import show_count, show_size
 

@@ -30,11 +30,11 @@ from .errors import (
 )
 from .formats import lmdb, record
 from .formats.columns import key_hash
-from .lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 from .names import key_bytes, key_text
 from .plan import Before
 from .shard import open_own
 from .storage import local, locate
+from .storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 
 REJECTED = "rejected.jsonl"
 _REJECTED_PART = ".shardio-rejected-{}.jsonl"  # of a shard, by its name, or of the scan

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from . import lock
 from ._version import __version__
 from .errors import (
     BusyError,
@@ -37,7 +36,7 @@ from .errors import (
 from .formats.base import MAX_RECORDS, Opening, ShardInfo
 from .names import file_name, from_file_name, key_bytes
 from .sample import MAX_DEPTH, Schema, check_schema
-from .storage import Storage, local_path, locate
+from .storage import Storage, local_path, locate, lock
 from .storage.local import LocalStorage
 
 MANIFEST = "manifest.json"

@@ -17,18 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import (
-    building,
-    destination,
-    image,
-    journal,
-    lock,
-    manifest,
-    parallel,
-    plan,
-    recoding,
-    sources,
-)
+from . import building, destination, image, journal, manifest, parallel, plan, recoding, sources
 from . import units as sizes
 from ._version import __version__
 from .building import Built, Task
@@ -45,14 +34,14 @@ from .errors import (
 )
 from .fieldnames import described as fields_text
 from .journal import Problem
-from .lock import JOURNAL, WRITER_MAGIC
 from .names import key_bytes, key_text
 from .plan import Plan
 from .recoding import Recoded, Recoding
 from .sample import Schema
 from .selection import described
 from .shard import check_packed
-from .storage import local, local_path, locate
+from .storage import local, local_path, locate, lock
+from .storage.lock import JOURNAL, WRITER_MAGIC
 from .units import show_count
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are

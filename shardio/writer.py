@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from . import journal, lock, manifest
+from . import journal, manifest
 from . import units as sizes
 from ._version import __version__
 from .errors import (
@@ -32,12 +32,12 @@ from .errors import (
 )
 from .formats.base import MAX_RECORDS, ShardInfo
 from .imagetypes import image_type
-from .lock import WRITER_MAGIC
 from .names import key_bytes, key_text
 from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields
 from .shard import ShardWriter, check_packed
-from .storage import local, local_path, locate
+from .storage import local, local_path, locate, lock
+from .storage.lock import WRITER_MAGIC
 
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from trees import JPEG, content, images, plant, shardio, shardio_json, shards
 
-from shardio import journal, lock
+from shardio import journal
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import BusyError, DamageError, NotPackedError
 from shardio.indexing import index
 from shardio.packing import pack
-from shardio.storage import local
+from shardio.storage import local, lock
 
 DAY = 24 * 3600
 

@@ -19,17 +19,10 @@ from torch.utils.data import DataLoader
 from trees import images, plant, shardio, shardio_json
 
 import shardio as library
-from shardio import (
-    BusyError,
-    DamageError,
-    ExistsError,
-    OptionError,
-    ShardDataset,
-    SourceError,
-    lock,
-)
+from shardio import BusyError, DamageError, ExistsError, OptionError, ShardDataset, SourceError
 from shardio.indexing import index
 from shardio.packing import pack
+from shardio.storage import lock
 from shardio.tuning import tune_path
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

@@ -27,7 +27,7 @@ from trees import (
     shards,
 )
 
-from shardio import building, image, journal, lock, manifest, packing, parallel, plan, sources
+from shardio import building, image, journal, manifest, packing, parallel, plan, sources
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -43,7 +43,7 @@ from shardio.errors import (
 from shardio.imagetypes import image_type
 from shardio.packing import Packed, commit, pack
 from shardio.sources import imagefolder
-from shardio.storage import local, locate
+from shardio.storage import local, locate, lock
 from shardio.unpacking import unpack
 from shardio.verifying import verify
 from shardio.writer import Writer

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from trees import JPEG, content, environment, images, plant, shardio, shards
 
-from shardio import lock, manifest, packing
+from shardio import manifest, packing
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -25,7 +25,7 @@ from shardio.errors import (
     SampleError,
     StorageError,
 )
-from shardio.storage import local
+from shardio.storage import local, lock
 from shardio.unpacking import unpack
 from shardio.verifying import verify
 from shardio.writer import Writer

@@ -18,10 +18,10 @@ from ..errors import (
 )
 from ..formats import FOREIGN, claims
 from ..imagetypes import image_type
-from ..lock import JOURNAL
 from ..manifest import MANIFEST, SPLITS, load
 from ..names import key_text
 from ..storage import locate
+from ..storage.lock import JOURNAL
 from ..units import show_count
 from . import coco, grouped, imagefolder, trees
 from .base import Listing, Rejected, Source, Wanted, listed, renumber

@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from .errors import BusyError, ExistsError, StorageError, printable
-from .storage import local
+from ..errors import BusyError, ExistsError, StorageError, printable
+from . import local
 
 JOURNAL = ".shardio-plan"
 PLAN_MAGIC = b"shardio-plan 0\n"  # the journal of a packing
