@@ -34,7 +34,7 @@ def memory(name):
 
 from shardio import manifest
 from shardio.fetch import Fetch, Reader
-from shardio.options import Given
+from shardio.order.options import Given
 from shardio.storage import locate
 
 folder, consumers = sys.argv[1], int(sys.argv[2])
@@ -150,7 +150,7 @@ def _write(folder: Path, records: int, shards: int) -> None:
 
 
 def whole(path: str, shuffled: int) -> Callable[..., dict[str, Any]]:
-    from shardio.options import Given
+    from shardio.order.options import Given
 
     counts, epochs = _counts(path), iter(range(1 << 30))
     options = Given(batch_size=BATCH, shuffle_buffer=shuffled).resolve(1.0)

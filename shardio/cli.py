@@ -144,8 +144,8 @@ def _drop_output() -> None:
 
 
 def _pack(options: argparse.Namespace) -> int:
+    from .order.subset import conditions
     from .packing import pack
-    from .selection import conditions
 
     with _progress("packing", options) as progress:
         done = pack(
@@ -435,7 +435,7 @@ def _explain(options: argparse.Namespace) -> int:
     from . import manifest
     from .explaining import advice_text, explain
     from .fetch import Reader
-    from .options import Given
+    from .order.options import Given
     from .storage import locate
 
     storage = locate(options.out)

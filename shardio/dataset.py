@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from . import manifest, order
+from . import manifest
 from . import native as engine
 from . import units as sizes
 from .collating import Empty, images, numbers, planes
@@ -26,12 +26,13 @@ from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
 from .image import Transform
 from .mixing import Length, Mixture
-from .options import CANONICAL_WORKERS, Given, Options, answered
-from .order import Share, Slices, Tail
+from .order import arithmetic as order
+from .order.arithmetic import Share, Slices, Tail
+from .order.options import CANONICAL_WORKERS, Given, Options, answered
+from .order.subset import Selection, among
+from .order.subset import where as select_where
 from .pixels import JPEG, RawPixels, raw_pixels
 from .sample import KEY, give_text_key
-from .selection import Selection, among
-from .selection import where as select_where
 from .sequence import ShardSequence
 from .storage import locate
 from .stream import VALID, Consumers, Items, Stream

@@ -20,13 +20,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import fetch, order
+from . import fetch
 from .fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from .formats.base import Column
 from .formats.parquet import cache_bytes
 from .manifest import Manifest
-from .options import SHUFFLE_BUFFER, Options, shuffled_whole
-from .order import Epoch, Int64s, Share
+from .order import arithmetic as order
+from .order.arithmetic import Epoch, Int64s, Share
+from .order.options import SHUFFLE_BUFFER, Options, shuffled_whole
 from .storage.local import memory_available
 from .units import show_count, show_size, whole
 

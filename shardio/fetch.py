@@ -49,10 +49,10 @@ from .formats import check_format, open_shard
 from .formats.base import Shard, ShardInfo
 from .formats.parquet import cache_bytes
 from .manifest import SUFFIXES, Manifest
-from .options import ALL_BYTES
-from .order import Epoch, Int64s, Share, Slices
+from .order.arithmetic import Epoch, Int64s, Share, Slices
+from .order.options import ALL_BYTES
+from .order.subset import Selection
 from .sample import Sample
-from .selection import Selection
 from .storage import Storage
 from .storage.local import memory_available
 

@@ -51,7 +51,7 @@ import numpy as np
 from . import jpeg
 from . import native as compiled
 from .errors import DecodeError, DependencyError, OptionError, ShardioError, printable
-from .order import word
+from .order.arithmetic import word
 from .units import whole
 
 if TYPE_CHECKING:

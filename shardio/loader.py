@@ -29,8 +29,8 @@ from . import machine
 from .errors import EpochError, OptionError, printable
 from .here import Here
 from .meter import Made
-from .options import Options, answered
-from .order import Share
+from .order.arithmetic import Share
+from .order.options import Options, answered
 from .resident import Resident
 from .serving import Pass
 from .stream import Iteration, Source, Stream, consumers, machines_of

@@ -31,7 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import errors, machine, sequence
 from .errors import OptionError, StorageError, printable
-from .options import SHUFFLE_BUFFER
+from .order.options import SHUFFLE_BUFFER
 from .storage.local import memory_available
 
 if TYPE_CHECKING:

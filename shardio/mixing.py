@@ -25,8 +25,8 @@ import numpy as np
 
 from .decoding import Work
 from .errors import OptionError, StateError, printable
-from .options import Options
-from .order import MIX, Int64s, Share, Slices, key
+from .order.arithmetic import MIX, Int64s, Share, Slices, key
+from .order.options import Options
 from .stream import Consumers, Items, Stream
 from .units import whole
 

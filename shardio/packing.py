@@ -35,10 +35,10 @@ from .errors import (
 from .fieldnames import described as fields_text
 from .journal import Problem
 from .names import key_bytes, key_text
+from .order.subset import described
 from .plan import Plan
 from .recoding import Recoded, Recoding
 from .sample import Schema
-from .selection import described
 from .shard import check_packed
 from .storage import local, local_path, locate, lock
 from .storage.lock import JOURNAL, WRITER_MAGIC

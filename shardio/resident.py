@@ -22,7 +22,7 @@ import torch
 from .collating import collate, own, places_of
 from .errors import OptionError
 from .mixing import Mixture
-from .order import Epoch, Int64s, Share
+from .order.arithmetic import Epoch, Int64s, Share
 from .storage.local import memory_available
 from .stream import Stream, mark_all
 from .units import show_size

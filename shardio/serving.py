@@ -34,8 +34,8 @@ import torch
 
 from .making import Batch, Failure, Layout, Maker
 from .meter import Made
-from .options import Options
-from .order import key
+from .order.arithmetic import key
+from .order.options import Options
 from .parcel import Parcel, wrap
 from .slots import Slots
 from .stream import Consumers, Items, Stream

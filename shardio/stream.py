@@ -49,8 +49,8 @@ from .epoch_state import (
     ticket,
 )
 from .errors import EpochError, OptionError, StateError, as_error, name_record, printable
-from .options import Options
-from .order import ORDER_VERSION, Int64s, Share, Tail, key
+from .order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
+from .order.options import Options
 from .stack import frames, users_level
 
 VALID = "valid"  # the field that tail="exact" adds

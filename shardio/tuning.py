@@ -44,12 +44,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import order, sequence
+from . import sequence
 from . import units as sizes
 from .errors import OptionError
 from .fetch import keep
-from .options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
-from .order import Epoch, Int64s, Share, SpanOrder
+from .order import arithmetic as order
+from .order.arithmetic import Epoch, Int64s, Share, SpanOrder
+from .order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
 from .storage import locate
 
 UNIFORM: Final = 200  # uniform shuffles that a mean and its deviation are made of

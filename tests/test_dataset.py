@@ -34,7 +34,7 @@ from shardio import (
     StorageError,
 )
 from shardio.image import decode as decode_image
-from shardio.order import default_unit, draw
+from shardio.order.arithmetic import default_unit, draw
 
 Packed = Callable[..., Path]
 # More workers than cores is what several tests want.

@@ -20,7 +20,7 @@ from shardio.errors import OptionError
 from shardio.explaining import Explanation, explain, free_consumers
 from shardio.fetch import Fetch, Reader, read
 from shardio.manifest import Manifest
-from shardio.options import Given
+from shardio.order.options import Given
 from shardio.sample import Schema
 from shardio.storage import locate
 

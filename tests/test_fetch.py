@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from datasets import flip, make, payload, shard_files
 
-from shardio import fetch, manifest, order, selection
+from shardio import fetch, manifest
 from shardio.errors import DamageError
 from shardio.fetch import Fetch, Reader, Rows
-from shardio.order import Epoch, Share
+from shardio.order import arithmetic as order
+from shardio.order import subset as selection
+from shardio.order.arithmetic import Epoch, Share
 from shardio.sample import Sample
 from shardio.storage import locate
 
@@ -741,7 +743,8 @@ def test_threads_share_a_reader(packed: Packed) -> None:
 RSS = """
 import sys, resource
 from pathlib import Path
-from shardio import fetch, manifest, order
+from shardio import fetch, manifest
+from shardio.order import arithmetic as order
 from shardio.storage import locate
 def private():
     for line in open("/proc/self/status"):

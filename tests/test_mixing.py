@@ -24,9 +24,10 @@ from test_dataset import drain
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError, order
+from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.decoding import Work
 from shardio.mixing import _SLOTS, Mixture, Pattern, _Ranges, _slots
+from shardio.order import arithmetic as order
 from shardio.stream import Consumers
 
 pytestmark = [

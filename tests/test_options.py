@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from shardio import ShardDataset, options
+from shardio import ShardDataset
 from shardio.errors import StateError
-from shardio.options import Given, shuffled_whole
+from shardio.order import options
+from shardio.order.options import Given, shuffled_whole
 
 Packed = Callable[..., Path]
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 """The order laws: every record once, the same for all readers, and never changed by accident.
 
 The oracle is written here from docs/design.md, as naive loops over Python integers and lists; it
-shares no line with shardio.order.
+shares no line with shardio.order.arithmetic.
 """
 
 import doctest
@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardio import order
 from shardio.errors import OptionError
-from shardio.order import Epoch, Share, SpanOrder, Tail
+from shardio.order import arithmetic as order
+from shardio.order.arithmetic import Epoch, Share, SpanOrder, Tail
 
 Row = tuple[int, int]  # (shard, record)
 M64 = 2**64 - 1

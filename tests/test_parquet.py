@@ -30,7 +30,7 @@ from shardio.explaining import explain
 from shardio.fetch import Reader
 from shardio.formats import parquet
 from shardio.formats.base import Shard
-from shardio.options import Given
+from shardio.order.options import Given
 from shardio.sample import KEY, Schema
 from shardio.storage import locate
 from shardio.verifying import verify

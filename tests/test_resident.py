@@ -12,16 +12,9 @@ import pytest
 import torch
 
 import shardio
-from shardio import (
-    CenterCrop,
-    OptionError,
-    RandomResizedCrop,
-    ShardDataset,
-    ShardLoader,
-    Writer,
-    order,
-)
+from shardio import CenterCrop, OptionError, RandomResizedCrop, ShardDataset, ShardLoader, Writer
 from shardio import resident as module
+from shardio.order import arithmetic as order
 
 N = 101
 

@@ -20,18 +20,11 @@ from test_fetch import Watched, expected, opened, read, reader
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import (
-    DamageError,
-    OptionError,
-    RandomResizedCrop,
-    ShardDataset,
-    StateError,
-    fetch,
-    order,
-)
+from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError, fetch
 from shardio.fetch import Fetch
-from shardio.order import Epoch, Share
-from shardio.selection import Selection, described
+from shardio.order import arithmetic as order
+from shardio.order.arithmetic import Epoch, Share
+from shardio.order.subset import Selection, described
 
 Packed = Callable[..., Path]
 pytestmark = [

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from shardio import ShardDataset, sequence, tuning
 from shardio.errors import OptionError
 from shardio.fetch import Fetch, Reader
-from shardio.options import SHUFFLE_BUFFER
-from shardio.order import Epoch, Share, default_unit
+from shardio.order.arithmetic import Epoch, Share, default_unit
+from shardio.order.options import SHUFFLE_BUFFER
 from shardio.storage.local import LocalStorage
 from shardio.tuning import Tuning, tune
 

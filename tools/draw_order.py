@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardio.order import Epoch, Share
+from shardio.order.arithmetic import Epoch, Share
 
 SHARDS = (10, 4, 12, 6)
 COLOURS = ("#4477aa", "#ee9944", "#44aa88", "#bb5577")  # told apart without colour vision, too

@@ -51,8 +51,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import OptionError
-from .units import whole
+from ..errors import OptionError
+from ..units import whole
 
 Int64s: TypeAlias = NDArray[np.int64]
 UInt64s: TypeAlias = NDArray[np.uint64]

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from .errors import OptionError, printable
-from .manifest import class_index
-from .names import key_text
-from .order import Int64s
-from .sample import KEY
+from ..errors import OptionError, printable
+from ..manifest import class_index
+from ..names import key_text
+from ..sample import KEY
+from .arithmetic import Int64s
 
 
 class Selection:

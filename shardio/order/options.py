@@ -17,10 +17,10 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from . import order
-from . import units as sizes
-from .errors import OptionError, StateError, printable
-from .order import Epoch, Int64s, Share, Tail
+from .. import units as sizes
+from ..errors import OptionError, StateError, printable
+from . import arithmetic as order
+from .arithmetic import Epoch, Int64s, Share, Tail
 
 # What `shuffle_buffer` is where nobody gives it: all records of a dataset of at most ALL_BYTES or
 # ALL_RECORDS, else SHUFFLE_BUFFER of them. A function of what is read, never of the machine.
