@@ -192,7 +192,7 @@ def _rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: 
 
     def one_round(memory: bool = False, about: bool = False) -> dict[str, Any]:
         if about:
-            from shardio import image
+            from shardio.images import decode as image
 
             return {"pil": image.engine()}
         images = seen = most = 0

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from .errors import VersionError as VersionError
     from .errors import WorkerError as WorkerError
     from .exporting import export
-    from .image import CenterCrop, RandomResizedCrop
+    from .images.decode import CenterCrop, RandomResizedCrop
     from .indexing import index
     from .loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 # Each name and the module it lives in. No name is a module's: the module would replace it.
 _HOMES = {
     "BusyError": "errors",
-    "CenterCrop": "image",
+    "CenterCrop": "images.decode",
     "CollateError": "errors",
     "DamageError": "errors",
     "DecodeError": "errors",
@@ -88,7 +88,7 @@ _HOMES = {
     "NotPackedError": "errors",
     "OptionError": "errors",
     "PerformanceWarning": "native",
-    "RandomResizedCrop": "image",
+    "RandomResizedCrop": "images.decode",
     "RowError": "errors",
     "SampleError": "errors",
     "ShardDataset": "dataset",

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import journal, jpeg, manifest, sources
+from . import journal, manifest, sources
 from .errors import DamageError, SampleError, StorageError, VersionError, printable
 from .formats.base import Shard, ShardInfo
+from .images import jpeg_tiles as jpeg
 from .journal import Problem
 from .recoding import Recoded, Recoding, Tiles
 from .sample import Schema

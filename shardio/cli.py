@@ -669,7 +669,7 @@ def _show_environment(options: argparse.Namespace) -> int:
     for package in ("torch", "numpy", "lmdb", "msgpack", "xxhash"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             facts[package] = metadata.version(package)
-    from . import image
+    from .images import decode as image
 
     try:
         facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())

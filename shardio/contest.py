@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from . import machine, manifest, sequence, throttle
 from .dataset import ShardDataset
 from .errors import StorageError, printable
-from .image import RandomResizedCrop, crop_box
+from .images.decode import RandomResizedCrop, crop_box
 from .loader import ShardLoader
 from .names import file_name
 from .storage import locate

@@ -24,7 +24,7 @@ from .decoding import Decode, Decoder, Work, record_name
 from .errors import OptionError, ShardioError, StateError, printable
 from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
-from .image import Transform
+from .images.decode import Transform
 from .mixing import Length, Mixture
 from .order import arithmetic as order
 from .order.arithmetic import Share, Slices, Tail

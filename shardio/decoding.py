@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import image
 from .errors import DecodeError, OptionError, printable, there_are
+from .images import decode as image
 from .sample import KEY, Sample, Schema, give_text_key
 from .units import whole
 

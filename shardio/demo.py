@@ -24,10 +24,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from . import image, machine, manifest, sequence, throttle
+from . import machine, manifest, sequence, throttle
 from . import native as engine
 from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
-from .imagetypes import ALL_ENDINGS
+from .images import decode as image
+from .images.filetype import ALL_ENDINGS
 from .measuring import FailedError, Host
 from .names import file_name, from_file_name
 from .packing import pack

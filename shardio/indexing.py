@@ -37,7 +37,7 @@ from .fieldnames import described
 from .formats import FOREIGN, FOREIGN_FILES, claims
 from .formats.foreign import MAGIC, sidecar_name
 from .formats.imagefolder import describe
-from .imagetypes import ALL_ENDINGS
+from .images.filetype import ALL_ENDINGS
 from .names import file_name, from_file_name, key_bytes
 from .scanning import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, Wanted, renumber

@@ -285,7 +285,7 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 def _dataset(request: dict[str, Any]) -> ShardDataset:
     from . import native as engine
     from .dataset import ShardDataset
-    from .image import RandomResizedCrop
+    from .images.decode import RandomResizedCrop
 
     warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]

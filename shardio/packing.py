@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import building, destination, image, journal, manifest, parallel, plan, recoding, sources
+from . import building, destination, journal, manifest, parallel, plan, recoding, sources
 from . import units as sizes
 from ._version import __version__
 from .building import Built, Task
@@ -33,6 +33,7 @@ from .errors import (
     printable,
 )
 from .fieldnames import described as fields_text
+from .images import decode as image
 from .journal import Problem
 from .names import key_bytes, key_text
 from .order.subset import described

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from . import image
 from . import native as engine
 from .decoding import IMAGE, Decoder
 from .errors import ShardioError
 from .fetch import SMALL, Part
 from .formats.record import RecordShard
+from .images import decode as image
 from .manifest import Manifest
 from .sample import BLOBS
 

@@ -16,9 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import image, jpeg, manifest
+from . import manifest
 from . import units as sizes
 from .errors import DecodeError, OptionError, SourceError, StorageError, printable
+from .images import decode as image
+from .images import jpeg_tiles as jpeg
 from .sample import KEY, Sample
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
 from .storage import locate

@@ -23,7 +23,7 @@ from .formats.base import ShardInfo
 from .formats.columns import checksum, key_hash
 from .formats.foreign import Swept, Values, dump, key_of, only, sidecar_name, undecodable, walk
 from .formats.imagefolder import NoImageError
-from .imagetypes import image_type
+from .images.filetype import image_type
 from .sample import KEY, MAX_FIELDS, MAX_KEY, Schema
 from .sources.base import listed
 from .storage import local, locate

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from . import jpeg, manifest, sequence
+from . import manifest, sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
-from .imagetypes import ENDINGS, image_type
+from .images import jpeg_tiles as jpeg
+from .images.filetype import ENDINGS, image_type
 from .manifest import Manifest
 from .names import key_bytes
 from .parallel import Progress

@@ -112,7 +112,7 @@ def verify(
                 "leave it out"
             )
     if decode:
-        from . import image
+        from .images import decode as image
 
         image.engine()
     tasks = [
@@ -194,7 +194,7 @@ def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None
         if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
     for field_name in task.images:
-        from . import image
+        from .images import decode as image
 
         if sample[field_name] is not None:
             try:

@@ -31,7 +31,7 @@ from .errors import (
     there_are,
 )
 from .formats.base import MAX_RECORDS, ShardInfo
-from .imagetypes import image_type
+from .images.filetype import image_type
 from .names import key_bytes, key_text
 from .plan import SHARD_SIZE
 from .sample import KEY, Schema, infer_fields

@@ -24,11 +24,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import shardio.image
-from shardio import CenterCrop, RandomResizedCrop, jpeg
+import shardio.images.decode
+from shardio import CenterCrop, RandomResizedCrop
 from shardio import native as engine
 from shardio.errors import DecodeError
-from shardio.image import _UPRIGHT, _orientation
+from shardio.images import jpeg_tiles as jpeg
+from shardio.images.decode import _UPRIGHT, _orientation
 
 core = engine.core
 pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")
@@ -146,7 +147,7 @@ def test_resize_is_within_one_level_of_pillows(tiled, interpolation, target, cor
     )
     # pillow-simd's weights are rough: up to a fifth of its values are a level away from Pillow's,
     # and here and there by two where weights may be negative.
-    rough = shardio.image.engine()["name"] != "pillow"
+    rough = shardio.images.decode.engine()["name"] != "pillow"
     most = 2 if rough and interpolation in ("bicubic", "lanczos") else 1
     assert apart(out, np.asarray(pil)) <= most
     # From release 13 on Pillow takes that pass first which saves more, so that it rounds elsewhere.

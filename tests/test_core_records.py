@@ -25,7 +25,7 @@ from PIL import Image
 from test_raw_pixels import encoded, raw_data, raw_sample, same, scene
 from trees import shards
 
-from shardio import ShardDataset, image
+from shardio import ShardDataset
 from shardio import native as engine
 from shardio import sequence as sequences
 from shardio.cli import main
@@ -34,6 +34,7 @@ from shardio.decoding import Work
 from shardio.errors import DamageError
 from shardio.fetch import Fetch
 from shardio.formats.record import RecordShard
+from shardio.images import decode as image
 from shardio.sample import Sample
 
 pytestmark = pytest.mark.skipif(engine.core is None, reason=f"no core: {engine.missing}")

@@ -33,7 +33,7 @@ from shardio import (
     StateError,
     StorageError,
 )
-from shardio.image import decode as decode_image
+from shardio.images.decode import decode as decode_image
 from shardio.order.arithmetic import default_unit, draw
 
 Packed = Callable[..., Path]

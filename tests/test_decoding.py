@@ -27,7 +27,7 @@ from shardio import (
     ShardDataset,
     ShardLoader,
 )
-from shardio.image import pixels
+from shardio.images.decode import pixels
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

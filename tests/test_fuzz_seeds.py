@@ -21,10 +21,10 @@ import pytest
 import xxhash
 from PIL import Image
 
-from shardio import jpeg
 from shardio import native as engine
 from shardio.errors import DecodeError
-from shardio.image import Transform
+from shardio.images import jpeg_tiles as jpeg
+from shardio.images.decode import Transform
 from shardio.sample import MAX_HEAD, Schema
 
 core: Any = engine.core

@@ -1,4 +1,4 @@
-"""shardio/image.py: pixels, limits, boxes and errors, on images made here.
+"""shardio/images/decode.py: pixels, limits, boxes and errors, on images made here.
 
 The suite passes on either engine; CI runs it on both. Where two roads must give the same picture,
 "the same" is exact, or within 1 or 2 levels of 255 where rounding may fall either way.
@@ -26,10 +26,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, features
 
-from shardio import image as shardio_image
-from shardio import jpeg
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
-from shardio.image import (
+from shardio.images import decode as shardio_image
+from shardio.images import jpeg_tiles as jpeg
+from shardio.images.decode import (
     CenterCrop,
     RandomResizedCrop,
     Transform,
@@ -1195,7 +1195,8 @@ def run_python(code: str) -> str:
 def test_without_pil_the_error_names_both_extras():
     out = run_python(
         "import sys; sys.modules['PIL'] = None\n"
-        "from shardio.image import *; import shardio.image as i; import shardio.errors as e\n"
+        "from shardio.images.decode import *; import shardio.images.decode as i\n"
+        "import shardio.errors as e\n"
         "crop = i.CenterCrop(8)\n"
         "for f in (lambda: i.decode(b'x'), lambda: crop(b'x'), i.engine,\n"
         "          lambda: i.resize_short(b'x', 8, 90)):\n"
@@ -1231,7 +1232,7 @@ def test_a_new_pil_is_taken(monkeypatch, version):
 
 def test_importing_the_module_imports_neither_pil_nor_torch():
     out = run_python(
-        "import sys, shardio.image as i\n"
+        "import sys, shardio.images.decode as i\n"
         "i.RandomResizedCrop(8); i.crop_box(9, 9, 1, (1, 1), (1, 1))\n"
         "print([m for m in ('PIL', 'torch') if m in sys.modules])"
     )

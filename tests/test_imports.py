@@ -26,7 +26,7 @@ DOORS = {  # what only these modules import
     "msgpack": {"sample"},
     "xxhash": {"formats.columns", "formats.record", "writer"},
     "tqdm": {"cli"},
-    "PIL": {"image", "contest", "specimens"},
+    "PIL": {"images.decode", "contest", "specimens"},
     "torch": {
         "stream",
         "epoch_state",

@@ -1,4 +1,5 @@
-"""shardio/jpeg.py: where tiles lie, what a cut shows, what a rewrite keeps, and hostile bytes.
+"""shardio/images/jpeg_tiles.py: where tiles lie, what a cut shows, what a rewrite keeps, and
+hostile bytes.
 
 The oracle is PIL's decoder: a cut shows the pixels of the whole, a rewritten file has the same.
 Everything that rewrites runs with each tool that is here: the compiled core, and jpegtran.
@@ -20,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardio import jpeg
 from shardio import native as engine
 from shardio.errors import DependencyError
-from shardio.jpeg import Tiles, Unfit, interval_for, rewrite, tiles
+from shardio.images import jpeg_tiles as jpeg
+from shardio.images.jpeg_tiles import Tiles, Unfit, interval_for, rewrite, tiles
 
 IMAGENET = Path("/tmp/data/imagenet")
 CORE = engine.core

@@ -27,7 +27,7 @@ from trees import (
     shards,
 )
 
-from shardio import building, image, journal, manifest, packing, parallel, plan, sources
+from shardio import building, journal, manifest, packing, parallel, plan, sources
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -40,7 +40,8 @@ from shardio.errors import (
     SourceError,
     StorageError,
 )
-from shardio.imagetypes import image_type
+from shardio.images import decode as image
+from shardio.images.filetype import image_type
 from shardio.packing import Packed, commit, pack
 from shardio.sources import imagefolder
 from shardio.storage import local, locate, lock

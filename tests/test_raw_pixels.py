@@ -29,7 +29,6 @@ from shardio import (
     ShardLoader,
     building,
     collate,
-    image,
     manifest,
 )
 from shardio import native as engine
@@ -48,6 +47,7 @@ from shardio.exporting import export
 from shardio.fetch import Fetch
 from shardio.formats.columns import checksum
 from shardio.formats.record import RecordShard
+from shardio.images import decode as image
 from shardio.packing import Packed, commit, pack
 from shardio.sample import Sample
 from shardio.storage import locate

@@ -30,7 +30,7 @@ from shardio import (
     sequence,
 )
 from shardio import native as engine
-from shardio.image import decode as decode_image
+from shardio.images.decode import decode as decode_image
 
 Packed = Callable[..., Path]
 COUNTS = [4, 0, 7, 1, 8]

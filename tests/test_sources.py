@@ -12,7 +12,7 @@ from trees import JPEG, images, noise, picture, plant
 
 from shardio import sources
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.imagetypes import image_type
+from shardio.images.filetype import image_type
 from shardio.sources import Listing, Rejected, imagefolder
 
 

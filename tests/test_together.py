@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from shardio import CenterCrop, DecodeError, OptionError, RandomResizedCrop
-from shardio import image as shardio_image
-from shardio.image import decode, gray, move_boxes, stored, stored_pixels
+from shardio.images import decode as shardio_image
+from shardio.images.decode import decode, gray, move_boxes, stored, stored_pixels
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

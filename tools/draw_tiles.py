@@ -10,7 +10,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from shardio import jpeg
+from shardio.images import jpeg_tiles as jpeg
 
 W, H = 512, 256
 BOX = (176, 84, 344, 212)  # left, top, right, bottom of the crop

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..errors import DamageError, SourceError, StorageError, printable
-from ..imagetypes import image_type
+from ..images.filetype import image_type
 from ..names import file_name, key_text
 from ..sample import KEY, pack, unpack
 from ..storage.base import File, Storage

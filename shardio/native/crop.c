@@ -29,7 +29,7 @@ static struct span needed(const core_plan *plan, int scale, unsigned limit)
 }
 
 /* Where in the data each tile starts, and what follows the last one. NULL when these are not `count`
- * tiles, with the right marker behind each (see shardio/jpeg.py). */
+ * tiles, with the right marker behind each (see shardio/images/jpeg_tiles.py). */
 static size_t *tile_starts(const uint8_t *data, size_t size, size_t at, size_t count)
 {
     size_t *starts = count < 2 || count > size / 2 /* each has a marker of two bytes */

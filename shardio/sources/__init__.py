@@ -17,7 +17,7 @@ from ..errors import (
     there_are,
 )
 from ..formats import FOREIGN, claims
-from ..imagetypes import image_type
+from ..images.filetype import image_type
 from ..manifest import MANIFEST, SPLITS, load
 from ..names import key_text
 from ..storage import locate

@@ -35,7 +35,7 @@ import numpy as np
 
 from ..errors import OptionError, SourceError, printable
 from ..fieldnames import check_known_fields
-from ..imagetypes import image_type
+from ..images.filetype import image_type
 from ..names import key_bytes, key_text
 from ..sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
 from .base import (

@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import OptionError, SourceError, printable, there_are
 from ..fieldnames import nameable
 from ..formats.tar import field_of
-from ..imagetypes import ALL_ENDINGS, image_type
+from ..images.filetype import ALL_ENDINGS, image_type
 from ..names import key_text
 from ..order import arithmetic as order
 from ..sample import KEY, MAX_FIELDS, Sample, Schema

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import OptionError, SourceChangedError, SourceError, printable
-from ..imagetypes import ALL_ENDINGS, image_type
+from ..images.filetype import ALL_ENDINGS, image_type
 from ..names import key_bytes, key_text
 from ..sample import KEY, Sample
 from ..units import show_count

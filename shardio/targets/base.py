@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import OptionError, SampleError, printable
-from ..imagetypes import ENDINGS, image_type
+from ..images.filetype import ENDINGS, image_type
 from ..manifest import Manifest
 from ..sample import KEY, Sample
 from ..storage.local import Draft, token, write_file

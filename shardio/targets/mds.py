@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import OptionError, SampleError, printable
-from ..imagetypes import image_type
+from ..images.filetype import image_type
 from ..sample import KEY, Sample
 from ..storage.local import Draft, token, write_file
 from .base import Again, Plan, check_distinct, json_bytes, key_name, misfit

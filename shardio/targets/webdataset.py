@@ -34,7 +34,7 @@ import numpy as np
 
 from ..errors import OptionError, printable
 from ..formats.tar import split_name
-from ..imagetypes import ALL_ENDINGS
+from ..images.filetype import ALL_ENDINGS
 from ..sample import KEY, Sample
 from .base import (
     Field,

@@ -48,11 +48,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import jpeg
-from . import native as compiled
-from .errors import DecodeError, DependencyError, OptionError, ShardioError, printable
-from .order.arithmetic import word
-from .units import whole
+from .. import native as compiled
+from ..errors import DecodeError, DependencyError, OptionError, ShardioError, printable
+from ..order.arithmetic import word
+from ..units import whole
+from . import jpeg_tiles as jpeg
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

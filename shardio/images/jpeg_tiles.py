@@ -32,8 +32,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import native as engine
-from .errors import DependencyError, StorageError, printable
+from .. import native as engine
+from ..errors import DependencyError, StorageError, printable
 
 Data = bytes | bytearray | memoryview
 
