@@ -152,8 +152,7 @@ def by_liblmdb(path: str, records: int, payload: int, shuffled: bool) -> Round:
 
 
 def opening(path: str, verify: bool = True) -> Round:
-    from shardio import manifest
-    from shardio.formats import open_shard
+    from shardio.formats import manifest, open_shard
     from shardio.storage import locate
 
     storage = locate(path)

@@ -16,7 +16,7 @@ from .harness import ROOT, Result, interleave, median
 
 LOAD = """
 import json, sys, time
-from shardio import manifest
+from shardio.formats import manifest
 from shardio.storage import locate
 
 def peak():
@@ -62,9 +62,10 @@ def run(source: data.Data, result: Result) -> None:
 
 
 def _manifest(shards: int) -> bytes:
-    from shardio import __version__, manifest
+    from shardio import __version__
+    from shardio.formats import manifest
     from shardio.formats.base import ShardInfo
-    from shardio.sample import Schema
+    from shardio.formats.sample import Schema
 
     def info(number: int) -> ShardInfo:
         digest = hashlib.sha256(b"%d" % number).digest()

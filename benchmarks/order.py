@@ -32,7 +32,7 @@ def memory(name):
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1e3 * 1.024
 
-from shardio import manifest
+from shardio.formats import manifest
 from shardio.fetch import Fetch, Reader
 from shardio.order.options import Given
 from shardio.storage import locate
@@ -216,7 +216,7 @@ def where(path: str) -> Callable[..., dict[str, Any]]:
 
 
 def _counts(path: str) -> Any:
-    from shardio import manifest
+    from shardio.formats import manifest
     from shardio.storage import locate
 
     return np.array(manifest.load(locate(path)).shard_records)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import journal, manifest, sources
+from . import journal, sources
 from .errors import DamageError, SampleError, StorageError, VersionError, printable
+from .formats import manifest
 from .formats.base import Shard, ShardInfo
+from .formats.sample import Schema
 from .images import jpeg_tiles as jpeg
 from .journal import Problem
 from .recoding import Recoded, Recoding, Tiles
-from .sample import Schema
 from .shard import ShardWriter, open_own
 from .storage import local
 

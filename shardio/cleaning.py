@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import indexing, journal, manifest
+from . import indexing, journal
 from .errors import BusyError, printable
-from .formats.foreign import sidecar_name
+from .formats import manifest
+from .formats.foreign.base import sidecar_name
 from .storage import local, local_path, locate, lock
 from .storage.lock import JOURNAL, WRITER_MAGIC
 from .units import show_count, show_size

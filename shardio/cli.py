@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .benching import Bench
     from .fetch import Reader
-    from .manifest import Manifest
+    from .formats.manifest import Manifest
     from .packing import Packed
     from .sequence import ShardSequence
     from .tuning import Tuning
@@ -293,7 +293,7 @@ def _info(options: argparse.Namespace) -> int:
         return _show_environment(options)
     if options.out is None:
         raise OptionError("info: give a packed directory, or --env")
-    from . import manifest
+    from .formats import manifest
     from .storage import locate
 
     folders = manifest.datasets(options.out)
@@ -310,8 +310,8 @@ def _info(options: argparse.Namespace) -> int:
 def _ls(options: argparse.Namespace) -> int:
     import json
 
-    from . import manifest
     from .fetch import Reader
+    from .formats import manifest
     from .storage import locate
 
     storage = locate(options.out)
@@ -432,9 +432,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from . import manifest
     from .explaining import advice_text, explain
     from .fetch import Reader
+    from .formats import manifest
     from .order.options import Given
     from .storage import locate
 

@@ -28,9 +28,10 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
-from . import machine, manifest, sequence, throttle
+from . import machine, sequence, throttle
 from .dataset import ShardDataset
 from .errors import StorageError, printable
+from .formats import manifest
 from .images.decode import RandomResizedCrop, crop_box
 from .loader import ShardLoader
 from .names import file_name

@@ -16,7 +16,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from . import manifest
 from . import native as engine
 from . import units as sizes
 from .collating import Empty, images, numbers, planes
@@ -24,6 +23,8 @@ from .decoding import Decode, Decoder, Work, record_name
 from .errors import OptionError, ShardioError, StateError, printable
 from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
+from .formats import manifest
+from .formats.sample import KEY, give_text_key
 from .images.decode import Transform
 from .mixing import Length, Mixture
 from .order import arithmetic as order
@@ -32,7 +33,6 @@ from .order.options import CANONICAL_WORKERS, Given, Options, answered
 from .order.subset import Selection, among
 from .order.subset import where as select_where
 from .pixels import JPEG, RawPixels, raw_pixels
-from .sample import KEY, give_text_key
 from .sequence import ShardSequence
 from .storage import locate
 from .stream import VALID, Consumers, Items, Stream

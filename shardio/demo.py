@@ -24,9 +24,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from . import machine, manifest, sequence, throttle
+from . import machine, sequence, throttle
 from . import native as engine
 from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
+from .formats import manifest
 from .images import decode as image
 from .images.filetype import ALL_ENDINGS
 from .measuring import FailedError, Host

@@ -11,8 +11,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from . import journal, manifest, plan
+from . import journal, plan
 from .errors import DamageError, ExistsError, NotPackedError, OptionError, printable
+from .formats import manifest
 from .storage import local, locate
 from .storage.lock import JOURNAL
 from .units import show_count

@@ -23,8 +23,8 @@ import numpy as np
 from . import fetch
 from .fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from .formats.base import Column
-from .formats.parquet import cache_bytes
-from .manifest import Manifest
+from .formats.foreign.parquet import cache_bytes
+from .formats.manifest import Manifest
 from .order import arithmetic as order
 from .order.arithmetic import Epoch, Int64s, Share
 from .order.options import SHUFFLE_BUFFER, Options, shuffled_whole

@@ -17,20 +17,21 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import manifest, receipt, sequence
+from . import receipt, sequence
 from . import units as sizes
 from ._version import __version__
 from .errors import ExistsError, OptionError, printable, there_are
-from .manifest import Manifest
+from .formats import manifest
+from .formats.foreign.writer import Again, Field, Plan, Target
+from .formats.foreign.writers import target as named_target
+from .formats.manifest import Manifest
+from .formats.sample import KEY
 from .names import file_name, from_file_name, key_bytes
 from .parallel import Progress
 from .receipt import Receipt
-from .sample import KEY
 from .sequence import ShardSequence
 from .storage import local, local_path
 from .storage.staging import Staging
-from .targets import target as named_target
-from .targets.base import Again, Field, Plan, Target
 from .units import show_count
 
 Fields = Mapping[str, str | None] | Sequence[str]

@@ -47,12 +47,12 @@ from . import native as engine
 from .errors import DamageError, StorageError
 from .formats import check_format, open_shard
 from .formats.base import Shard, ShardInfo
-from .formats.parquet import cache_bytes
-from .manifest import SUFFIXES, Manifest
+from .formats.foreign.parquet import cache_bytes
+from .formats.manifest import SUFFIXES, Manifest
+from .formats.sample import Sample
 from .order.arithmetic import Epoch, Int64s, Share, Slices
 from .order.options import ALL_BYTES
 from .order.subset import Selection
-from .sample import Sample
 from .storage import Storage
 from .storage.local import memory_available
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from . import journal, manifest, parallel, plan
+from . import journal, parallel, plan
 from .errors import (
     ExistsError,
     OptionError,
@@ -34,9 +34,9 @@ from .errors import (
     there_are,
 )
 from .fieldnames import described
-from .formats import FOREIGN, FOREIGN_FILES, claims
-from .formats.foreign import MAGIC, sidecar_name
-from .formats.imagefolder import describe
+from .formats import FOREIGN, FOREIGN_FILES, claims, manifest
+from .formats.foreign.base import MAGIC, sidecar_name
+from .formats.foreign.imagefolder import describe
 from .images.filetype import ALL_ENDINGS
 from .names import file_name, from_file_name, key_bytes
 from .scanning import Found, dataset_id_of, manifest_of, scan_all

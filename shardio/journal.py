@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import manifest, plan
+from . import plan
 from .errors import (
     DamageError,
     ExistsError,
@@ -28,8 +28,8 @@ from .errors import (
     VersionError,
     printable,
 )
-from .formats import lmdb, record
-from .formats.columns import key_hash
+from .formats import lmdb, manifest, record
+from .formats.index import key_hash
 from .names import key_bytes, key_text
 from .plan import Before
 from .shard import open_own

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import building, destination, journal, manifest, parallel, plan, recoding, sources
+from . import building, destination, journal, parallel, plan, recoding, sources
 from . import units as sizes
 from ._version import __version__
 from .building import Built, Task
@@ -33,13 +33,14 @@ from .errors import (
     printable,
 )
 from .fieldnames import described as fields_text
+from .formats import manifest
+from .formats.sample import Schema
 from .images import decode as image
 from .journal import Problem
 from .names import key_bytes, key_text
 from .order.subset import described
 from .plan import Plan
 from .recoding import Recoded, Recoding
-from .sample import Schema
 from .shard import check_packed
 from .storage import local, local_path, locate, lock
 from .storage.lock import JOURNAL, WRITER_MAGIC

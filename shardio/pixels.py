@@ -20,10 +20,10 @@ from . import native as engine
 from .decoding import IMAGE, Decoder
 from .errors import ShardioError
 from .fetch import SMALL, Part
+from .formats.manifest import Manifest
 from .formats.record import RecordShard
+from .formats.sample import BLOBS
 from .images import decode as image
-from .manifest import Manifest
-from .sample import BLOBS
 
 JPEG = b"\xff\xd8\xff"  # how each begins
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then

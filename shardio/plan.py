@@ -22,9 +22,9 @@ from . import units as sizes
 from .errors import DamageError, OptionError, printable
 from .formats.base import MAX_RECORDS
 from .formats.record import VERSION
+from .formats.sample import KEY
 from .names import key_bytes, key_text
 from .order import arithmetic as order
-from .sample import KEY
 from .sources.base import Ints, Listing
 from .storage.lock import PLAN_MAGIC
 

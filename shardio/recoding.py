@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import manifest
 from . import units as sizes
 from .errors import DecodeError, OptionError, SourceError, StorageError, printable
+from .formats import manifest
+from .formats.sample import KEY, Sample
 from .images import decode as image
 from .images import jpeg_tiles as jpeg
-from .sample import KEY, Sample
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
 from .storage import locate
 

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import manifest, parallel
+from . import parallel
 from ._version import __version__
 from .errors import OptionError, SourceError, printable
 from .fieldnames import IMAGES, LABELS, check_known_fields, nameable
-from .formats import FOREIGN
+from .formats import FOREIGN, manifest
 from .formats.base import ShardInfo
-from .formats.columns import checksum, key_hash
-from .formats.foreign import Swept, Values, dump, key_of, only, sidecar_name, undecodable, walk
-from .formats.imagefolder import NoImageError
+from .formats.foreign.base import Swept, Values, dump, key_of, only, sidecar_name, undecodable, walk
+from .formats.foreign.imagefolder import NoImageError
+from .formats.index import checksum, key_hash
+from .formats.sample import KEY, MAX_FIELDS, MAX_KEY, Schema
 from .images.filetype import image_type
-from .sample import KEY, MAX_FIELDS, MAX_KEY, Schema
 from .sources.base import listed
 from .storage import local, locate
 from .units import show_count

@@ -16,15 +16,15 @@ from typing import Any, overload
 
 import numpy as np
 
-from . import manifest
 from .decoding import Decode, Decoder, record_name
 from .errors import OptionError, name_record, printable, there_are
 from .fetch import Described, Reader
+from .formats import manifest
 from .formats.base import Column
-from .formats.columns import key_hash
+from .formats.index import key_hash
+from .formats.sample import KEY, Sample, give_text_key
 from .names import key_bytes, key_text
 from .order import arithmetic as order
-from .sample import KEY, Sample, give_text_key
 from .storage import locate
 from .units import show_count
 

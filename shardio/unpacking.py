@@ -23,15 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from . import manifest, sequence
+from . import sequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
+from .formats import manifest
+from .formats.manifest import Manifest
+from .formats.sample import BLOBS, KEY, Sample
 from .images import jpeg_tiles as jpeg
 from .images.filetype import ENDINGS, image_type
-from .manifest import Manifest
 from .names import key_bytes
 from .parallel import Progress
 from .recoding import ORIGINAL
-from .sample import BLOBS, KEY, Sample
 from .sequence import ShardSequence
 from .storage import local, local_path
 from .units import show_count, show_size

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import manifest, parallel
+from . import parallel
 from .errors import DamageError, DecodeError, OptionError, StorageError, VersionError, printable
-from .formats import check_format, open_shard, sha256
+from .formats import check_format, manifest, open_shard, sha256
 from .formats.base import Opening, Shard, ShardInfo
-from .formats.columns import key_hash
+from .formats.index import key_hash
+from .formats.sample import KEY, Sample
 from .names import key_text
-from .sample import KEY, Sample
 from .storage import locate
 from .units import show_count, show_size, whole
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from . import journal, manifest
+from . import journal
 from . import units as sizes
 from ._version import __version__
 from .errors import (
@@ -30,11 +30,12 @@ from .errors import (
     printable,
     there_are,
 )
+from .formats import manifest
 from .formats.base import MAX_RECORDS, ShardInfo
+from .formats.sample import KEY, Schema, infer_fields
 from .images.filetype import image_type
 from .names import key_bytes, key_text
 from .plan import SHARD_SIZE
-from .sample import KEY, Schema, infer_fields
 from .shard import ShardWriter, check_packed
 from .storage import local, local_path, locate, lock
 from .storage.lock import WRITER_MAGIC

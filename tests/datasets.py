@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardio import manifest
+from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.record import RecordEncoder
-from shardio.sample import Schema
+from shardio.formats.sample import Schema
 
 FIELDS = (("__key__", "key"), ("image", "image"), ("label", "int"))
 ID = bytes(range(16))

@@ -29,8 +29,8 @@ from typing import Any
 import shardio
 from shardio import ShardioError, formats
 from shardio.formats.base import Shard
+from shardio.formats.manifest import MANIFEST, load
 from shardio.indexing import index
-from shardio.manifest import MANIFEST, load
 from shardio.names import key_bytes
 from shardio.receipt import NAME as RECEIPT
 from shardio.storage import locate

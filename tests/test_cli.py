@@ -148,7 +148,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
     }.get(name, [out])
     found = imported(name, *arguments)
-    assert "shardio.manifest" in found
+    assert "shardio.formats.manifest" in found
     assert found.isdisjoint({"torch", "PIL", "tqdm"})
     assert "lmdb" not in found or name == "export"  # which writes it
 

@@ -34,8 +34,8 @@ from shardio.decoding import Work
 from shardio.errors import DamageError
 from shardio.fetch import Fetch
 from shardio.formats.record import RecordShard
+from shardio.formats.sample import Sample
 from shardio.images import decode as image
-from shardio.sample import Sample
 
 pytestmark = pytest.mark.skipif(engine.core is None, reason=f"no core: {engine.missing}")
 reads = pytest.mark.skipif(engine.records() is None, reason=f"core: {engine.described()}")

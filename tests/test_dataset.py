@@ -765,7 +765,7 @@ def test_what_is_no_dataset_is_told(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(NotPackedError, match="no such directory"):
         ShardDataset(tmp_path / "nothing")
     packed([2], "out/train")
-    splits = shardio.manifest.dump_splits(["train", "val"], None, "1.2.3")
+    splits = shardio.formats.manifest.dump_splits(["train", "val"], None, "1.2.3")
     (tmp_path / "out" / "shardio.json").write_bytes(splits)
     with pytest.raises(NotPackedError, match=r"its splits: train, val\. Open one, .*out/train"):
         ShardDataset(tmp_path / "out")

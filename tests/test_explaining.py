@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from test_order import cases
 from trees import shardio_json
 
-from shardio import cli, explaining, fetch, manifest, tuning
+from shardio import cli, explaining, fetch, tuning
 from shardio.errors import OptionError
 from shardio.explaining import Explanation, explain, free_consumers
 from shardio.fetch import Fetch, Reader, read
-from shardio.manifest import Manifest
+from shardio.formats import manifest
+from shardio.formats.manifest import Manifest
+from shardio.formats.sample import Schema
 from shardio.order.options import Given
-from shardio.sample import Schema
 from shardio.storage import locate
 
 Packed = Callable[..., Path]

@@ -487,7 +487,7 @@ def test_a_caffe_environment_grows_beyond_its_first_size(
 ) -> None:
     opened = lmdb.open
     monkeypatch.setattr(lmdb, "open", lambda *a, **o: opened(*a, **(o | {"map_size": 1 << 16})))
-    monkeypatch.setattr("shardio.targets.caffe._COMMIT", 4000)
+    monkeypatch.setattr("shardio.formats.foreign.caffe_writer._COMMIT", 4000)
     out = packed([400], image=lambda i: b"%d" % i * 300)
     export(out, tmp_path / "db", format="lmdb-caffe")
     monkeypatch.undo()

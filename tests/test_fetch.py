@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from datasets import flip, make, payload, shard_files
 
-from shardio import fetch, manifest
+from shardio import fetch
 from shardio.errors import DamageError
 from shardio.fetch import Fetch, Reader, Rows
+from shardio.formats import manifest
+from shardio.formats.sample import Sample
 from shardio.order import arithmetic as order
 from shardio.order import subset as selection
 from shardio.order.arithmetic import Epoch, Share
-from shardio.sample import Sample
 from shardio.storage import locate
 
 Packed = Callable[..., Path]
@@ -667,7 +668,8 @@ def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
 
 FEW_DESCRIPTORS = """
 import os, resource, sys
-from shardio import fetch, manifest
+from shardio import fetch
+from shardio.formats import manifest
 from shardio.storage import locate
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 storage = locate(sys.argv[1])
@@ -743,7 +745,8 @@ def test_threads_share_a_reader(packed: Packed) -> None:
 RSS = """
 import sys, resource
 from pathlib import Path
-from shardio import fetch, manifest
+from shardio import fetch
+from shardio.formats import manifest
 from shardio.order import arithmetic as order
 from shardio.storage import locate
 def private():

@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader
 from trees import environment
 
 import shardio
-from shardio import DamageError, ShardDataset, Writer, manifest
+from shardio import DamageError, ShardDataset, Writer
 from shardio import sequence as sequences
 from shardio.cli import main
+from shardio.formats import manifest
+from shardio.formats.sample import KEY
 from shardio.indexing import index
 from shardio.names import key_text
-from shardio.sample import KEY
 from shardio.storage import locate
 
 COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size

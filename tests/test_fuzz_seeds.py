@@ -23,9 +23,9 @@ from PIL import Image
 
 from shardio import native as engine
 from shardio.errors import DecodeError
+from shardio.formats.sample import MAX_HEAD, Schema
 from shardio.images import jpeg_tiles as jpeg
 from shardio.images.decode import Transform
-from shardio.sample import MAX_HEAD, Schema
 
 core: Any = engine.core
 pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")

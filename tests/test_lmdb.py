@@ -26,7 +26,7 @@ from test_record import naive_reader, untagged
 from torch.utils.data import DataLoader
 from trees import content, environment, images, plant, shardio
 
-from shardio import ShardDataset, Writer, manifest, pack
+from shardio import ShardDataset, Writer, pack
 from shardio import sequence as sequences
 from shardio.errors import (
     DamageError,
@@ -38,12 +38,13 @@ from shardio.errors import (
     SourceError,
     VersionError,
 )
+from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, may_be_shard, places
 from shardio.formats.record import RecordEncoder
+from shardio.formats.sample import KEY, Schema
 from shardio.indexing import index
 from shardio.packing import commit
-from shardio.sample import KEY, Schema
 from shardio.storage import locate
 from shardio.verifying import verify
 

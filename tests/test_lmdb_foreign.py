@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from shardio import formats, indexing
 from shardio import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
-from shardio.formats.foreign import ForeignShard, Sweep
-from shardio.formats.lmdb_foreign import LmdbForeignLayout
-from shardio.sample import KEY
+from shardio.formats.foreign.base import ForeignShard, Sweep
+from shardio.formats.foreign.lmdb import LmdbForeignLayout
+from shardio.formats.sample import KEY
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "lmdb_foreign"

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import manifest
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, VersionError
+from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
-from shardio.manifest import Manifest
+from shardio.formats.manifest import Manifest
+from shardio.formats.sample import KEY, Schema
 from shardio.names import key_bytes, key_text
-from shardio.sample import KEY, Schema
 from shardio.storage import locate
 
 FIELDS = ((KEY, "key"), ("image", "image"), ("label", "int"))

@@ -26,12 +26,13 @@ import shardio
 from shardio import formats, indexing
 from shardio import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
-from shardio.formats import foreign, mds
 from shardio.formats.base import Opening, ShardInfo
-from shardio.formats.columns import checksum, key_hash
-from shardio.formats.foreign import ForeignShard
-from shardio.formats.mds import MdsFile, MdsLayout
-from shardio.sample import KEY, Schema
+from shardio.formats.foreign import base as foreign
+from shardio.formats.foreign import mds
+from shardio.formats.foreign.base import ForeignShard
+from shardio.formats.foreign.mds import MdsFile, MdsLayout
+from shardio.formats.index import checksum, key_hash
+from shardio.formats.sample import KEY, Schema
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "mds"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from trees import content, environment, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, manifest
+from shardio import CenterCrop
 from shardio import native as engine
 from shardio import sequence as sequences
 from shardio.errors import (
@@ -25,6 +25,7 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.exporting import export
+from shardio.formats import manifest
 from shardio.images import jpeg_tiles as jpeg
 from shardio.packing import Packed, commit, pack
 from shardio.storage import locate

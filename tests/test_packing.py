@@ -27,7 +27,7 @@ from trees import (
     shards,
 )
 
-from shardio import building, journal, manifest, packing, parallel, plan, sources
+from shardio import building, journal, packing, parallel, plan, sources
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -40,6 +40,7 @@ from shardio.errors import (
     SourceError,
     StorageError,
 )
+from shardio.formats import manifest
 from shardio.images import decode as image
 from shardio.images.filetype import image_type
 from shardio.packing import Packed, commit, pack

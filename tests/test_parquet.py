@@ -23,15 +23,16 @@ from hypothesis import strategies as st
 from trees import shardio_json
 
 import shardio
-from shardio import formats, indexing, manifest
+from shardio import formats, indexing
 from shardio import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.explaining import explain
 from shardio.fetch import Reader
-from shardio.formats import parquet
+from shardio.formats import manifest
 from shardio.formats.base import Shard
+from shardio.formats.foreign import parquet
+from shardio.formats.sample import KEY, Schema
 from shardio.order.options import Given
-from shardio.sample import KEY, Schema
 from shardio.storage import locate
 from shardio.verifying import verify
 
@@ -515,7 +516,9 @@ def test_without_pyarrow_the_error_says_what_to_install(
 
 
 def test_pyarrow_is_not_imported_until_a_parquet_file_is_opened() -> None:
-    code = "import sys, shardio.formats.parquet, shardio; sys.exit('pyarrow' in sys.modules)"
+    code = (
+        "import sys, shardio.formats.foreign.parquet, shardio; sys.exit('pyarrow' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -22,15 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import (
-    CenterCrop,
-    RandomResizedCrop,
-    ShardDataset,
-    ShardLoader,
-    building,
-    collate,
-    manifest,
-)
+from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, building, collate
 from shardio import native as engine
 from shardio import sequence as sequences
 from shardio.collating import empty
@@ -45,11 +37,12 @@ from shardio.errors import (
 )
 from shardio.exporting import export
 from shardio.fetch import Fetch
-from shardio.formats.columns import checksum
+from shardio.formats import manifest
+from shardio.formats.index import checksum
 from shardio.formats.record import RecordShard
+from shardio.formats.sample import Sample
 from shardio.images import decode as image
 from shardio.packing import Packed, commit, pack
-from shardio.sample import Sample
 from shardio.storage import locate
 from shardio.unpacking import unpack
 from shardio.verifying import verify

@@ -18,13 +18,13 @@ from conformance import FIELDS as EVERY_KIND
 from conformance import SAMPLES, FormatConformance, same, same_all
 from conformance import sample as make_sample
 
-from shardio import manifest
 from shardio import native as engine
 from shardio.errors import DamageError, SampleError, ShardioError, StorageError, VersionError
+from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
-from shardio.formats.columns import key_hash
+from shardio.formats.index import key_hash
 from shardio.formats.record import RecordEncoder, RecordShard, may_be_shard
-from shardio.sample import KEY, MAX_HEAD, Schema
+from shardio.formats.sample import KEY, MAX_HEAD, Schema
 from shardio.storage import locate
 
 HERE = Path(__file__).resolve().parent
@@ -187,8 +187,7 @@ def test_the_bytes_on_the_page_are_those_of_the_golden_file() -> None:
 
 
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
-    from shardio import sample
-    from shardio.formats import base, record
+    from shardio.formats import base, record, sample
 
     page = DOCS.read_text()
     for limit in (

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from shardio import formats, indexing
 from shardio import sequence as sequences
 from shardio.errors import DamageError, SourceError
-from shardio.formats import foreign
 from shardio.formats.base import Opening, ShardInfo
-from shardio.formats.columns import checksum, key_hash
-from shardio.formats.foreign import ForeignShard
-from shardio.formats.recordio import RecordIOLayout
-from shardio.sample import KEY, Schema
+from shardio.formats.foreign import base as foreign
+from shardio.formats.foreign.base import ForeignShard
+from shardio.formats.foreign.recordio import RecordIOLayout
+from shardio.formats.index import checksum, key_hash
+from shardio.formats.sample import KEY, Schema
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "recordio"

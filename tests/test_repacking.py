@@ -10,7 +10,7 @@ import pytest
 from trees import images, noise, picture, plant
 
 import shardio
-from shardio import Writer, commit, manifest, pack
+from shardio import Writer, commit, pack
 from shardio import sequence as sequences
 from shardio.cli import main
 from shardio.errors import (
@@ -20,6 +20,7 @@ from shardio.errors import (
     SourceChangedError,
     SourceError,
 )
+from shardio.formats import manifest
 from shardio.order import subset as selection
 from shardio.storage import locate
 

@@ -13,9 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shardio import errors, sample
+from shardio import errors
 from shardio.errors import DamageError, OptionError, SampleError, ShardioError
-from shardio.sample import KEY, MAX_DEPTH, MAX_HEAD, MAX_KEY, Schema, infer_fields, pack_head
+from shardio.formats import sample
+from shardio.formats.sample import (
+    KEY,
+    MAX_DEPTH,
+    MAX_HEAD,
+    MAX_KEY,
+    Schema,
+    infer_fields,
+    pack_head,
+)
 
 LIMITED = settings(
     max_examples=150,

@@ -20,16 +20,9 @@ from datasets import CLASSES, flip, jpeg, payload, shard_files
 from PIL import Image
 
 import shardio
-from shardio import (
-    CenterCrop,
-    DamageError,
-    DecodeError,
-    NotPackedError,
-    OptionError,
-    manifest,
-    sequence,
-)
+from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError, sequence
 from shardio import native as engine
+from shardio.formats import manifest
 from shardio.images.decode import decode as decode_image
 
 Packed = Callable[..., Path]

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from shardio import formats, indexing
 from shardio import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
-from shardio.formats import foreign
 from shardio.formats.base import Opening, ShardInfo
-from shardio.formats.columns import checksum, key_hash
-from shardio.formats.foreign import ForeignShard, own_key
-from shardio.formats.tfrecord import TFRecordLayout
-from shardio.sample import KEY, Schema
+from shardio.formats.foreign import base as foreign
+from shardio.formats.foreign.base import ForeignShard, own_key
+from shardio.formats.foreign.tfrecord import TFRecordLayout
+from shardio.formats.index import checksum, key_hash
+from shardio.formats.sample import KEY, Schema
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "tfrecord"

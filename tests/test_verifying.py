@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from trees import content, images, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import manifest
 from shardio import sequence as sequences
 from shardio.errors import DamageError, NotPackedError, OptionError, StorageError, VersionError
-from shardio.formats.foreign import dump, load, sidecar_name
+from shardio.formats import manifest
+from shardio.formats.foreign.base import dump, load, sidecar_name
 from shardio.formats.record import RecordShard
 from shardio.indexing import index
 from shardio.packing import pack

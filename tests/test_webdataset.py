@@ -22,12 +22,19 @@ from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import formats, indexing, manifest
+from shardio import formats, indexing
 from shardio.errors import DamageError, ShardioError, SourceError
-from shardio.formats import tar
+from shardio.formats import manifest
 from shardio.formats.base import Shard
-from shardio.formats.tar import MAX_EXTENSION, MAX_JSON, TarLayout, may_be_tar, split_name
-from shardio.sample import KEY
+from shardio.formats.foreign import webdataset as tar
+from shardio.formats.foreign.webdataset import (
+    MAX_EXTENSION,
+    MAX_JSON,
+    TarLayout,
+    may_be_tar,
+    split_name,
+)
+from shardio.formats.sample import KEY
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "webdataset"

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from trees import JPEG, content, environment, images, plant, shardio, shards
 
-from shardio import manifest, packing
+from shardio import packing
 from shardio import sequence as sequences
 from shardio.cleaning import gc
 from shardio.errors import (
@@ -25,6 +25,7 @@ from shardio.errors import (
     SampleError,
     StorageError,
 )
+from shardio.formats import manifest
 from shardio.storage import local, lock
 from shardio.unpacking import unpack
 from shardio.verifying import verify

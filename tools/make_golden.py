@@ -18,9 +18,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from shardio import manifest
+from shardio.formats import manifest
 from shardio.formats.record import VERSION
-from shardio.sample import KEY, Schema
+from shardio.formats.sample import KEY, Schema
 from shardio.shard import ShardWriter, open_own
 from shardio.storage import locate
 from shardio.storage.local import token, write_file

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ..errors import OptionError
-from . import imagefolder, lmdb, lmdb_foreign, mds, parquet, record, recordio, tar, tfrecord
+from . import lmdb, record
 from .base import Opening, Shard, ShardInfo
-from .foreign import ForeignShard, Layout
+from .foreign import imagefolder, mds, parquet, recordio, tfrecord
+from .foreign import lmdb as lmdb_foreign
+from .foreign import webdataset as tar
+from .foreign.base import ForeignShard, Layout
 
 # Layouts, and what the names of their files look like. The first that fits has a file; compressed
 # ones fit too, so that they are refused with the command that converts them.

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..sample import Sample, Schema
 from ..storage.base import Storage
+from .sample import Sample, Schema
 
 Column = np.ndarray[Any, Any]
 MAX_RECORDS = (1 << 32) - 1  # in a shard

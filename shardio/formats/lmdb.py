@@ -41,14 +41,14 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..errors import DamageError, VersionError
-from ..sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 from ..storage.base import File
 from .base import Column, Opening, ShardInfo
-from .columns import checksum
+from .index import checksum
 from .record import _APART as APART
 from .record import _BLOCK as BLOCK
 from .record import _FRAME as FRAME
 from .record import RecordEncoder, RecordShard
+from .sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 
 PAGE = 4096  # written; the machine's own pages may be larger
 _LAST = 0xFFFFFFFF  # the key of header, index and trailer; no record has this number

@@ -30,7 +30,11 @@ import xxhash
 
 from .. import native as engine
 from ..errors import DamageError, SampleError, VersionError, printable
-from ..sample import (
+from ..storage.base import File
+from .base import MAX_RECORDS, Column, Opening, ShardInfo
+from .index import SCALARS, key_hash, pack_column, take_columns
+from .index import checksum as _checksum
+from .sample import (
     MAX_BODY,
     MAX_HEAD,
     Buffer,
@@ -44,10 +48,6 @@ from ..sample import (
     unpack_key,
     with_text_keys,
 )
-from ..storage.base import File
-from .base import MAX_RECORDS, Column, Opening, ShardInfo
-from .columns import SCALARS, key_hash, pack_column, take_columns
-from .columns import checksum as _checksum
 
 VERSION = 0
 MAGIC = b"\x89SHD\r\n\x1a\n"  # a high byte, a name, CR LF, ctrl-Z, LF: text-mode transfers break it

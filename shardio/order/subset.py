@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, printable
-from ..manifest import class_index
+from ..formats.manifest import class_index
+from ..formats.sample import KEY
 from ..names import key_text
-from ..sample import KEY
 from .arithmetic import Int64s
 
 

@@ -17,8 +17,8 @@ from ..errors import (
     there_are,
 )
 from ..formats import FOREIGN, claims
+from ..formats.manifest import MANIFEST, SPLITS, load
 from ..images.filetype import image_type
-from ..manifest import MANIFEST, SPLITS, load
 from ..names import key_text
 from ..storage import locate
 from ..storage.lock import JOURNAL

@@ -35,9 +35,9 @@ import numpy as np
 
 from ..errors import OptionError, SourceError, printable
 from ..fieldnames import check_known_fields
+from ..formats.sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
 from ..images.filetype import image_type
 from ..names import key_bytes, key_text
-from ..sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
 from .base import (
     Ints,
     Listing,

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import indexing, manifest, sequence
+from .. import indexing, sequence
 from ..decoding import Decoder
 from ..errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
 from ..fetch import Reader
 from ..fieldnames import check_known_fields
-from ..sample import KEY, Sample
+from ..formats import manifest
+from ..formats.sample import KEY, Sample
 from ..sequence import ShardSequence
 from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from ..errors import OptionError, SourceError, printable, there_are
 from ..fieldnames import nameable
-from ..formats.tar import field_of
+from ..formats.foreign.webdataset import field_of
+from ..formats.sample import KEY, MAX_FIELDS, Sample, Schema
 from ..images.filetype import ALL_ENDINGS, image_type
 from ..names import key_text
 from ..order import arithmetic as order
-from ..sample import KEY, MAX_FIELDS, Sample, Schema
 from .base import (
     MAX_FILE,
     Ints,

@@ -27,8 +27,8 @@ import numpy as np
 
 from ..errors import OptionError, SourceError, printable, there_are
 from ..fieldnames import LABELS, PATHS, known, nameable
+from ..formats.sample import KEY, Sample
 from ..images.filetype import image_type
-from ..sample import KEY, Sample
 from . import tables
 from .base import (
     Ints,

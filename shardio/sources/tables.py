@@ -29,9 +29,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import SourceError, printable
-from ..formats.parquet import ParquetFile
+from ..formats.foreign.parquet import ParquetFile
+from ..formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ..names import from_file_name, key_text
-from ..sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ..storage import locate
 from .base import Ints
 

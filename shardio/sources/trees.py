@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import OptionError, SourceError, printable
+from ..formats.sample import KEY, Sample, Schema
 from ..names import key_bytes, key_text
 from ..order import arithmetic as order
-from ..sample import KEY, Sample, Schema
 from .base import (
     MAX_FILE,
     Ints,

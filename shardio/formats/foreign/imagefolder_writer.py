@@ -12,11 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
-from ..images.filetype import ALL_ENDINGS
+from ...errors import DamageError, ExistsError, OptionError, StorageError, printable
+from ...images.filetype import ALL_ENDINGS
+from ...unpacking import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
 from ..sample import KEY, Sample
-from ..unpacking import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
-from .base import Plan, image_and_label, image_extension, misfit
+from .writer import Plan, image_and_label, image_extension, misfit
 
 
 class ImageFolder:

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import SampleError, printable
-from ..formats.recordio import MAGIC
+from ...errors import SampleError, printable
 from ..sample import KEY, Sample
-from .base import Plan, ShardTarget, image_and_label, misfit
+from .recordio import MAGIC
+from .writer import Plan, ShardTarget, image_and_label, misfit
 
 _MAGIC = struct.pack("<I", MAGIC)
 _PART = struct.Struct("<II")

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DamageError, DependencyError, SourceError
+from ...errors import DamageError, DependencyError, SourceError
+from ...storage.base import File
 from ..sample import MAX_FIELDS
-from ..storage.base import File
-from .foreign import PlainLayout, Values
+from .base import PlainLayout, Values
 from .protobuf import read_varint
 
 FRAME = 16  # bytes of a record besides its data

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import ClassVar
 
-from ..errors import DependencyError, OptionError, SampleError, StorageError, printable
-from ..formats.protobuf import write_varint
+from ...errors import DependencyError, OptionError, SampleError, StorageError, printable
 from ..sample import KEY, Sample
-from .base import Plan, image_and_label, misfit
+from .protobuf import write_varint
+from .writer import Plan, image_and_label, misfit
 
 _COMMIT = 64 << 20  # bytes
 _MAX_KEY = 511  # LMDB's own

@@ -24,14 +24,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..errors import DamageError, SourceError, StorageError, printable
-from ..images.filetype import image_type
-from ..names import file_name, key_text
+from ...errors import DamageError, SourceError, StorageError, printable
+from ...images.filetype import image_type
+from ...names import file_name, key_text
+from ...storage.base import File, Storage
+from ...units import show_count
+from ..base import Column, Opening, ShardInfo
 from ..sample import KEY, pack, unpack
-from ..storage.base import File, Storage
-from ..units import show_count
-from .base import Column, Opening, ShardInfo
-from .foreign import ForeignShard, Values, Walked
+from .base import ForeignShard, Values, Walked
 
 # Of a path that would lead out of the folder: a part that is empty, or `.`, or `..`.
 _OUTSIDE = re.compile(rb"(?:\A|[/\0])\.{0,2}(?:[/\0]|\Z)")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..errors import OptionError, printable, there_are
-from .base import Target
-from .caffe import Caffe
-from .imagefolder import ImageFolder
-from .mds import Mds
-from .recordio import RecordIO
-from .tfrecord import TFRecord
-from .webdataset import WebDataset
+from ...errors import OptionError, printable, there_are
+from .caffe_writer import Caffe
+from .imagefolder_writer import ImageFolder
+from .mds_writer import Mds
+from .recordio_writer import RecordIO
+from .tfrecord_writer import TFRecord
+from .webdataset_writer import WebDataset
+from .writer import Target
 
 TARGETS: dict[str, type[Target]] = {
     "webdataset": WebDataset,

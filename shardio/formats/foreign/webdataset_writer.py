@@ -32,19 +32,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import OptionError, printable
-from ..formats.tar import split_name
-from ..images.filetype import ALL_ENDINGS
+from ...errors import OptionError, printable
+from ...images.filetype import ALL_ENDINGS
 from ..sample import KEY, Sample
-from .base import (
-    Field,
-    Plan,
-    ShardTarget,
-    check_distinct,
-    image_extension,
-    json_bytes,
-    misfit,
-)
+from .webdataset import split_name
+from .writer import Field, Plan, ShardTarget, check_distinct, image_extension, json_bytes, misfit
 
 _INTS = ("cls", "cls2", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")

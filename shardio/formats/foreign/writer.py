@@ -15,11 +15,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import OptionError, SampleError, printable
-from ..images.filetype import ENDINGS, image_type
+from ...errors import OptionError, SampleError, printable
+from ...images.filetype import ENDINGS, image_type
+from ...storage.local import Draft, token, write_file
 from ..manifest import Manifest
 from ..sample import KEY, Sample
-from ..storage.local import Draft, token, write_file
 
 _BUFFER = 1 << 20  # bytes that one system call writes
 

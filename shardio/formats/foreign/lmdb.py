@@ -42,10 +42,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DamageError, SourceError, printable
+from ...errors import DamageError, SourceError, printable
+from ...storage.base import File, Storage
 from ..sample import KEY, pack, unpack
-from ..storage.base import File, Storage
-from .foreign import Values, WrappedFile
+from .base import Values, WrappedFile
 from .protobuf import read_varint
 
 SPECIAL = frozenset((b"__keys__", b"__len__"))  # keys of other tools' notes, not of records

@@ -48,10 +48,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DamageError, DependencyError, SourceError, printable
+from ...errors import DamageError, DependencyError, SourceError, printable
+from ...storage.base import File, Storage
 from ..sample import KEY, MAX_DIMENSIONS
-from ..storage.base import File, Storage
-from .foreign import Values
+from .base import Values
 
 INDEX = "index.json"
 _U32 = struct.Struct("<I")

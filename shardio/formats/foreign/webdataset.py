@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DamageError, SourceError, printable
+from ...errors import DamageError, SourceError, printable
+from ...storage.base import File
 from ..sample import KEY, MAX_DIMENSIONS, MAX_FIELDS
-from ..storage.base import File
-from .foreign import PlainLayout, Values, Walked, check_length, undecodable
+from .base import PlainLayout, Values, Walked, check_length, undecodable
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)

@@ -42,14 +42,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DamageError, DependencyError, SampleError, SourceError, printable
-from ..machine import processors
+from ...errors import DamageError, DependencyError, SampleError, SourceError, printable
+from ...machine import processors
+from ...storage.base import File, Storage
+from ...storage.local import memory_available
+from ..base import MAX_RECORDS, Opening, ShardInfo
+from ..index import checksum
 from ..sample import KEY, Sample, Schema, pack, pack_head, unpack
-from ..storage.base import File, Storage
-from ..storage.local import memory_available
-from .base import MAX_RECORDS, Opening, ShardInfo
-from .columns import checksum
-from .foreign import CONVERT, ForeignShard, Values, WrappedFile, own_key
+from .base import CONVERT, ForeignShard, Values, WrappedFile, own_key
 
 # Decoded row groups of all processes, one a core: this share of the memory to spare, as the page
 # cache gets for announced windows. 4,000 images of 110 KB, shuffled: 3.9 ms each where they do not

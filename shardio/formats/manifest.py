@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ._version import __version__
-from .errors import (
+from .._version import __version__
+from ..errors import (
     BusyError,
     DamageError,
     NotPackedError,
@@ -33,11 +33,11 @@ from .errors import (
     printable,
     there_are,
 )
-from .formats.base import MAX_RECORDS, Opening, ShardInfo
-from .names import file_name, from_file_name, key_bytes
+from ..names import file_name, from_file_name, key_bytes
+from ..storage import Storage, local_path, locate, lock
+from ..storage.local import LocalStorage
+from .base import MAX_RECORDS, Opening, ShardInfo
 from .sample import MAX_DEPTH, Schema, check_schema
-from .storage import Storage, local_path, locate, lock
-from .storage.local import LocalStorage
 
 MANIFEST = "manifest.json"
 SPLITS = "shardio.json"

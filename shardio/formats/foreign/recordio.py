@@ -25,12 +25,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..errors import DamageError, SourceError, printable
-from ..names import key_bytes
+from ...errors import DamageError, SourceError, printable
+from ...names import key_bytes
+from ...storage.base import File, Storage
+from ..base import Column
 from ..sample import KEY, MAX_KEY, pack, unpack
-from ..storage.base import File, Storage
-from .base import Column
-from .foreign import Values, WrappedFile
+from .base import Values, WrappedFile
 
 MAGIC = 0xCED7230A
 _MAGIC = struct.pack("<I", MAGIC)

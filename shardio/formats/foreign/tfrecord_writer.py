@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import OptionError
-from ..formats.protobuf import write_varint
-from ..formats.tfrecord import checksums, masked
+from ...errors import OptionError
 from ..sample import KEY, Sample
-from .base import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit
+from .protobuf import write_varint
+from .tfrecord import checksums, masked
+from .writer import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit
 
 _BYTES, _FLOATS, _INTS = 0x0A, 0x12, 0x1A
 _LENGTH = struct.Struct("<Q")

@@ -35,8 +35,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from .errors import DamageError, OptionError, SampleError, printable
-from .names import key_bytes, key_text
+from ..errors import DamageError, OptionError, SampleError, printable
+from ..names import key_bytes, key_text
 
 Sample = dict[str, Any]
 Decode = Callable[[bytes, int, int], Sample]

@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import OptionError, SampleError, printable
-from ..images.filetype import image_type
+from ...errors import OptionError, SampleError, printable
+from ...images.filetype import image_type
+from ...storage.local import Draft, token, write_file
 from ..sample import KEY, Sample
-from ..storage.local import Draft, token, write_file
-from .base import Again, Plan, check_distinct, json_bytes, key_name, misfit
+from .writer import Again, Plan, check_distinct, json_bytes, key_name, misfit
 
 _SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer
 _LIMIT = (1 << 32) - 1  # offsets are u32

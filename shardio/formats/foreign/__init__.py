@@ -1,0 +1,1 @@
+"""Reads and writes the formats of other libraries, a reader and a writer side by side."""
