@@ -112,7 +112,7 @@ def _open(outs: dict[str, Path], size: str, rounds: int, result: Result) -> None
 
 def by_number(path: str, records: int, payload: int) -> Round:
     import shardio
-    from shardio.sequence import ShardSequence
+    from shardio.dataset.sequence import ShardSequence
 
     numbers = _shuffled(records)
 

@@ -109,7 +109,7 @@ class Ready:
     def __call__(self, items: list[Any]) -> Any:
         import torch
 
-        from shardio.collating import empty
+        from shardio.dataset.collate import empty
 
         images = empty((BATCH, SIZE, SIZE, 3), torch.uint8).fill_(7)
         return images.permute(0, 3, 1, 2), self.labels

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from . import device as device
     from . import meter as meter
     from .benching import bench
-    from .collating import collate
-    from .dataset import ShardDataset
+    from .dataset.collate import collate
+    from .dataset.sequence import open as open
+    from .dataset.shard_dataset import ShardDataset
     from .device import normalize
     from .errors import BusyError as BusyError
     from .errors import CollateError as CollateError
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from .loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .packing import commit, pack
-    from .sequence import open as open
     from .unpacking import unpack
     from .verifying import verify
     from .writer import Writer
@@ -91,7 +91,7 @@ _HOMES = {
     "RandomResizedCrop": "images.decode",
     "RowError": "errors",
     "SampleError": "errors",
-    "ShardDataset": "dataset",
+    "ShardDataset": "dataset.shard_dataset",
     "ShardLoader": "loader",
     "ShardioError": "errors",
     "SourceChangedError": "errors",
@@ -102,12 +102,12 @@ _HOMES = {
     "WorkerError": "errors",
     "Writer": "writer",
     "bench": "benching",
-    "collate": "collating",
+    "collate": "dataset.collate",
     "commit": "packing",
     "export": "exporting",
     "index": "indexing",
     "normalize": "device",
-    "open": "sequence",
+    "open": "dataset.sequence",
     "pack": "packing",
     "unpack": "unpacking",
     "verify": "verifying",

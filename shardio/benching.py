@@ -28,11 +28,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import machine, sequence
+from . import machine
 from . import units as sizes
+from .dataset import sequence
+from .dataset.sequence import ShardSequence
 from .errors import OptionError, StorageError, printable
 from .measuring import FailedError, Host
-from .sequence import ShardSequence
 from .storage import locate
 from .storage.local import LocalStorage, memory_available
 

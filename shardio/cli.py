@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import argparse
 
     from .benching import Bench
-    from .fetch import Reader
+    from .dataset.fetch import Reader
+    from .dataset.sequence import ShardSequence
     from .formats.manifest import Manifest
     from .packing import Packed
-    from .sequence import ShardSequence
     from .tuning import Tuning
 
 # Options that are stored names, not paths: what they are does not follow the locale.
@@ -310,7 +310,7 @@ def _info(options: argparse.Namespace) -> int:
 def _ls(options: argparse.Namespace) -> int:
     import json
 
-    from .fetch import Reader
+    from .dataset.fetch import Reader
     from .formats import manifest
     from .storage import locate
 
@@ -370,7 +370,7 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
 
 
 def _cat(options: argparse.Namespace) -> int:
-    from . import sequence as sequences
+    from .dataset import sequence as sequences
 
     if options.output is not None:
         from .storage.local import check_target
@@ -432,8 +432,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from .dataset.fetch import Reader
     from .explaining import advice_text, explain
-    from .fetch import Reader
     from .formats import manifest
     from .order.options import Given
     from .storage import locate

@@ -28,8 +28,9 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
-from . import machine, sequence, throttle
-from .dataset import ShardDataset
+from . import machine, throttle
+from .dataset import sequence
+from .dataset.shard_dataset import ShardDataset
 from .errors import StorageError, printable
 from .formats import manifest
 from .images.decode import RandomResizedCrop, crop_box

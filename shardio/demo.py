@@ -24,8 +24,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from . import machine, sequence, throttle
+from . import machine, throttle
 from . import native as engine
+from .dataset import sequence
 from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
 from .formats import manifest
 from .images import decode as image

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import fetch
-from .fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
+from .dataset import fetch
+from .dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from .formats.base import Column
 from .formats.foreign.parquet import cache_bytes
 from .formats.manifest import Manifest

@@ -17,9 +17,11 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import receipt, sequence
+from . import receipt
 from . import units as sizes
 from ._version import __version__
+from .dataset import sequence
+from .dataset.sequence import ShardSequence
 from .errors import ExistsError, OptionError, printable, there_are
 from .formats import manifest
 from .formats.foreign.writer import Again, Field, Plan, Target
@@ -29,7 +31,6 @@ from .formats.sample import KEY
 from .names import file_name, from_file_name, key_bytes
 from .parallel import Progress
 from .receipt import Receipt
-from .sequence import ShardSequence
 from .storage import local, local_path
 from .storage.staging import Staging
 from .units import show_count

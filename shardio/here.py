@@ -13,14 +13,14 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from .decoding import Work
+from .dataset.decode import Work
+from .dataset.stream import Stream
+from .dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from .errors import RowError, ShardioError, WorkerError
 from .making import Batch, Failure, Layout, Maker
 from .meter import Made
 from .serving import Pass
 from .slots import Slots
-from .stream import Stream
-from .whereabouts import PATIENCE_S, Late, Whereabouts
 from .workers import OVER
 
 _WAIT_S = 5.0  # for a thread that was told to end

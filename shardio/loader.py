@@ -26,6 +26,7 @@ import torch
 
 from . import device as devices
 from . import machine
+from .dataset.stream import Iteration, Source, Stream, consumers, machines_of
 from .errors import EpochError, OptionError, printable
 from .here import Here
 from .meter import Made
@@ -33,7 +34,6 @@ from .order.arithmetic import Share
 from .order.options import Options, answered
 from .resident import Resident
 from .serving import Pass
-from .stream import Iteration, Source, Stream, consumers, machines_of
 from .units import show_count, show_size, whole
 from .workers import Processes
 

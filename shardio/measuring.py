@@ -29,13 +29,14 @@ from importlib import import_module
 from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-from . import errors, machine, sequence
+from . import errors, machine
+from .dataset import sequence
 from .errors import OptionError, StorageError, printable
 from .order.options import SHUFFLE_BUFFER
 from .storage.local import memory_available
 
 if TYPE_CHECKING:
-    from .dataset import ShardDataset
+    from .dataset.shard_dataset import ShardDataset
 
 WARM_S: Final = 0.5  # before a warm repeat counts: pages, allocators and caches of its processes
 SMALL: Final = 64  # pixels: images below it keep their size, as CIFAR's do; 224 would be enlarging
@@ -284,7 +285,7 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
     from . import native as engine
-    from .dataset import ShardDataset
+    from .dataset.shard_dataset import ShardDataset
     from .images.decode import RandomResizedCrop
 
     warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here

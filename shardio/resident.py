@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .collating import collate, own, places_of
+from .dataset.collate import collate, own, places_of
+from .dataset.mixture import Mixture
+from .dataset.stream import Stream, mark_all
 from .errors import OptionError
-from .mixing import Mixture
 from .order.arithmetic import Epoch, Int64s, Share
 from .storage.local import memory_available
-from .stream import Stream, mark_all
 from .units import show_size
 
 

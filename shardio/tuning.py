@@ -44,10 +44,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import sequence
 from . import units as sizes
+from .dataset import sequence
+from .dataset.fetch import keep
 from .errors import OptionError
-from .fetch import keep
 from .order import arithmetic as order
 from .order.arithmetic import Epoch, Int64s, Share, SpanOrder
 from .order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole

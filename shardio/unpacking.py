@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from . import sequence
+from .dataset import sequence
+from .dataset.sequence import ShardSequence
 from .errors import DamageError, ExistsError, OptionError, StorageError, printable
 from .formats import manifest
 from .formats.manifest import Manifest
@@ -33,7 +34,6 @@ from .images.filetype import ENDINGS, image_type
 from .names import key_bytes
 from .parallel import Progress
 from .recoding import ORIGINAL
-from .sequence import ShardSequence
 from .storage import local, local_path
 from .units import show_count, show_size
 

@@ -30,14 +30,14 @@ import numpy as np
 import torch
 
 from . import native as engine
+from .dataset.fetch import spare_descriptors
+from .dataset.stream import Stream
+from .dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from .errors import OptionError, RowError, WorkerError
-from .fetch import spare_descriptors
 from .meter import Made
 from .parcel import Parcel, unwrap
 from .serving import Pass, Sent, as_socket, serve
 from .slots import Bytes, Lock, Mapped
-from .stream import Stream
-from .whereabouts import PATIENCE_S, Late, Whereabouts
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches

@@ -20,8 +20,9 @@ import pytest
 import torch
 from trees import command, environment, shardio, shardio_json
 
-from shardio import benching, machine, measuring, sequence
+from shardio import benching, machine, measuring
 from shardio.benching import Bench, Row, bench, judge
+from shardio.dataset import sequence
 from shardio.errors import DecodeError, OptionError, StorageError
 from shardio.measuring import FailedError, Host
 

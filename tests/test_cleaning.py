@@ -9,8 +9,8 @@ import pytest
 from trees import JPEG, content, images, plant, shardio, shardio_json, shards
 
 from shardio import journal
-from shardio import sequence as sequences
 from shardio.cleaning import gc
+from shardio.dataset import sequence as sequences
 from shardio.errors import BusyError, DamageError, NotPackedError
 from shardio.indexing import index
 from shardio.packing import pack

@@ -35,9 +35,9 @@ from trees import (
 
 import shardio as library
 from shardio import ShardDataset, cli
-from shardio import sequence as sequences
 from shardio import units as sizes
 from shardio.cleaning import gc
+from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, StorageError
 from shardio.writer import Writer
 

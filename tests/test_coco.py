@@ -12,7 +12,7 @@ import pytest
 from trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import building, sources
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
 from shardio.packing import Packed, commit, pack
 from shardio.sources import Listing, Wanted

@@ -27,12 +27,12 @@ from trees import shards
 
 from shardio import ShardDataset
 from shardio import native as engine
-from shardio import sequence as sequences
 from shardio.cli import main
-from shardio.collating import collate, empty
-from shardio.decoding import Work
+from shardio.dataset import sequence as sequences
+from shardio.dataset.collate import collate, empty
+from shardio.dataset.decode import Work
+from shardio.dataset.fetch import Fetch
 from shardio.errors import DamageError
-from shardio.fetch import Fetch
 from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image

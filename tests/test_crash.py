@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from trees import command, content, environment, images, plant, shardio, shards
 
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
 from shardio.packing import commit, pack
 from shardio.storage import local

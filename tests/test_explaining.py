@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from test_order import cases
 from trees import shardio_json
 
-from shardio import cli, explaining, fetch, tuning
+from shardio import cli, explaining, tuning
+from shardio.dataset import fetch
+from shardio.dataset.fetch import Fetch, Reader, read
 from shardio.errors import OptionError
 from shardio.explaining import Explanation, explain, free_consumers
-from shardio.fetch import Fetch, Reader, read
 from shardio.formats import manifest
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from datasets import flip, make, payload, shard_files
 
-from shardio import fetch
+from shardio.dataset import fetch
+from shardio.dataset.fetch import Fetch, Reader, Rows
 from shardio.errors import DamageError
-from shardio.fetch import Fetch, Reader, Rows
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
 from shardio.order import arithmetic as order
@@ -668,7 +668,7 @@ def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
 
 FEW_DESCRIPTORS = """
 import os, resource, sys
-from shardio import fetch
+from shardio.dataset import fetch
 from shardio.formats import manifest
 from shardio.storage import locate
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -745,7 +745,7 @@ def test_threads_share_a_reader(packed: Packed) -> None:
 RSS = """
 import sys, resource
 from pathlib import Path
-from shardio import fetch
+from shardio.dataset import fetch
 from shardio.formats import manifest
 from shardio.order import arithmetic as order
 from shardio.storage import locate

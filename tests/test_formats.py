@@ -27,8 +27,8 @@ from trees import environment
 
 import shardio
 from shardio import DamageError, ShardDataset, Writer
-from shardio import sequence as sequences
 from shardio.cli import main
+from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
 from shardio.formats.sample import KEY
 from shardio.indexing import index

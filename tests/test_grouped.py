@@ -13,7 +13,7 @@ import pytest
 from trees import JPEG, content, images, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import building, indexing, sources
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import Packed, commit, pack
 from shardio.sources import Listing, Wanted

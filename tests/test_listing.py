@@ -15,7 +15,8 @@ import pytest
 from test_packing import dead_on_shard  # noqa: F401
 from trees import JPEG, content, noise, plant, shardio, shardio_json, shards
 
-from shardio import ShardDataset, collate, sequence, sources
+from shardio import ShardDataset, collate, sources
+from shardio.dataset import sequence
 from shardio.errors import (
     DamageError,
     OptionError,

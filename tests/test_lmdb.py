@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from trees import content, environment, images, plant, shardio
 
 from shardio import ShardDataset, Writer, pack
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import (
     DamageError,
     ExistsError,

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import formats, indexing
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign.base import ForeignShard, Sweep
 from shardio.formats.foreign.lmdb import LmdbForeignLayout

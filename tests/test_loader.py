@@ -52,11 +52,11 @@ from shardio import (
     serving,
     workers,
 )
+from shardio.dataset.stream import consumers
+from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
 from shardio.serving import Pass, Sent
 from shardio.slots import Mapped
-from shardio.stream import consumers
-from shardio.whereabouts import Late, Whereabouts
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

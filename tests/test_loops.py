@@ -20,10 +20,10 @@ from loop_programs import BATCH, LOADERS, dataset
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import shardio.stream
+import shardio.dataset.stream
 from shardio import OptionError, RandomResizedCrop, ShardDataset, ShardLoader, collate
-from shardio.epoch_state import EpochState, new_number
-from shardio.stream import Stream
+from shardio.dataset.epoch_state import EpochState, new_number
+from shardio.dataset.stream import Stream
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -278,7 +278,7 @@ def test_workers_that_two_threads_start_at_once_keep_their_tickets(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, other = dataset(folder), dataset(folder)
-    monkeypatch.setattr(shardio.stream, "_STREAMS", [train, other])
+    monkeypatch.setattr(shardio.dataset.stream, "_STREAMS", [train, other])
     new_ticket, busy = Stream._new_ticket, []
 
     def slowly(stream: Stream, iterator: Any) -> Any:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import formats, indexing
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats.base import Opening, ShardInfo
 from shardio.formats.foreign import base as foreign

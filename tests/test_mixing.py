@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.decoding import Work
-from shardio.mixing import _SLOTS, Mixture, Pattern, _Ranges, _slots
+from shardio.dataset.decode import Work
+from shardio.dataset.mixture import _SLOTS, Mixture, Pattern, _Ranges, _slots
+from shardio.dataset.stream import Consumers
 from shardio.order import arithmetic as order
-from shardio.stream import Consumers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

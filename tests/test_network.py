@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import ShardDataset, ShardLoader
-from shardio.fetch import Fetch
+from shardio.dataset.fetch import Fetch
 
 Network = Callable[[Path], Path]
 

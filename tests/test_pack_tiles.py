@@ -16,7 +16,7 @@ from trees import content, environment, plant, shardio, shardio_json, shards
 
 from shardio import CenterCrop
 from shardio import native as engine
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import (
     DependencyError,
     ExistsError,

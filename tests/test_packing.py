@@ -28,8 +28,8 @@ from trees import (
 )
 
 from shardio import building, journal, packing, parallel, plan, sources
-from shardio import sequence as sequences
 from shardio.cleaning import gc
+from shardio.dataset import sequence as sequences
 from shardio.errors import (
     BusyError,
     DamageError,

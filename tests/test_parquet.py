@@ -24,10 +24,10 @@ from trees import shardio_json
 
 import shardio
 from shardio import formats, indexing
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
+from shardio.dataset.fetch import Reader
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.explaining import explain
-from shardio.fetch import Reader
 from shardio.formats import manifest
 from shardio.formats.base import Shard
 from shardio.formats.foreign import parquet

@@ -24,9 +24,10 @@ from trees import content, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, building, collate
 from shardio import native as engine
-from shardio import sequence as sequences
-from shardio.collating import empty
-from shardio.decoding import Work
+from shardio.dataset import sequence as sequences
+from shardio.dataset.collate import empty
+from shardio.dataset.decode import Work
+from shardio.dataset.fetch import Fetch
 from shardio.errors import (
     CollateError,
     DamageError,
@@ -36,7 +37,6 @@ from shardio.errors import (
     SourceError,
 )
 from shardio.exporting import export
-from shardio.fetch import Fetch
 from shardio.formats import manifest
 from shardio.formats.index import checksum
 from shardio.formats.record import RecordShard

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import formats, indexing
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, SourceError
 from shardio.formats.base import Opening, ShardInfo
 from shardio.formats.foreign import base as foreign

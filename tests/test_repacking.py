@@ -11,8 +11,8 @@ from trees import images, noise, picture, plant
 
 import shardio
 from shardio import Writer, commit, pack
-from shardio import sequence as sequences
 from shardio.cli import main
+from shardio.dataset import sequence as sequences
 from shardio.errors import (
     ExistsError,
     NotPackedError,

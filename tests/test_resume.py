@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import EpochError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.fetch import Fetch
+from shardio.dataset.fetch import Fetch
 
 Packed = Callable[..., Path]
 Batches = list[list[str]]
@@ -253,7 +253,7 @@ def test_the_middle_of_an_epoch_costs_no_more_than_the_window(
 
     monkeypatch.setattr(Fetch, "_hold", hold)
     monkeypatch.setattr(Fetch, "_announce", announce)
-    monkeypatch.setattr("shardio.fetch.RUN", 1)
+    monkeypatch.setattr("shardio.dataset.fetch.RUN", 1)
     next(iter(again))
     assert sum(counts) + 10 <= 160 + 2 * 8 * 10
 

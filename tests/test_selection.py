@@ -20,8 +20,9 @@ from test_fetch import Watched, expected, opened, read, reader
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError, fetch
-from shardio.fetch import Fetch
+from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
+from shardio.dataset import fetch
+from shardio.dataset.fetch import Fetch
 from shardio.order import arithmetic as order
 from shardio.order.arithmetic import Epoch, Share
 from shardio.order.subset import Selection, described
@@ -520,7 +521,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
         storages.append(Watched(path))
         return storages[-1]
 
-    monkeypatch.setattr("shardio.dataset.locate", locate)
+    monkeypatch.setattr("shardio.dataset.shard_dataset.locate", locate)
     return storages
 
 

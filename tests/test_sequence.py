@@ -20,8 +20,9 @@ from datasets import CLASSES, flip, jpeg, payload, shard_files
 from PIL import Image
 
 import shardio
-from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError, sequence
+from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError
 from shardio import native as engine
+from shardio.dataset import sequence
 from shardio.formats import manifest
 from shardio.images.decode import decode as decode_image
 
@@ -126,7 +127,7 @@ def test_keys_whose_hashes_collide_are_told_apart(
     packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = shardio.open(packed(COUNTS), decode=None)
-    from shardio import sequence
+    from shardio.dataset import sequence
 
     raw.find(b"k/000013.jpg")
     raw._hashes = np.zeros(N, np.uint32)

@@ -9,7 +9,7 @@ import pytest
 from trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio import indexing, sources
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import pack
 from shardio.sources import Listing, Wanted

@@ -15,9 +15,10 @@ from datasets import flip, make, shard_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import ShardDataset, sequence, tuning
+from shardio import ShardDataset, tuning
+from shardio.dataset import sequence
+from shardio.dataset.fetch import Fetch, Reader
 from shardio.errors import OptionError
-from shardio.fetch import Fetch, Reader
 from shardio.order.arithmetic import Epoch, Share, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
 from shardio.storage.local import LocalStorage

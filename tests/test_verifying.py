@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from trees import content, images, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import sequence as sequences
+from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, NotPackedError, OptionError, StorageError, VersionError
 from shardio.formats import manifest
 from shardio.formats.foreign.base import dump, load, sidecar_name

@@ -15,8 +15,8 @@ from PIL import Image
 from trees import JPEG, content, environment, images, plant, shardio, shards
 
 from shardio import packing
-from shardio import sequence as sequences
 from shardio.cleaning import gc
+from shardio.dataset import sequence as sequences
 from shardio.errors import (
     BusyError,
     ExistsError,

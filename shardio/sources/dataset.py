@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import indexing, sequence
-from ..decoding import Decoder
+from .. import indexing
+from ..dataset import sequence
+from ..dataset.decode import Decoder
+from ..dataset.fetch import Reader
+from ..dataset.sequence import ShardSequence
 from ..errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
-from ..fetch import Reader
 from ..fieldnames import check_known_fields
 from ..formats import manifest
 from ..formats.sample import KEY, Sample
-from ..sequence import ShardSequence
 from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
 
 # Of these, records in another order cost a piece of the file each.

@@ -36,8 +36,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .errors import EpochError
-from .stack import frames
+from ..errors import EpochError
+from ..stack import frames
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 

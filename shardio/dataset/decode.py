@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .errors import DecodeError, OptionError, printable, there_are
-from .formats.sample import KEY, Sample, Schema, give_text_key
-from .images import decode as image
-from .units import whole
+from ..errors import DecodeError, OptionError, printable, there_are
+from ..formats.sample import KEY, Sample, Schema, give_text_key
+from ..images import decode as image
+from ..units import whole
 
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
 Decode = How | Mapping[str, How]

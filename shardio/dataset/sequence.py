@@ -16,17 +16,17 @@ from typing import Any, overload
 
 import numpy as np
 
-from .decoding import Decode, Decoder, record_name
-from .errors import OptionError, name_record, printable, there_are
+from ..errors import OptionError, name_record, printable, there_are
+from ..formats import manifest
+from ..formats.base import Column
+from ..formats.index import key_hash
+from ..formats.sample import KEY, Sample, give_text_key
+from ..names import key_bytes, key_text
+from ..order import arithmetic as order
+from ..storage import locate
+from ..units import show_count
+from .decode import Decode, Decoder, record_name
 from .fetch import Described, Reader
-from .formats import manifest
-from .formats.base import Column
-from .formats.index import key_hash
-from .formats.sample import KEY, Sample, give_text_key
-from .names import key_bytes, key_text
-from .order import arithmetic as order
-from .storage import locate
-from .units import show_count
 
 
 def open(

@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from .errors import WorkerError, printable
-from .stack import users_level
+from ..errors import WorkerError, printable
+from ..stack import users_level
 
 _ROW = struct.Struct("<qd112s")  # number of the record, when it was begun, its key
 _KEY = 112

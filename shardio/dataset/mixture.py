@@ -23,12 +23,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from .decoding import Work
-from .errors import OptionError, StateError, printable
-from .order.arithmetic import MIX, Int64s, Share, Slices, key
-from .order.options import Options
+from ..errors import OptionError, StateError, printable
+from ..order.arithmetic import MIX, Int64s, Share, Slices, key
+from ..order.options import Options
+from ..units import whole
+from .decode import Work
 from .stream import Consumers, Items, Stream
-from .units import whole
 
 Length = int | Literal["first", "last"]
 

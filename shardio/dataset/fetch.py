@@ -43,18 +43,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from . import native as engine
-from .errors import DamageError, StorageError
-from .formats import check_format, open_shard
-from .formats.base import Shard, ShardInfo
-from .formats.foreign.parquet import cache_bytes
-from .formats.manifest import SUFFIXES, Manifest
-from .formats.sample import Sample
-from .order.arithmetic import Epoch, Int64s, Share, Slices
-from .order.options import ALL_BYTES
-from .order.subset import Selection
-from .storage import Storage
-from .storage.local import memory_available
+from .. import native as engine
+from ..errors import DamageError, StorageError
+from ..formats import check_format, open_shard
+from ..formats.base import Shard, ShardInfo
+from ..formats.foreign.parquet import cache_bytes
+from ..formats.manifest import SUFFIXES, Manifest
+from ..formats.sample import Sample
+from ..order.arithmetic import Epoch, Int64s, Share, Slices
+from ..order.options import ALL_BYTES
+from ..order.subset import Selection
+from ..storage import Storage
+from ..storage.local import memory_available
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
 # user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,

@@ -32,9 +32,13 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from . import units as sizes
-from .collating import Empty, Names, collate, empty, into, own
-from .decoding import Work, check_function
+from .. import units as sizes
+from ..errors import EpochError, OptionError, StateError, as_error, name_record, printable
+from ..order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
+from ..order.options import Options
+from ..stack import frames, users_level
+from .collate import Empty, Names, collate, empty, into, own
+from .decode import Work, check_function
 from .epoch_state import (
     Decision,
     EpochState,
@@ -48,10 +52,6 @@ from .epoch_state import (
     starting_iterator,
     ticket,
 )
-from .errors import EpochError, OptionError, StateError, as_error, name_record, printable
-from .order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
-from .order.options import Options
-from .stack import frames, users_level
 
 VALID = "valid"  # the field that tail="exact" adds
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from . import native as engine
-from .decoding import IMAGE, Decoder
-from .errors import ShardioError
+from .. import native as engine
+from ..errors import ShardioError
+from ..formats.manifest import Manifest
+from ..formats.record import RecordShard
+from ..formats.sample import BLOBS
+from ..images import decode as image
+from .decode import IMAGE, Decoder
 from .fetch import SMALL, Part
-from .formats.manifest import Manifest
-from .formats.record import RecordShard
-from .formats.sample import BLOBS
-from .images import decode as image
 
 JPEG = b"\xff\xd8\xff"  # how each begins
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then

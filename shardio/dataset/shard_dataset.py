@@ -16,27 +16,27 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from . import native as engine
-from . import units as sizes
-from .collating import Empty, images, numbers, planes
-from .decoding import Decode, Decoder, Work, record_name
-from .errors import OptionError, ShardioError, StateError, printable
-from .explaining import Explanation, explain
+from .. import native as engine
+from .. import units as sizes
+from ..errors import OptionError, ShardioError, StateError, printable
+from ..explaining import Explanation, explain
+from ..formats import manifest
+from ..formats.sample import KEY, give_text_key
+from ..images.decode import Transform
+from ..order import arithmetic as order
+from ..order.arithmetic import Share, Slices, Tail
+from ..order.options import CANONICAL_WORKERS, Given, Options, answered
+from ..order.subset import Selection, among
+from ..order.subset import where as select_where
+from ..storage import locate
+from ..tuning import Tuning, labels_of, tune
+from .batch_decode import JPEG, RawPixels, raw_pixels
+from .collate import Empty, images, numbers, planes
+from .decode import Decode, Decoder, Work, record_name
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
-from .formats import manifest
-from .formats.sample import KEY, give_text_key
-from .images.decode import Transform
-from .mixing import Length, Mixture
-from .order import arithmetic as order
-from .order.arithmetic import Share, Slices, Tail
-from .order.options import CANONICAL_WORKERS, Given, Options, answered
-from .order.subset import Selection, among
-from .order.subset import where as select_where
-from .pixels import JPEG, RawPixels, raw_pixels
+from .mixture import Length, Mixture
 from .sequence import ShardSequence
-from .storage import locate
 from .stream import VALID, Consumers, Items, Stream
-from .tuning import Tuning, labels_of, tune
 
 # Names that users of other datasets and loaders bring: what to do instead.
 _LOADERS = "give it to the loader, DataLoader(ds, batch_size=None, {}) or ShardLoader(ds, {})"

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from .errors import CollateError, OptionError, printable
+from ..errors import CollateError, OptionError, printable
 
 _INT64 = range(-(1 << 63), 1 << 63)
 

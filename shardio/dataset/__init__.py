@@ -1,0 +1,1 @@
+"""Reads packed datasets. Records are fetched, decoded and collated to batches."""
