@@ -230,7 +230,7 @@ def _index(made: dict[str, Path], size: str, rounds: int, result: Result) -> Non
 
 
 def indexing(path: str, out: str) -> Round:
-    from shardio.indexing import index
+    from shardio.packing.index import index
 
     def one_round() -> dict[str, Any]:
         shutil.rmtree(out, ignore_errors=True)

@@ -65,15 +65,15 @@ if TYPE_CHECKING:
     from .errors import StorageError as StorageError
     from .errors import VersionError as VersionError
     from .errors import WorkerError as WorkerError
-    from .exporting import export
     from .images.decode import CenterCrop, RandomResizedCrop
-    from .indexing import index
     from .loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
-    from .packing import commit, pack
-    from .unpacking import unpack
-    from .verifying import verify
-    from .writer import Writer
+    from .packing.export import export
+    from .packing.index import index
+    from .packing.pack import commit, pack
+    from .packing.unpack import unpack
+    from .packing.verify import verify
+    from .packing.writer import Writer
 
 # Each name and the module it lives in. No name is a module's: the module would replace it.
 _HOMES = {
@@ -100,17 +100,17 @@ _HOMES = {
     "StorageError": "errors",
     "VersionError": "errors",
     "WorkerError": "errors",
-    "Writer": "writer",
+    "Writer": "packing.writer",
     "bench": "benching",
     "collate": "dataset.collate",
-    "commit": "packing",
-    "export": "exporting",
-    "index": "indexing",
+    "commit": "packing.pack",
+    "export": "packing.export",
+    "index": "packing.index",
     "normalize": "device",
     "open": "dataset.sequence",
-    "pack": "packing",
-    "unpack": "unpacking",
-    "verify": "verifying",
+    "pack": "packing.pack",
+    "unpack": "packing.unpack",
+    "verify": "packing.verify",
 }
 
 # What help(shardio) describes, and `from shardio import *` gives: not `open`, which would replace

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .dataset.fetch import Reader
     from .dataset.sequence import ShardSequence
     from .formats.manifest import Manifest
-    from .packing import Packed
+    from .packing.pack import Packed
     from .tuning import Tuning
 
 # Options that are stored names, not paths: what they are does not follow the locale.
@@ -145,7 +145,7 @@ def _drop_output() -> None:
 
 def _pack(options: argparse.Namespace) -> int:
     from .order.subset import conditions
-    from .packing import pack
+    from .packing.pack import pack
 
     with _progress("packing", options) as progress:
         done = pack(
@@ -185,7 +185,7 @@ def _announce(line: str) -> None:
 
 
 def _commit(options: argparse.Namespace) -> int:
-    from .packing import commit
+    from .packing.pack import commit
 
     with _progress("checking", options) as progress:
         done = commit(
@@ -195,7 +195,7 @@ def _commit(options: argparse.Namespace) -> int:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from .indexing import index
+    from .packing.index import index
 
     with _progress("indexing", options) as progress:
         done = index(
@@ -236,7 +236,7 @@ def _once(pairs: Iterable[tuple[str, str]], text: str) -> dict[str, str]:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from .unpacking import unpack
+    from .packing.unpack import unpack
 
     with _progress("unpacking", options) as progress:
         done = unpack(
@@ -254,7 +254,7 @@ def _unpack(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .exporting import export
+    from .packing.export import export
 
     fields = None
     if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
@@ -410,7 +410,7 @@ def _cat(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .verifying import verify
+    from .packing.verify import verify
 
     with _progress("verifying", options) as progress:
         found = verify(
@@ -566,7 +566,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from .cleaning import gc
+    from .packing.gc import gc
 
     done = gc(options.out, keep_s=options.keep, dry_run=options.dry_run)
     if options.json:
@@ -613,7 +613,7 @@ def _facts(made: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(made: Manifest) -> str:
-    from .plan import shown_option
+    from .packing.plan import shown_option
     from .units import show_count, show_size
 
     over = (

@@ -33,7 +33,7 @@ from .images import decode as image
 from .images.filetype import ALL_ENDINGS
 from .measuring import FailedError, Host
 from .names import file_name, from_file_name
-from .packing import pack
+from .packing.pack import pack
 from .storage import locate
 from .units import show_count, show_size, whole
 

@@ -30,11 +30,11 @@ import shardio
 from shardio import ShardioError, formats
 from shardio.formats.base import Shard
 from shardio.formats.manifest import MANIFEST, load
-from shardio.indexing import index
 from shardio.names import key_bytes
-from shardio.receipt import NAME as RECEIPT
+from shardio.packing.index import index
+from shardio.packing.receipt import NAME as RECEIPT
+from shardio.packing.verify import verify
 from shardio.storage import locate
-from shardio.verifying import verify
 
 UNREAD = (".idx", ".lst", ".json")  # what formats have beside their data, for indexing alone
 Read = Callable[[], Any]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from trees import JPEG, content, images, plant, shardio, shardio_json, shards
 
-from shardio import journal
-from shardio.cleaning import gc
 from shardio.dataset import sequence as sequences
 from shardio.errors import BusyError, DamageError, NotPackedError
-from shardio.indexing import index
-from shardio.packing import pack
+from shardio.packing import journal
+from shardio.packing.gc import gc
+from shardio.packing.index import index
+from shardio.packing.pack import pack
 from shardio.storage import local, lock
 
 DAY = 24 * 3600

@@ -36,10 +36,10 @@ from trees import (
 import shardio as library
 from shardio import ShardDataset, cli
 from shardio import units as sizes
-from shardio.cleaning import gc
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, StorageError
-from shardio.writer import Writer
+from shardio.packing.gc import gc
+from shardio.packing.writer import Writer
 
 COMMANDS = (
     *("pack", "commit", "index", "unpack", "export", "info", "ls", "cat", "verify", "explain"),
@@ -492,9 +492,9 @@ ENTRY = "from shardio.cli import main; sys.exit(main())"  # as pip writes it
     [
         (MODULE, "shardio.cli"),
         (MODULE, "argparse"),
-        (MODULE, "shardio.packing"),
+        (MODULE, "shardio.packing.pack"),
         (ENTRY, "argparse"),
-        (ENTRY, "shardio.packing"),
+        (ENTRY, "shardio.packing.pack"),
     ],
 )
 def test_ctrl_c_while_it_starts_is_no_traceback(

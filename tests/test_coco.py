@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import building, sources
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
-from shardio.packing import Packed, commit, pack
-from shardio.sources import Listing, Wanted
-from shardio.unpacking import unpack
+from shardio.packing import build_shard as building
+from shardio.packing import sources
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.sources import Listing, Wanted
+from shardio.packing.unpack import unpack
 
 FILE = "annotations/instances_train2017.json"
 

@@ -23,9 +23,9 @@ from trees import command, content, environment, images, plant, shardio, shards
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
-from shardio.packing import commit, pack
+from shardio.packing.pack import commit, pack
+from shardio.packing.verify import verify
 from shardio.storage import local
-from shardio.verifying import verify
 
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed: no crash tests")

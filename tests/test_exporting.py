@@ -37,12 +37,12 @@ from shardio.errors import (
     ShardioError,
     StorageError,
 )
-from shardio.exporting import export
-from shardio.indexing import index
-from shardio.packing import pack
-from shardio.receipt import NAME as RECEIPT
+from shardio.packing.export import export
+from shardio.packing.index import index
+from shardio.packing.pack import pack
+from shardio.packing.receipt import NAME as RECEIPT
+from shardio.packing.writer import Writer
 from shardio.storage import local
-from shardio.writer import Writer
 
 Packed = Callable[..., Path]
 

@@ -31,8 +31,8 @@ from shardio.cli import main
 from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
 from shardio.formats.sample import KEY
-from shardio.indexing import index
 from shardio.names import key_text
+from shardio.packing.index import index
 from shardio.storage import locate
 
 COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from trees import JPEG, content, images, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import building, indexing, sources
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import Packed, commit, pack
-from shardio.sources import Listing, Wanted
-from shardio.unpacking import unpack
+from shardio.packing import build_shard as building
+from shardio.packing import index as indexing
+from shardio.packing import sources
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.sources import Listing, Wanted
+from shardio.packing.unpack import unpack
 
 
 def npy(array: Any, **options: Any) -> bytes:

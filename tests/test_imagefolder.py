@@ -24,15 +24,15 @@ from shardio import (
     ShardioError,
     SourceError,
     formats,
-    scanning,
 )
 from shardio.formats import manifest
 from shardio.formats.base import Opening, Shard, ShardInfo
 from shardio.formats.foreign import imagefolder
 from shardio.formats.foreign.base import dump, sidecar_name
 from shardio.formats.sample import Schema
-from shardio.indexing import index
 from shardio.names import key_bytes, key_text
+from shardio.packing import scan as scanning
+from shardio.packing.index import index
 from shardio.storage import locate
 
 ID = bytes(range(16))

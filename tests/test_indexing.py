@@ -20,8 +20,8 @@ from trees import images, plant, shardio, shardio_json
 
 import shardio as library
 from shardio import BusyError, DamageError, ExistsError, OptionError, ShardDataset, SourceError
-from shardio.indexing import index
-from shardio.packing import pack
+from shardio.packing.index import index
+from shardio.packing.pack import pack
 from shardio.storage import lock
 from shardio.tuning import tune_path
 

@@ -15,7 +15,7 @@ import pytest
 from test_packing import dead_on_shard  # noqa: F401
 from trees import JPEG, content, noise, plant, shardio, shardio_json, shards
 
-from shardio import ShardDataset, collate, sources
+from shardio import ShardDataset, collate
 from shardio.dataset import sequence
 from shardio.errors import (
     DamageError,
@@ -24,9 +24,10 @@ from shardio.errors import (
     SourceChangedError,
     SourceError,
 )
-from shardio.packing import Packed, commit, pack
-from shardio.sources import Listing, Wanted, tables
-from shardio.sources.listing import is_listing
+from shardio.packing import sources
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.sources import Listing, Wanted, tables
+from shardio.packing.sources.listing import is_listing
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

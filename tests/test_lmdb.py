@@ -43,10 +43,10 @@ from shardio.formats.base import ShardInfo
 from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, may_be_shard, places
 from shardio.formats.record import RecordEncoder
 from shardio.formats.sample import KEY, Schema
-from shardio.indexing import index
-from shardio.packing import commit
+from shardio.packing.index import index
+from shardio.packing.pack import commit
+from shardio.packing.verify import verify
 from shardio.storage import locate
-from shardio.verifying import verify
 
 verify_lmdb = pytest.importorskip("lmdb.verify", reason="py-lmdb < 3.0 has no verifier").verify
 ROOT = Path(__file__).resolve().parent.parent

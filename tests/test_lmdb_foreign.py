@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import formats, indexing
+from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign.base import ForeignShard, Sweep
 from shardio.formats.foreign.lmdb import LmdbForeignLayout
 from shardio.formats.sample import KEY
+from shardio.packing import index as indexing
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "lmdb_foreign"

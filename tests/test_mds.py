@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardio
-from shardio import formats, indexing
+from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats.base import Opening, ShardInfo
@@ -33,6 +33,7 @@ from shardio.formats.foreign.base import ForeignShard
 from shardio.formats.foreign.mds import MdsFile, MdsLayout
 from shardio.formats.index import checksum, key_hash
 from shardio.formats.sample import KEY, Schema
+from shardio.packing import index as indexing
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "mds"

@@ -24,14 +24,14 @@ from shardio.errors import (
     SourceChangedError,
     StorageError,
 )
-from shardio.exporting import export
 from shardio.formats import manifest
 from shardio.images import jpeg_tiles as jpeg
-from shardio.packing import Packed, commit, pack
+from shardio.packing.export import export
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.unpack import unpack
+from shardio.packing.verify import verify
+from shardio.packing.writer import Writer
 from shardio.storage import locate
-from shardio.unpacking import unpack
-from shardio.verifying import verify
-from shardio.writer import Writer
 
 pytestmark = pytest.mark.skipif(
     engine.core is None and shutil.which("jpegtran") is None,
@@ -267,8 +267,8 @@ def test_jobs_and_parts_give_the_same_bytes(source: Path, tmp_path: Path, format
 
 KILLED = """
 import os, signal, sys
-from shardio.packing import pack
-from shardio.shard import ShardWriter
+from shardio.packing.pack import pack
+from shardio.packing.shard_writer import ShardWriter
 
 commit, done = ShardWriter.commit, []
 

@@ -27,8 +27,6 @@ from trees import (
     shards,
 )
 
-from shardio import building, journal, packing, parallel, plan, sources
-from shardio.cleaning import gc
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     BusyError,
@@ -43,12 +41,17 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.images import decode as image
 from shardio.images.filetype import image_type
-from shardio.packing import Packed, commit, pack
-from shardio.sources import imagefolder
+from shardio.packing import build_shard as building
+from shardio.packing import journal, plan, sources
+from shardio.packing import pack as packing
+from shardio.packing import process_pool as parallel
+from shardio.packing.gc import gc
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.sources import imagefolder
+from shardio.packing.unpack import unpack
+from shardio.packing.verify import verify
+from shardio.packing.writer import Writer
 from shardio.storage import local, locate, lock
-from shardio.unpacking import unpack
-from shardio.verifying import verify
-from shardio.writer import Writer
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from trees import shardio_json
 
 import shardio
-from shardio import formats, indexing
+from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.dataset.fetch import Reader
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
@@ -33,8 +33,9 @@ from shardio.formats.base import Shard
 from shardio.formats.foreign import parquet
 from shardio.formats.sample import KEY, Schema
 from shardio.order.options import Given
+from shardio.packing import index as indexing
+from shardio.packing.verify import verify
 from shardio.storage import locate
-from shardio.verifying import verify
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402

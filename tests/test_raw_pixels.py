@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, building, collate
+from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate
 from shardio import native as engine
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
@@ -36,16 +36,17 @@ from shardio.errors import (
     OptionError,
     SourceError,
 )
-from shardio.exporting import export
 from shardio.formats import manifest
 from shardio.formats.index import checksum
 from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
-from shardio.packing import Packed, commit, pack
+from shardio.packing import build_shard as building
+from shardio.packing.export import export
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.unpack import unpack
+from shardio.packing.verify import verify
 from shardio.storage import locate
-from shardio.unpacking import unpack
-from shardio.verifying import verify
 
 
 def encoded(array: Any, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:

@@ -14,7 +14,7 @@ from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import formats, indexing
+from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, SourceError
 from shardio.formats.base import Opening, ShardInfo
@@ -23,6 +23,7 @@ from shardio.formats.foreign.base import ForeignShard
 from shardio.formats.foreign.recordio import RecordIOLayout
 from shardio.formats.index import checksum, key_hash
 from shardio.formats.sample import KEY, Schema
+from shardio.packing import index as indexing
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "recordio"

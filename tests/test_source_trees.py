@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from trees import content, noise, picture, plant, shardio, shardio_json
 
-from shardio import indexing, sources
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import pack
-from shardio.sources import Listing, Wanted
-from shardio.unpacking import unpack
+from shardio.packing import index as indexing
+from shardio.packing import sources
+from shardio.packing.pack import pack
+from shardio.packing.sources import Listing, Wanted
+from shardio.packing.unpack import unpack
 
 Files = dict[str | bytes, bytes | None]
 IMAGES_MASKS = {"image": "images/", "mask": "masks/"}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from trees import JPEG, images, noise, picture, plant
 
-from shardio import sources
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.images.filetype import image_type
-from shardio.sources import Listing, Rejected, imagefolder
+from shardio.packing import sources
+from shardio.packing.sources import Listing, Rejected, imagefolder
 
 
 def listing(root: Path, splits: bool | None = None) -> Listing:

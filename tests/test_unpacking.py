@@ -14,9 +14,9 @@ from shardio.errors import (
     ShardioError,
     StorageError,
 )
-from shardio.packing import pack
-from shardio.unpacking import unpack
-from shardio.writer import Writer
+from shardio.packing.pack import pack
+from shardio.packing.unpack import unpack
+from shardio.packing.writer import Writer
 
 
 def written(out: Path, *keys: bytes, **options: object) -> Path:

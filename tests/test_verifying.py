@@ -19,11 +19,11 @@ from shardio.errors import DamageError, NotPackedError, OptionError, StorageErro
 from shardio.formats import manifest
 from shardio.formats.foreign.base import dump, load, sidecar_name
 from shardio.formats.record import RecordShard
-from shardio.indexing import index
-from shardio.packing import pack
+from shardio.packing.index import index
+from shardio.packing.pack import pack
+from shardio.packing.verify import Verified, verify
 from shardio.storage import locate
 from shardio.storage.local import LocalFile
-from shardio.verifying import Verified, verify
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from conformance import sample as make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import formats, indexing
+from shardio import formats
 from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats import manifest
 from shardio.formats.base import Shard
@@ -35,6 +35,7 @@ from shardio.formats.foreign.webdataset import (
     split_name,
 )
 from shardio.formats.sample import KEY
+from shardio.packing import index as indexing
 from shardio.storage import locate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "webdataset"

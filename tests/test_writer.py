@@ -14,8 +14,6 @@ import torch
 from PIL import Image
 from trees import JPEG, content, environment, images, plant, shardio, shards
 
-from shardio import packing
-from shardio.cleaning import gc
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     BusyError,
@@ -26,10 +24,12 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.formats import manifest
+from shardio.packing import pack as packing
+from shardio.packing.gc import gc
+from shardio.packing.unpack import unpack
+from shardio.packing.verify import verify
+from shardio.packing.writer import Writer
 from shardio.storage import local, lock
-from shardio.unpacking import unpack
-from shardio.verifying import verify
-from shardio.writer import Writer
 
 
 def samples(count: int = 10) -> Iterator[dict[str, Any]]:
@@ -351,7 +351,7 @@ def test_a_second_writer_is_refused_in_this_process_and_another(tmp_path: Path) 
 
 KILLED = """
 import os, signal, sys
-from shardio.writer import Writer
+from shardio.packing.writer import Writer
 with Writer(sys.argv[1], max_records=2, overwrite=True, id=sys.argv[2] or None) as writer:
     for i in range(7):
         writer.write({"__key__": f"old{i}", "n": i})

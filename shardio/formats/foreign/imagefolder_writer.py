@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ...errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ...images.filetype import ALL_ENDINGS
-from ...unpacking import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
+from ...packing.unpack import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
 from ..sample import KEY, Sample
 from .writer import Plan, image_and_label, image_extension, misfit
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import units as sizes
-from .errors import DecodeError, OptionError, SourceError, StorageError, printable
-from .formats import manifest
-from .formats.sample import KEY, Sample
-from .images import decode as image
-from .images import jpeg_tiles as jpeg
+from .. import units as sizes
+from ..errors import DecodeError, OptionError, SourceError, StorageError, printable
+from ..formats import manifest
+from ..formats.sample import KEY, Sample
+from ..images import decode as image
+from ..images import jpeg_tiles as jpeg
+from ..storage import locate
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
-from .storage import locate
 
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 ORIGINAL = "original"  # with keep_original, the field of a file's own bytes; None: `image` has them

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from . import units as sizes
-from .errors import DamageError, OptionError, printable
-from .formats.base import MAX_RECORDS
-from .formats.record import VERSION
-from .formats.sample import KEY
-from .names import key_bytes, key_text
-from .order import arithmetic as order
+from .. import units as sizes
+from ..errors import DamageError, OptionError, printable
+from ..formats.base import MAX_RECORDS
+from ..formats.record import VERSION
+from ..formats.sample import KEY
+from ..names import key_bytes, key_text
+from ..order import arithmetic as order
+from ..storage.lock import PLAN_MAGIC
 from .sources.base import Ints, Listing
-from .storage.lock import PLAN_MAGIC
 
 SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
 MIN_SHARDS = 16  # that the default aims at,

@@ -11,12 +11,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import DamageError, ExistsError, NotPackedError, OptionError, printable
+from ..formats import manifest
+from ..storage import local, locate
+from ..storage.lock import JOURNAL
+from ..units import show_count
 from . import journal, plan
-from .errors import DamageError, ExistsError, NotPackedError, OptionError, printable
-from .formats import manifest
-from .storage import local, locate
-from .storage.lock import JOURNAL
-from .units import show_count
 
 
 def check(out: str, source: bytes, names: Sequence[str]) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import OptionError, printable
-from .formats import manifest
-from .formats.base import ShardInfo
-from .formats.lmdb import LmdbEncoder, LmdbShard
-from .formats.record import RecordEncoder, RecordShard
-from .formats.sample import Buffer, Schema
-from .storage import File, local
+from ..errors import OptionError, printable
+from ..formats import manifest
+from ..formats.base import ShardInfo
+from ..formats.lmdb import LmdbEncoder, LmdbShard
+from ..formats.record import RecordEncoder, RecordShard
+from ..formats.sample import Buffer, Schema
+from ..storage import File, local
 
 # What shardio packs itself; all else it only reads.
 ENCODERS: dict[str, type[RecordEncoder]] = {"record": RecordEncoder, "lmdb": LmdbEncoder}

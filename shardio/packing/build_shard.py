@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..errors import DamageError, SampleError, StorageError, VersionError, printable
+from ..formats import manifest
+from ..formats.base import Shard, ShardInfo
+from ..formats.sample import Schema
+from ..images import jpeg_tiles as jpeg
+from ..storage import local
 from . import journal, sources
-from .errors import DamageError, SampleError, StorageError, VersionError, printable
-from .formats import manifest
-from .formats.base import Shard, ShardInfo
-from .formats.sample import Schema
-from .images import jpeg_tiles as jpeg
 from .journal import Problem
-from .recoding import Recoded, Recoding, Tiles
-from .shard import ShardWriter, open_own
-from .storage import local
+from .reencode import Recoded, Recoding, Tiles
+from .shard_writer import ShardWriter, open_own
 
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from . import journal
-from . import units as sizes
-from ._version import __version__
-from .errors import (
+from .. import units as sizes
+from .._version import __version__
+from ..errors import (
     ExistsError,
     NotPackedError,
     OptionError,
@@ -30,15 +29,16 @@ from .errors import (
     printable,
     there_are,
 )
-from .formats import manifest
-from .formats.base import MAX_RECORDS, ShardInfo
-from .formats.sample import KEY, Schema, infer_fields
-from .images.filetype import image_type
-from .names import key_bytes, key_text
+from ..formats import manifest
+from ..formats.base import MAX_RECORDS, ShardInfo
+from ..formats.sample import KEY, Schema, infer_fields
+from ..images.filetype import image_type
+from ..names import key_bytes, key_text
+from ..storage import local, local_path, locate, lock
+from ..storage.lock import WRITER_MAGIC
+from . import journal
 from .plan import SHARD_SIZE
-from .shard import ShardWriter, check_packed
-from .storage import local, local_path, locate, lock
-from .storage.lock import WRITER_MAGIC
+from .shard_writer import ShardWriter, check_packed
 
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
 

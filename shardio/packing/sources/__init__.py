@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import (
+from ...errors import (
     DamageError,
     NotPackedError,
     OptionError,
@@ -16,13 +16,13 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..formats import FOREIGN, claims
-from ..formats.manifest import MANIFEST, SPLITS, load
-from ..images.filetype import image_type
-from ..names import key_text
-from ..storage import locate
-from ..storage.lock import JOURNAL
-from ..units import show_count
+from ...formats import FOREIGN, claims
+from ...formats.manifest import MANIFEST, SPLITS, load
+from ...images.filetype import image_type
+from ...names import key_text
+from ...storage import locate
+from ...storage.lock import JOURNAL
+from ...units import show_count
 from . import coco, grouped, imagefolder, trees
 from .base import Listing, Rejected, Source, Wanted, listed, renumber
 from .imagefolder import image_folder

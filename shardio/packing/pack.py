@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import building, destination, journal, parallel, plan, recoding, sources
-from . import units as sizes
-from ._version import __version__
-from .building import Built, Task
-from .errors import (
+from .. import units as sizes
+from .._version import __version__
+from ..errors import (
     BusyError,
     DamageError,
     ExistsError,
@@ -32,19 +30,25 @@ from .errors import (
     StorageError,
     printable,
 )
-from .fieldnames import described as fields_text
-from .formats import manifest
-from .formats.sample import Schema
-from .images import decode as image
+from ..formats import manifest
+from ..formats.sample import Schema
+from ..images import decode as image
+from ..names import key_bytes, key_text
+from ..order.subset import described
+from ..storage import local, local_path, locate, lock
+from ..storage.lock import JOURNAL, WRITER_MAGIC
+from ..units import show_count
+from . import build_shard as building
+from . import journal, plan, sources
+from . import output_dir as destination
+from . import process_pool as parallel
+from . import reencode as recoding
+from .build_shard import Built, Task
 from .journal import Problem
-from .names import key_bytes, key_text
-from .order.subset import described
 from .plan import Plan
-from .recoding import Recoded, Recoding
-from .shard import check_packed
-from .storage import local, local_path, locate, lock
-from .storage.lock import JOURNAL, WRITER_MAGIC
-from .units import show_count
+from .reencode import Recoded, Recoding
+from .shard_writer import check_packed
+from .sources.field_names import described as fields_text
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards

@@ -14,20 +14,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import parallel
-from ._version import __version__
-from .errors import OptionError, SourceError, printable
-from .fieldnames import IMAGES, LABELS, check_known_fields, nameable
-from .formats import FOREIGN, manifest
-from .formats.base import ShardInfo
-from .formats.foreign.base import Swept, Values, dump, key_of, only, sidecar_name, undecodable, walk
-from .formats.foreign.imagefolder import NoImageError
-from .formats.index import checksum, key_hash
-from .formats.sample import KEY, MAX_FIELDS, MAX_KEY, Schema
-from .images.filetype import image_type
+from .._version import __version__
+from ..errors import OptionError, SourceError, printable
+from ..formats import FOREIGN, manifest
+from ..formats.base import ShardInfo
+from ..formats.foreign.base import (
+    Swept,
+    Values,
+    dump,
+    key_of,
+    only,
+    sidecar_name,
+    undecodable,
+    walk,
+)
+from ..formats.foreign.imagefolder import NoImageError
+from ..formats.index import checksum, key_hash
+from ..formats.sample import KEY, MAX_FIELDS, MAX_KEY, Schema
+from ..images.filetype import image_type
+from ..storage import local, locate
+from ..units import show_count
+from . import process_pool as parallel
 from .sources.base import listed
-from .storage import local, locate
-from .units import show_count
+from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
 _CHECK_BYTES = 4 << 20  # between two looks at whether to stop
 _SNIFFED = 16  # values of a field, in each shard, that are looked at for being images

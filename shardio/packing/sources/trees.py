@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import OptionError, SourceError, printable
-from ..formats.sample import KEY, Sample, Schema
-from ..names import key_bytes, key_text
-from ..order import arithmetic as order
+from ...errors import OptionError, SourceError, printable
+from ...formats.sample import KEY, Sample, Schema
+from ...names import key_bytes, key_text
+from ...order import arithmetic as order
 from .base import (
     MAX_FILE,
     Ints,

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import indexing
-from ..dataset import sequence
-from ..dataset.decode import Decoder
-from ..dataset.fetch import Reader
-from ..dataset.sequence import ShardSequence
-from ..errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
-from ..fieldnames import check_known_fields
-from ..formats import manifest
-from ..formats.sample import KEY, Sample
+from ...dataset import sequence
+from ...dataset.decode import Decoder
+from ...dataset.fetch import Reader
+from ...dataset.sequence import ShardSequence
+from ...errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
+from ...formats import manifest
+from ...formats.sample import KEY, Sample
+from .. import index as indexing
 from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
+from .field_names import check_known_fields
 
 # Of these, records in another order cost a piece of the file each.
 _IN_ORDER = frozenset(("parquet",))

@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import indexing, journal
-from .errors import BusyError, printable
-from .formats import manifest
-from .formats.foreign.base import sidecar_name
-from .storage import local, local_path, locate, lock
-from .storage.lock import JOURNAL, WRITER_MAGIC
-from .units import show_count, show_size
+from ..errors import BusyError, printable
+from ..formats import manifest
+from ..formats.foreign.base import sidecar_name
+from ..storage import local, local_path, locate, lock
+from ..storage.lock import JOURNAL, WRITER_MAGIC
+from ..units import show_count, show_size
+from . import index as indexing
+from . import journal
 
 KEEP_S = 24 * 3600.0
 

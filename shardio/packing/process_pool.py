@@ -22,9 +22,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from .errors import StorageError
-from .machine import processors
-from .units import whole
+from ..errors import StorageError
+from ..machine import processors
+from ..units import whole
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -17,23 +17,23 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .. import units as sizes
+from .._version import __version__
+from ..dataset import sequence
+from ..dataset.sequence import ShardSequence
+from ..errors import ExistsError, OptionError, printable, there_are
+from ..formats import manifest
+from ..formats.foreign.writer import Again, Field, Plan, Target
+from ..formats.foreign.writers import target as named_target
+from ..formats.manifest import Manifest
+from ..formats.sample import KEY
+from ..names import file_name, from_file_name, key_bytes
+from ..storage import local, local_path
+from ..storage.staging import Staging
+from ..units import show_count
 from . import receipt
-from . import units as sizes
-from ._version import __version__
-from .dataset import sequence
-from .dataset.sequence import ShardSequence
-from .errors import ExistsError, OptionError, printable, there_are
-from .formats import manifest
-from .formats.foreign.writer import Again, Field, Plan, Target
-from .formats.foreign.writers import target as named_target
-from .formats.manifest import Manifest
-from .formats.sample import KEY
-from .names import file_name, from_file_name, key_bytes
-from .parallel import Progress
+from .process_pool import Progress
 from .receipt import Receipt
-from .storage import local, local_path
-from .storage.staging import Staging
-from .units import show_count
 
 Fields = Mapping[str, str | None] | Sequence[str]
 

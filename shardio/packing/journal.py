@@ -19,22 +19,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import DamageError, ExistsError, NotPackedError, StorageError, VersionError, printable
+from ..formats import lmdb, manifest, record
+from ..formats.index import key_hash
+from ..names import key_bytes, key_text
+from ..storage import local, locate
+from ..storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 from . import plan
-from .errors import (
-    DamageError,
-    ExistsError,
-    NotPackedError,
-    StorageError,
-    VersionError,
-    printable,
-)
-from .formats import lmdb, manifest, record
-from .formats.index import key_hash
-from .names import key_bytes, key_text
 from .plan import Before
-from .shard import open_own
-from .storage import local, locate
-from .storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
+from .shard_writer import open_own
 
 REJECTED = "rejected.jsonl"
 _REJECTED_PART = ".shardio-rejected-{}.jsonl"  # of a shard, by its name, or of the scan

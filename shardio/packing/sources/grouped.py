@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError, SourceError, printable, there_are
-from ..fieldnames import nameable
-from ..formats.foreign.webdataset import field_of
-from ..formats.sample import KEY, MAX_FIELDS, Sample, Schema
-from ..images.filetype import ALL_ENDINGS, image_type
-from ..names import key_text
-from ..order import arithmetic as order
+from ...errors import OptionError, SourceError, printable, there_are
+from ...formats.foreign.webdataset import field_of
+from ...formats.sample import KEY, MAX_FIELDS, Sample, Schema
+from ...images.filetype import ALL_ENDINGS, image_type
+from ...names import key_text
+from ...order import arithmetic as order
 from .base import (
     MAX_FILE,
     Ints,
@@ -36,18 +35,9 @@ from .base import (
     opened_folder,
     read_file,
 )
-from .imagefolder import (
-    Walk,
-    are_splits,
-    check_loose,
-    no_image,
-    split_names,
-    top,
-    twins,
-)
-from .imagefolder import (
-    others as others_of,
-)
+from .field_names import nameable
+from .imagefolder import Walk, are_splits, check_loose, no_image, split_names, top, twins
+from .imagefolder import others as others_of
 
 Decode = Callable[[bytes], Any]
 

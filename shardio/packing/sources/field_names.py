@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .errors import OptionError, printable, there_are
-from .formats.sample import MAX_NAME
+from ...errors import OptionError, printable, there_are
+from ...formats.sample import MAX_NAME
 
 IMAGES = (
     *("image", "jpg", "jpeg", "png", "webp", "image/encoded", "img", "x", "data", "image.jpg"),

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import DamageError, StorageError
-from .names import file_name
-from .storage import local
+from ..errors import DamageError, StorageError
+from ..names import file_name
+from ..storage import local
 
 NAME = ".shardio-export"
 _LIMIT = 256 << 20  # bytes of a receipt

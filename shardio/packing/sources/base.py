@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import OptionError, SourceChangedError, SourceError, printable
-from ..formats.sample import KEY, MAX_BODY, MAX_HEAD, MAX_KEY, Sample
-from ..order.subset import where as chosen
-from ..parallel import Progress
+from ...errors import OptionError, SourceChangedError, SourceError, printable
+from ...formats.sample import KEY, MAX_BODY, MAX_HEAD, MAX_KEY, Sample
+from ...order.subset import where as chosen
+from ..process_pool import Progress
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Problem = tuple[bytes, str]  # key, reason

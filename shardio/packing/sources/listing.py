@@ -25,10 +25,9 @@ from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
-from ..errors import OptionError, SourceError, printable, there_are
-from ..fieldnames import LABELS, PATHS, known, nameable
-from ..formats.sample import KEY, Sample
-from ..images.filetype import image_type
+from ...errors import OptionError, SourceError, printable, there_are
+from ...formats.sample import KEY, Sample
+from ...images.filetype import image_type
 from . import tables
 from .base import (
     Ints,
@@ -44,6 +43,7 @@ from .base import (
     read_file,
     select,
 )
+from .field_names import LABELS, PATHS, known, nameable
 from .imagefolder import no_image, twins, unfit
 from .tables import Column
 

@@ -33,11 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError, SourceError, printable
-from ..fieldnames import check_known_fields
-from ..formats.sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
-from ..images.filetype import image_type
-from ..names import key_bytes, key_text
+from ...errors import OptionError, SourceError, printable
+from ...formats.sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
+from ...images.filetype import image_type
+from ...names import key_bytes, key_text
 from .base import (
     Ints,
     Listing,
@@ -53,6 +52,7 @@ from .base import (
     read_file,
     select,
 )
+from .field_names import check_known_fields
 from .imagefolder import no_image, twins, unfit
 
 _NUMBERS = ("image_id", "width", "height")

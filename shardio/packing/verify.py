@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import parallel
-from .errors import DamageError, DecodeError, OptionError, StorageError, VersionError, printable
-from .formats import check_format, manifest, open_shard, sha256
-from .formats.base import Opening, Shard, ShardInfo
-from .formats.index import key_hash
-from .formats.sample import KEY, Sample
-from .names import key_text
-from .storage import locate
-from .units import show_count, show_size, whole
+from ..errors import DamageError, DecodeError, OptionError, StorageError, VersionError, printable
+from ..formats import check_format, manifest, open_shard, sha256
+from ..formats.base import Opening, Shard, ShardInfo
+from ..formats.index import key_hash
+from ..formats.sample import KEY, Sample
+from ..names import key_text
+from ..storage import locate
+from ..units import show_count, show_size, whole
+from . import process_pool as parallel
 
 Bad = DamageError | StorageError
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
@@ -112,7 +112,7 @@ def verify(
                 "leave it out"
             )
     if decode:
-        from .images import decode as image
+        from ..images import decode as image
 
         image.engine()
     tasks = [
@@ -194,7 +194,7 @@ def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None
         if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
     for field_name in task.images:
-        from .images import decode as image
+        from ..images import decode as image
 
         if sample[field_name] is not None:
             try:

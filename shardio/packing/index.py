@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from . import journal, parallel, plan
-from .errors import (
+from ..errors import (
     ExistsError,
     OptionError,
     ShardioError,
@@ -33,20 +32,22 @@ from .errors import (
     printable,
     there_are,
 )
-from .fieldnames import described
-from .formats import FOREIGN, FOREIGN_FILES, claims, manifest
-from .formats.foreign.base import MAGIC, sidecar_name
-from .formats.foreign.imagefolder import describe
-from .images.filetype import ALL_ENDINGS
-from .names import file_name, from_file_name, key_bytes
-from .scanning import Found, dataset_id_of, manifest_of, scan_all
+from ..formats import FOREIGN, FOREIGN_FILES, claims, manifest
+from ..formats.foreign.base import MAGIC, sidecar_name
+from ..formats.foreign.imagefolder import describe
+from ..images.filetype import ALL_ENDINGS
+from ..names import file_name, from_file_name, key_bytes
+from ..storage import Storage, local, local_path, locate, lock
+from ..storage.lock import JOURNAL, WRITER_MAGIC
+from ..storage.memory import MemoryStorage
+from ..units import show_count, show_size
+from . import journal, plan
+from . import process_pool as parallel
+from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, Wanted, renumber
+from .sources.field_names import described
 from .sources.imagefolder import image_folder, top
 from .sources.trees import lies_there
-from .storage import Storage, local, local_path, locate, lock
-from .storage.lock import JOURNAL, WRITER_MAGIC
-from .storage.memory import MemoryStorage
-from .units import show_count, show_size
 
 # Words in names that say which split a file is of, as Hugging Face's own rules have them.
 _SPLIT = re.compile(

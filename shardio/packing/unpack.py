@@ -23,19 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from .dataset import sequence
-from .dataset.sequence import ShardSequence
-from .errors import DamageError, ExistsError, OptionError, StorageError, printable
-from .formats import manifest
-from .formats.manifest import Manifest
-from .formats.sample import BLOBS, KEY, Sample
-from .images import jpeg_tiles as jpeg
-from .images.filetype import ENDINGS, image_type
-from .names import key_bytes
-from .parallel import Progress
-from .recoding import ORIGINAL
-from .storage import local, local_path
-from .units import show_count, show_size
+from ..dataset import sequence
+from ..dataset.sequence import ShardSequence
+from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
+from ..formats import manifest
+from ..formats.manifest import Manifest
+from ..formats.sample import BLOBS, KEY, Sample
+from ..images import jpeg_tiles as jpeg
+from ..images.filetype import ENDINGS, image_type
+from ..names import key_bytes
+from ..storage import local, local_path
+from ..units import show_count, show_size
+from .process_pool import Progress
+from .reencode import ORIGINAL
 
 _OPEN = 256  # folders at a time
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
