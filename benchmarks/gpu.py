@@ -117,7 +117,7 @@ def shard_loader(
 ) -> Round:  # fmt: skip
     import torch
 
-    from shardio.loader import ShardLoader
+    from shardio.loader.shard_loader import ShardLoader
 
     dataset = _dataset(path, decoded, batch, size)
     loader = ShardLoader(
@@ -132,7 +132,7 @@ def prefetched(
 ) -> Round:  # fmt: skip
     import torch
 
-    from shardio.device import prefetch
+    from shardio.loader.device import prefetch
 
     dataset = _dataset(path, decoded, batch, size)
     loader = prefetch(

@@ -40,13 +40,11 @@ if sys.platform == "win32":
     raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
 
 if TYPE_CHECKING:
-    from . import device as device
     from . import meter as meter
     from .benching import bench
     from .dataset.collate import collate
     from .dataset.sequence import open as open
     from .dataset.shard_dataset import ShardDataset
-    from .device import normalize
     from .errors import BusyError as BusyError
     from .errors import CollateError as CollateError
     from .errors import DamageError as DamageError
@@ -66,7 +64,9 @@ if TYPE_CHECKING:
     from .errors import VersionError as VersionError
     from .errors import WorkerError as WorkerError
     from .images.decode import CenterCrop, RandomResizedCrop
-    from .loader import ShardLoader
+    from .loader import device as device
+    from .loader.device import normalize
+    from .loader.shard_loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .packing.export import export
     from .packing.index import index
@@ -92,7 +92,7 @@ _HOMES = {
     "RowError": "errors",
     "SampleError": "errors",
     "ShardDataset": "dataset.shard_dataset",
-    "ShardLoader": "loader",
+    "ShardLoader": "loader.shard_loader",
     "ShardioError": "errors",
     "SourceChangedError": "errors",
     "SourceError": "errors",
@@ -106,7 +106,7 @@ _HOMES = {
     "commit": "packing.pack",
     "export": "packing.export",
     "index": "packing.index",
-    "normalize": "device",
+    "normalize": "loader.device",
     "open": "dataset.sequence",
     "pack": "packing.pack",
     "unpack": "packing.unpack",
@@ -134,12 +134,12 @@ __all__ = [
 
 
 # Modules with names of their own: `shardio.device.prefetch`, `shardio.meter.watch`.
-_MODULES = ("device", "meter")
+_MODULES = {"device": "loader.device", "meter": "meter"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f".{name}", __name__)
+        return import_module(f".{_MODULES[name]}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -201,7 +201,7 @@ def serve(folder: str) -> None:
     """Life of the host: a request a line, and an answer a line. Removes the folder in the end."""
     import torch.utils.data  # noqa: F401 - for all that it forks
 
-    from . import loader  # noqa: F401
+    from .loader import shard_loader as loader  # noqa: F401
 
     answers = os.dup(1)
     os.dup2(2, 1)  # what others print is no answer
@@ -317,7 +317,7 @@ def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
             dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0
         )
         return
-    from .loader import ShardLoader
+    from .loader.shard_loader import ShardLoader
 
     with ShardLoader(dataset, num_workers=workers, threads=request["threads"]) as loader:
         yield loader

@@ -23,8 +23,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from shardio import device as device_module
-from shardio.device import (
+from shardio.errors import OptionError, StateError, StorageError
+from shardio.loader import device as device_module
+from shardio.loader.device import (
     Ahead,
     Sent,
     Target,
@@ -35,7 +36,6 @@ from shardio.device import (
     page_unlock,
     prefetch,
 )
-from shardio.errors import OptionError, StateError, StorageError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -48,15 +48,15 @@ from shardio import (
     ShardLoader,
     StorageError,
     WorkerError,
-    here,
-    serving,
-    workers,
 )
 from shardio.dataset.stream import consumers
 from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
-from shardio.serving import Pass, Sent
-from shardio.slots import Mapped
+from shardio.loader import in_process as here
+from shardio.loader import worker_pool as workers
+from shardio.loader import worker_process as serving
+from shardio.loader.buffer_pool import Mapped
+from shardio.loader.worker_process import Pass, Sent
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from shardio import CenterCrop, ShardDataset, meter
 from shardio.errors import OptionError
-from shardio.loader import ShardLoader
+from shardio.loader.shard_loader import ShardLoader
 from shardio.meter import Made, Making, Setup, Times, Verdict, judge, watch
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardio.parcel import SMALL, Parcel, unwrap, wrap
-from shardio.slots import Mapped, Slot
+from shardio.loader.buffer_pool import Mapped, Slot
+from shardio.loader.transport import SMALL, Parcel, unwrap, wrap
 
 DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),

@@ -13,7 +13,7 @@ import torch
 
 import shardio
 from shardio import CenterCrop, OptionError, RandomResizedCrop, ShardDataset, ShardLoader, Writer
-from shardio import resident as module
+from shardio.loader import resident as module
 from shardio.order import arithmetic as order
 
 N = 101

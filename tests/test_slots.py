@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardio.slots import ALIGN, Mapped, Slot, Slots, _map
+from shardio.loader.buffer_pool import ALIGN, Mapped, Slot, Slots, _map
 
 PRIVATE = pytest.mark.parametrize("private", [False, True], ids=["shared", "private"])
 
@@ -322,7 +322,7 @@ def test_pages_are_unlocked_while_they_are_mapped(monkeypatch: pytest.MonkeyPatc
         events.append("lock")
         return lambda: events.append("unlock")
 
-    monkeypatch.setattr("shardio.slots._map", noted)
+    monkeypatch.setattr("shardio.loader.buffer_pool._map", noted)
     mapped = Mapped(-1, ALIGN, lock)
     mapped.map(3 * ALIGN)
     mapped.close()
@@ -336,7 +336,7 @@ def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.M
 
     slots = Slots()
     fd = os.dup(slots.take().fd)
-    monkeypatch.setattr("shardio.slots._map", full)
+    monkeypatch.setattr("shardio.loader.buffer_pool._map", full)
     with pytest.raises(OSError, match="memory"):
         Mapped(fd, ALIGN)
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .dataset.collate import TENSORS, is_planes, own, places_of, rows_of
-from .dataset.decode import Work
-from .dataset.stream import Items, Stream, collated, mark, mark_all
-from .dataset.whereabouts import BETWEEN, COLLATES, Place
-from .errors import as_error
-from .meter import Made
-from .names import key_text
-from .parcel import SMALL
-from .slots import Slot, Slots
+from ..dataset.collate import TENSORS, is_planes, own, places_of, rows_of
+from ..dataset.decode import Work
+from ..dataset.stream import Items, Stream, collated, mark, mark_all
+from ..dataset.whereabouts import BETWEEN, COLLATES, Place
+from ..errors import as_error
+from ..meter import Made
+from ..names import key_text
+from .buffer_pool import Slot, Slots
+from .transport import SMALL
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name

@@ -24,18 +24,18 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
+from .. import machine
+from ..dataset.stream import Iteration, Source, Stream, consumers, machines_of
+from ..errors import EpochError, OptionError, printable
+from ..meter import Made
+from ..order.arithmetic import Share
+from ..order.options import Options, answered
+from ..units import show_count, show_size, whole
 from . import device as devices
-from . import machine
-from .dataset.stream import Iteration, Source, Stream, consumers, machines_of
-from .errors import EpochError, OptionError, printable
-from .here import Here
-from .meter import Made
-from .order.arithmetic import Share
-from .order.options import Options, answered
+from .in_process import Here
 from .resident import Resident
-from .serving import Pass
-from .units import show_count, show_size, whole
-from .workers import Processes
+from .worker_pool import Processes
+from .worker_process import Pass
 
 Pin = Literal["auto"] | bool
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .dataset.collate import collate, own, places_of
-from .dataset.mixture import Mixture
-from .dataset.stream import Stream, mark_all
-from .errors import OptionError
-from .order.arithmetic import Epoch, Int64s, Share
-from .storage.local import memory_available
-from .units import show_size
+from ..dataset.collate import collate, own, places_of
+from ..dataset.mixture import Mixture
+from ..dataset.stream import Stream, mark_all
+from ..errors import OptionError
+from ..order.arithmetic import Epoch, Int64s, Share
+from ..storage.local import memory_available
+from ..units import show_size
 
 
 class Resident:

@@ -38,8 +38,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .errors import OptionError, StateError, StorageError, printable
-from .units import show_size, whole
+from ..errors import OptionError, StateError, StorageError, printable
+from ..units import show_size, whole
 
 Pin = Literal["auto"] | bool
 

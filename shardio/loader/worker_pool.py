@@ -29,15 +29,15 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from . import native as engine
-from .dataset.fetch import spare_descriptors
-from .dataset.stream import Stream
-from .dataset.whereabouts import PATIENCE_S, Late, Whereabouts
-from .errors import OptionError, RowError, WorkerError
-from .meter import Made
-from .parcel import Parcel, unwrap
-from .serving import Pass, Sent, as_socket, serve
-from .slots import Bytes, Lock, Mapped
+from .. import native as engine
+from ..dataset.fetch import spare_descriptors
+from ..dataset.stream import Stream
+from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
+from ..errors import OptionError, RowError, WorkerError
+from ..meter import Made
+from .buffer_pool import Bytes, Lock, Mapped
+from .transport import Parcel, unwrap
+from .worker_process import Pass, Sent, as_socket, serve
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .slots import Bytes, Slot
+from .buffer_pool import Bytes, Slot
 
 # Bytes of a tensor from which on it lies in the slot. Below, a copy costs less (8 us) than a view
 # of 38 MB costs who keeps it.

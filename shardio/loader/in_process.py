@@ -13,15 +13,15 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from .dataset.decode import Work
-from .dataset.stream import Stream
-from .dataset.whereabouts import PATIENCE_S, Late, Whereabouts
-from .errors import RowError, ShardioError, WorkerError
-from .making import Batch, Failure, Layout, Maker
-from .meter import Made
-from .serving import Pass
-from .slots import Slots
-from .workers import OVER
+from ..dataset.decode import Work
+from ..dataset.stream import Stream
+from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
+from ..errors import RowError, ShardioError, WorkerError
+from ..meter import Made
+from .batch_builder import Batch, Failure, Layout, Maker
+from .buffer_pool import Slots
+from .worker_pool import OVER
+from .worker_process import Pass
 
 _WAIT_S = 5.0  # for a thread that was told to end
 

@@ -32,14 +32,14 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from .dataset.stream import Consumers, Items, Stream
-from .dataset.whereabouts import Whereabouts
-from .making import Batch, Failure, Layout, Maker
-from .meter import Made
-from .order.arithmetic import key
-from .order.options import Options
-from .parcel import Parcel, wrap
-from .slots import Slots
+from ..dataset.stream import Consumers, Items, Stream
+from ..dataset.whereabouts import Whereabouts
+from ..meter import Made
+from ..order.arithmetic import key
+from ..order.options import Options
+from .batch_builder import Batch, Failure, Layout, Maker
+from .buffer_pool import Slots
+from .transport import Parcel, wrap
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
 

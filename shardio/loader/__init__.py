@@ -1,0 +1,1 @@
+"""Feeds training. Batches are made ahead by processes and threads, and copied to the device."""
