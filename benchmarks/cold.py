@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardio.throttle import Group
+from shardio.tuning.throttle import Group
 
 from . import data, rivals
 from .harness import BenchmarkError, Contestant, Result, interleave, median, ratio, show

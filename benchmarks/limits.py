@@ -1,10 +1,10 @@
 """Storage with a limit: a disk held to few requests a second, and a network file system.
 
 The limit is the kernel's own, for the control group that a contestant and its workers belong to
-(shardio.throttle): their reads wait until they may, as those of a cloud provider's disk do beyond
-the requests that were paid for. 3,000 a second is what such disks give by default; 500 small ones,
-and network file systems that many share. Requests are those of the group alone, counted by the
-kernel as they enter the block layer.
+(shardio.tuning.throttle): their reads wait until they may, as those of a cloud provider's disk do
+beyond the requests that were paid for. 3,000 a second is what such disks give by default; 500 small
+ones, and network file systems that many share. Requests are those of the group alone, counted by
+the kernel as they enter the block layer.
 
 The network is sshfs to a server of our own on this machine (network.py): no distance, but a request
 is a message to another process, through TCP and SSH. Each round has a mount of its own, so that
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import StorageError
-from shardio.throttle import Group
+from shardio.tuning.throttle import Group
 
 from . import data, rivals
 from .cold import BUFFER, Cold

@@ -42,7 +42,7 @@ class Repeated:
 
 class _Telling(Iterator[int]):
     def __init__(self, count: int) -> None:
-        from shardio.meter import Made
+        from shardio.tuning.meter import Made
 
         self._left = count
         self._ready = [
@@ -84,7 +84,7 @@ def run(source: data.Data, result: Result) -> None:
 def _round(
     one_round: Callable[[Any], float], loader: Repeated, every: int | None = 0
 ) -> Callable[[], dict[str, Any]]:
-    from shardio.meter import watch
+    from shardio.tuning.meter import watch
 
     lines: list[str] = []
     logged: list[dict[str, float]] = []

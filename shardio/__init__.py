@@ -40,8 +40,6 @@ if sys.platform == "win32":
     raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
 
 if TYPE_CHECKING:
-    from . import meter as meter
-    from .benching import bench
     from .dataset.collate import collate
     from .dataset.sequence import open as open
     from .dataset.shard_dataset import ShardDataset
@@ -74,6 +72,8 @@ if TYPE_CHECKING:
     from .packing.unpack import unpack
     from .packing.verify import verify
     from .packing.writer import Writer
+    from .tuning import meter as meter
+    from .tuning.bench import bench
 
 # Each name and the module it lives in. No name is a module's: the module would replace it.
 _HOMES = {
@@ -101,7 +101,7 @@ _HOMES = {
     "VersionError": "errors",
     "WorkerError": "errors",
     "Writer": "packing.writer",
-    "bench": "benching",
+    "bench": "tuning.bench",
     "collate": "dataset.collate",
     "commit": "packing.pack",
     "export": "packing.export",
@@ -134,7 +134,7 @@ __all__ = [
 
 
 # Modules with names of their own: `shardio.device.prefetch`, `shardio.meter.watch`.
-_MODULES = {"device": "loader.device", "meter": "meter"}
+_MODULES = {"device": "loader.device", "meter": "tuning.meter"}
 
 
 def __getattr__(name: str) -> Any:

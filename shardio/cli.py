@@ -29,12 +29,12 @@ from .names import from_file_name, key_text
 if TYPE_CHECKING:
     import argparse
 
-    from .benching import Bench
     from .dataset.fetch import Reader
     from .dataset.sequence import ShardSequence
     from .formats.manifest import Manifest
     from .packing.pack import Packed
-    from .tuning import Tuning
+    from .tuning.bench import Bench
+    from .tuning.tune import Tuning
 
 # Options that are stored names, not paths: what they are does not follow the locale.
 _STORED = ("fields", "where", "class_name", "key", "field", "files")
@@ -433,10 +433,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from .dataset.fetch import Reader
-    from .explaining import advice_text, explain
     from .formats import manifest
     from .order.options import Given
     from .storage import locate
+    from .tuning.explain import advice_text, explain
 
     storage = locate(options.out)
     root = None if options.root is None else locate(options.root)
@@ -470,7 +470,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _check_plot(options: argparse.Namespace) -> None:
     """Raises now for a picture that could not be drawn when all is measured."""
     if options.plot is not None:
-        from . import plotting
+        from .tuning import plot as plotting
 
         plotting.check(options.plot)
 
@@ -482,14 +482,14 @@ def _answer(found: Tuning | Bench, options: argparse.Namespace) -> int:
     else:
         print(found.call if options.quiet else found.text())
     if options.plot is not None:  # last: a file that cannot be written costs no answer
-        from . import plotting
+        from .tuning import plot as plotting
 
         plotting.save(found, options.plot)
     return DONE
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from .tuning import tune_path
+    from .tuning.tune import tune_path
 
     _check_plot(options)
     with _progress("simulating", options, unit=" orders", scale=1, delay_s=2) as progress:
@@ -507,7 +507,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .benching import bench
+    from .tuning.bench import bench
 
     _check_plot(options)
     with _progress("measuring", options, unit=" repeats", scale=1) as progress:
@@ -527,8 +527,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from . import plotting
-    from .demo import demo
+    from .tuning import plot as plotting
+    from .tuning.demo import demo
 
     refused = ""
     picture = options.plot or "shardio-demo.png"
@@ -549,7 +549,7 @@ def _demo(options: argparse.Namespace) -> int:
         say=None if quiet else lambda text: print(f"{text}\n", flush=True),
     )
     if not refused:
-        from . import poster
+        from .tuning import poster
 
         try:
             poster.save(found, picture)

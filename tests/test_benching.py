@@ -20,11 +20,13 @@ import pytest
 import torch
 from trees import command, environment, shardio, shardio_json
 
-from shardio import benching, machine, measuring
-from shardio.benching import Bench, Row, bench, judge
+from shardio import machine
 from shardio.dataset import sequence
 from shardio.errors import DecodeError, OptionError, StorageError
-from shardio.measuring import FailedError, Host
+from shardio.tuning import bench as benching
+from shardio.tuning import bench_process as measuring
+from shardio.tuning.bench import Bench, Row, bench, judge
+from shardio.tuning.bench_process import FailedError, Host
 
 LINUX = sys.platform == "linux"
 DATALOADER = Row("DataLoader", 2, 1, True, False)
@@ -591,7 +593,7 @@ def test_a_row_that_dies_or_hangs_ends_alone(
 
 ORPHAN = """
 import os, signal
-from shardio import measuring
+from shardio.tuning import bench_process as measuring
 
 def answer(request):
     if not os.fork():
@@ -737,7 +739,7 @@ def test_a_tree_of_processes_is_measured() -> None:
 def test_memory_that_a_repeat_writes_anew_counts_once() -> None:
     code = """
 import os
-from shardio import measuring
+from shardio.tuning import bench_process as measuring
 data = bytearray(b"x" * (96 << 20))
 (ours, theirs), (wait, go) = os.pipe(), os.pipe()
 if not os.fork():

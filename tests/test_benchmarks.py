@@ -44,7 +44,8 @@ from benchmarks.cold import Cold
 from benchmarks.data import CIFAR, PHOTOS, Data, listing
 from benchmarks.harness import BenchmarkError, Result
 from benchmarks.rivals import array_record, base, folder, lmdb
-from shardio import StorageError, throttle
+from shardio import StorageError
+from shardio.tuning import throttle
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (

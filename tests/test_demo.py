@@ -12,9 +12,9 @@ from programs import Program
 from trees import content, picture, plant, shardio_json
 
 import shardio
-from shardio import demo, poster, specimens, throttle
 from shardio.cli import main
-from shardio.demo import Damage, Demo, Part, Resumed, Row
+from shardio.tuning import demo, poster, specimens, throttle
+from shardio.tuning.demo import Damage, Demo, Part, Resumed, Row
 
 ROW = Row("in memory", {"folder": 100.0, "dataloader": 150.0, "shardloader": 250.0})
 COLD = Row(

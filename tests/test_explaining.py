@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from test_order import cases
 from trees import shardio_json
 
-from shardio import cli, explaining, tuning
+from shardio import cli
 from shardio.dataset import fetch
 from shardio.dataset.fetch import Fetch, Reader, read
 from shardio.errors import OptionError
-from shardio.explaining import Explanation, explain, free_consumers
 from shardio.formats import manifest
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema
 from shardio.order.options import Given
 from shardio.storage import locate
+from shardio.tuning import explain as explaining
+from shardio.tuning import tune as tuning
+from shardio.tuning.explain import Explanation, explain, free_consumers
 
 Packed = Callable[..., Path]
 GiB = 1 << 30

@@ -23,7 +23,7 @@ from shardio import BusyError, DamageError, ExistsError, OptionError, ShardDatas
 from shardio.packing.index import index
 from shardio.packing.pack import pack
 from shardio.storage import lock
-from shardio.tuning import tune_path
+from shardio.tuning.tune import tune_path
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 COUNTS = [7, 1, 12]

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from shardio import CenterCrop, ShardDataset, meter
+from shardio import CenterCrop, ShardDataset
 from shardio.errors import OptionError
 from shardio.loader.shard_loader import ShardLoader
-from shardio.meter import Made, Making, Setup, Times, Verdict, judge, watch
+from shardio.tuning import meter
+from shardio.tuning.meter import Made, Making, Setup, Times, Verdict, judge, watch
 
 
 class Clock:
@@ -386,7 +387,7 @@ def test_the_rank_is_that_of_torch_distributed(
 
 def test_watching_needs_no_torch() -> None:
     code = (
-        "import sys; from shardio.meter import watch\n"
+        "import sys; from shardio.tuning.meter import watch\n"
         "assert list(watch([1, 2, 3])) == [1, 2, 3]; assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

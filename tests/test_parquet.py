@@ -27,7 +27,6 @@ from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.dataset.fetch import Reader
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
-from shardio.explaining import explain
 from shardio.formats import manifest
 from shardio.formats.base import Shard
 from shardio.formats.foreign import parquet
@@ -36,6 +35,7 @@ from shardio.order.options import Given
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
 from shardio.storage import locate
+from shardio.tuning.explain import explain
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402

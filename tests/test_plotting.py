@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 from trees import environment, shardio, shardio_json
 
-from shardio import plotting
 from shardio.errors import DependencyError, OptionError
-from shardio.tuning import Tuning, tune
+from shardio.tuning import plot as plotting
+from shardio.tuning.tune import Tuning, tune
 
 pytest.importorskip("matplotlib", reason="NOT RUN: pictures need shardio-torch[plot]")
 
@@ -162,7 +162,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
 
 def test_neither_tuning_nor_asking_imports_matplotlib_or_torch() -> None:
     code = (
-        "import sys; from shardio import plotting; plotting.check('x.svg'); "
+        "import sys; from shardio.tuning import plot as plotting; plotting.check('x.svg'); "
         "print([name for name in ('matplotlib', 'torch', 'PIL') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -15,14 +15,15 @@ from datasets import flip, make, shard_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import ShardDataset, tuning
+from shardio import ShardDataset
 from shardio.dataset import sequence
 from shardio.dataset.fetch import Fetch, Reader
 from shardio.errors import OptionError
 from shardio.order.arithmetic import Epoch, Share, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
 from shardio.storage.local import LocalStorage
-from shardio.tuning import Tuning, tune
+from shardio.tuning import tune as tuning
+from shardio.tuning.tune import Tuning, tune
 
 SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
 ALIGNED = np.array([750] * 16)  # as many, one shard for each span

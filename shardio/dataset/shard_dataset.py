@@ -19,7 +19,6 @@ from typing import Any
 from .. import native as engine
 from .. import units as sizes
 from ..errors import OptionError, ShardioError, StateError, printable
-from ..explaining import Explanation, explain
 from ..formats import manifest
 from ..formats.sample import KEY, give_text_key
 from ..images.decode import Transform
@@ -29,7 +28,8 @@ from ..order.options import CANONICAL_WORKERS, Given, Options, answered
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
 from ..storage import locate
-from ..tuning import Tuning, labels_of, tune
+from ..tuning.explain import Explanation, explain
+from ..tuning.tune import Tuning, labels_of, tune
 from .batch_decode import JPEG, RawPixels, raw_pixels
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name

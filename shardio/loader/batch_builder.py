@@ -26,8 +26,8 @@ from ..dataset.decode import Work
 from ..dataset.stream import Items, Stream, collated, mark, mark_all
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
-from ..meter import Made
 from ..names import key_text
+from ..tuning.meter import Made
 from .buffer_pool import Slot, Slots
 from .transport import SMALL
 

@@ -17,7 +17,7 @@ from ..dataset.decode import Work
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
-from ..meter import Made
+from ..tuning.meter import Made
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
 from .worker_pool import OVER

@@ -34,7 +34,7 @@ from ..dataset.fetch import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
-from ..meter import Made
+from ..tuning.meter import Made
 from .buffer_pool import Bytes, Lock, Mapped
 from .transport import Parcel, unwrap
 from .worker_process import Pass, Sent, as_socket, serve

@@ -34,9 +34,9 @@ import torch
 
 from ..dataset.stream import Consumers, Items, Stream
 from ..dataset.whereabouts import Whereabouts
-from ..meter import Made
 from ..order.arithmetic import key
 from ..order.options import Options
+from ..tuning.meter import Made
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
 from .transport import Parcel, wrap

@@ -29,14 +29,14 @@ from importlib import import_module
 from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-from . import errors, machine
-from .dataset import sequence
-from .errors import OptionError, StorageError, printable
-from .order.options import SHUFFLE_BUFFER
-from .storage.local import memory_available
+from .. import errors, machine
+from ..dataset import sequence
+from ..errors import OptionError, StorageError, printable
+from ..order.options import SHUFFLE_BUFFER
+from ..storage.local import memory_available
 
 if TYPE_CHECKING:
-    from .dataset.shard_dataset import ShardDataset
+    from ..dataset.shard_dataset import ShardDataset
 
 WARM_S: Final = 0.5  # before a warm repeat counts: pages, allocators and caches of its processes
 SMALL: Final = 64  # pixels: images below it keep their size, as CIFAR's do; 224 would be enlarging
@@ -131,7 +131,7 @@ class Host:
                 # The same modules as here, wherever they are from; none of the current folder.
                 code = (
                     f"import sys; sys.path[:] = {sys.path!r}\n"
-                    f"from shardio.measuring import serve; serve({self._folder.name!r})"
+                    f"from shardio.tuning.bench_process import serve; serve({self._folder.name!r})"
                 )
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
@@ -201,7 +201,7 @@ def serve(folder: str) -> None:
     """Life of the host: a request a line, and an answer a line. Removes the folder in the end."""
     import torch.utils.data  # noqa: F401 - for all that it forks
 
-    from .loader import shard_loader as loader  # noqa: F401
+    from ..loader import shard_loader as loader  # noqa: F401
 
     answers = os.dup(1)
     os.dup2(2, 1)  # what others print is no answer
@@ -284,9 +284,9 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    from . import native as engine
-    from .dataset.shard_dataset import ShardDataset
-    from .images.decode import RandomResizedCrop
+    from .. import native as engine
+    from ..dataset.shard_dataset import ShardDataset
+    from ..images.decode import RandomResizedCrop
 
     warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]
@@ -317,7 +317,7 @@ def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
             dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0
         )
         return
-    from .loader.shard_loader import ShardLoader
+    from ..loader.shard_loader import ShardLoader
 
     with ShardLoader(dataset, num_workers=workers, threads=request["threads"]) as loader:
         yield loader

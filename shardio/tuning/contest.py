@@ -28,15 +28,16 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
-from . import machine, throttle
-from .dataset import sequence
-from .dataset.shard_dataset import ShardDataset
-from .errors import StorageError, printable
-from .formats import manifest
-from .images.decode import RandomResizedCrop, crop_box
-from .loader.shard_loader import ShardLoader
-from .names import file_name
-from .storage import locate
+from .. import machine
+from ..dataset import sequence
+from ..dataset.shard_dataset import ShardDataset
+from ..errors import StorageError, printable
+from ..formats import manifest
+from ..images.decode import RandomResizedCrop, crop_box
+from ..loader.shard_loader import ShardLoader
+from ..names import file_name
+from ..storage import locate
+from . import throttle
 
 if TYPE_CHECKING:
     from torch import Tensor

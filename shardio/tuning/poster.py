@@ -12,9 +12,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from ..storage.local import write_file
 from .demo import WAYS, Demo, Part, Row, gain_text
-from .plotting import check
-from .storage.local import write_file
+from .plot import check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

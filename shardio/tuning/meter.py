@@ -27,9 +27,9 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import machine
-from .errors import OptionError, printable
-from .units import show_count, whole
+from .. import machine
+from ..errors import OptionError, printable
+from ..units import show_count, whole
 
 T = TypeVar("T")
 Seconds = NDArray[np.float64]

@@ -24,18 +24,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from . import machine, throttle
-from . import native as engine
-from .dataset import sequence
-from .errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
-from .formats import manifest
-from .images import decode as image
-from .images.filetype import ALL_ENDINGS
-from .measuring import FailedError, Host
-from .names import file_name, from_file_name
-from .packing.pack import pack
-from .storage import locate
-from .units import show_count, show_size, whole
+from .. import machine
+from .. import native as engine
+from ..dataset import sequence
+from ..errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
+from ..formats import manifest
+from ..images import decode as image
+from ..images.filetype import ALL_ENDINGS
+from ..names import file_name, from_file_name
+from ..packing.pack import pack
+from ..storage import locate
+from ..units import show_count, show_size, whole
+from . import throttle
+from .bench_process import FailedError, Host
 
 WAYS: Final = ("folder", "dataloader", "shardloader")
 READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many

@@ -44,14 +44,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import units as sizes
-from .dataset import sequence
-from .dataset.fetch import keep
-from .errors import OptionError
-from .order import arithmetic as order
-from .order.arithmetic import Epoch, Int64s, Share, SpanOrder
-from .order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
-from .storage import locate
+from .. import units as sizes
+from ..dataset import sequence
+from ..dataset.fetch import keep
+from ..errors import OptionError
+from ..order import arithmetic as order
+from ..order.arithmetic import Epoch, Int64s, Share, SpanOrder
+from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
+from ..storage import locate
 
 UNIFORM: Final = 200  # uniform shuffles that a mean and its deviation are made of
 SIGMAS: Final = 3.29  # of the normal distribution, both sides: 1 in 1,000

@@ -21,12 +21,12 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from .benching import Bench, cells
-from .benching import Row as Way
-from .errors import DependencyError, OptionError, printable
-from .storage.local import check_target, write_file
-from .tuning import AGAIN, Row, Tuning, show_buffer
-from .units import show_size
+from ..errors import DependencyError, OptionError, printable
+from ..storage.local import check_target, write_file
+from ..units import show_size
+from .bench import Bench, cells
+from .bench import Row as Way
+from .tune import AGAIN, Row, Tuning, show_buffer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,14 +28,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import machine
-from . import units as sizes
-from .dataset import sequence
-from .dataset.sequence import ShardSequence
-from .errors import OptionError, StorageError, printable
-from .measuring import FailedError, Host
-from .storage import locate
-from .storage.local import LocalStorage, memory_available
+from .. import machine
+from .. import units as sizes
+from ..dataset import sequence
+from ..dataset.sequence import ShardSequence
+from ..errors import OptionError, StorageError, printable
+from ..storage import locate
+from ..storage.local import LocalStorage, memory_available
+from .bench_process import FailedError, Host
 
 LOADERS: Final = ("both", "dataloader", "shardloader")
 SECONDS: Final = 6.0  # a row, in all its repeats

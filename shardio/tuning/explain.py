@@ -20,16 +20,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .dataset import fetch
-from .dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
-from .formats.base import Column
-from .formats.foreign.parquet import cache_bytes
-from .formats.manifest import Manifest
-from .order import arithmetic as order
-from .order.arithmetic import Epoch, Int64s, Share
-from .order.options import SHUFFLE_BUFFER, Options, shuffled_whole
-from .storage.local import memory_available
-from .units import show_count, show_size, whole
+from ..dataset import fetch
+from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
+from ..formats.base import Column
+from ..formats.foreign.parquet import cache_bytes
+from ..formats.manifest import Manifest
+from ..order import arithmetic as order
+from ..order.arithmetic import Epoch, Int64s, Share
+from ..order.options import SHUFFLE_BUFFER, Options, shuffled_whole
+from ..storage.local import memory_available
+from ..units import show_count, show_size, whole
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
