@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from .cli import main
+    from .cli.main import main
 
     code = main()
 except KeyboardInterrupt:  # while that was imported; later ones are main's

@@ -34,8 +34,9 @@ from trees import (
 )
 
 import shardio as library
-from shardio import ShardDataset, cli
+from shardio import ShardDataset
 from shardio import units as sizes
+from shardio.cli import main as cli
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, StorageError
 from shardio.packing.gc import gc
@@ -484,13 +485,13 @@ def test_cat_does_not_pour_images_over_a_terminal(out: Path) -> None:
 
 
 MODULE = "import runpy; runpy.run_module('shardio', run_name='__main__')"
-ENTRY = "from shardio.cli import main; sys.exit(main())"  # as pip writes it
+ENTRY = "from shardio.cli.main import main; sys.exit(main())"  # as pip writes it
 
 
 @pytest.mark.parametrize(
     ("start", "module"),
     [
-        (MODULE, "shardio.cli"),
+        (MODULE, "shardio.cli.main"),
         (MODULE, "argparse"),
         (MODULE, "shardio.packing.pack"),
         (ENTRY, "argparse"),
@@ -519,7 +520,7 @@ def test_ctrl_c_while_it_starts_is_no_traceback(
 
 
 def test_the_entry_point_s_module_is_light() -> None:
-    code = "import sys, shardio.cli; print(*sys.modules)"
+    code = "import sys, shardio.cli.main; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
     )

@@ -27,7 +27,7 @@ from trees import shards
 
 from shardio import ShardDataset
 from shardio import native as engine
-from shardio.cli import main
+from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import collate, empty
 from shardio.dataset.decode import Work

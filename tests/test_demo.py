@@ -12,7 +12,7 @@ from programs import Program
 from trees import content, picture, plant, shardio_json
 
 import shardio
-from shardio.cli import main
+from shardio.cli.main import main
 from shardio.tuning import demo, poster, specimens, throttle
 from shardio.tuning.demo import Damage, Demo, Part, Resumed, Row
 
@@ -114,7 +114,7 @@ def test_of_a_large_folder_a_part_of_each_class_is_packed(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(number: int, folder: Path, tmp_path: Path) -> None:
     before, groups = left_behind(), _groups()
-    code = f"import os; os.chdir({str(tmp_path)!r}); from shardio.cli import main"
+    code = f"import os; os.chdir({str(tmp_path)!r}); from shardio.cli.main import main"
     program = Program("-c", f"{code}; import sys; sys.exit(main(['demo']))", limit_s=60)
     assert program.read_until("$ shardio pack")  # the loaders are next
     os.kill(program.pid, number)

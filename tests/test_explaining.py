@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_order import cases
 from trees import shardio_json
 
-from shardio import cli
+from shardio.cli import main as cli
 from shardio.dataset import fetch
 from shardio.dataset.fetch import Fetch, Reader, read
 from shardio.errors import OptionError

@@ -27,7 +27,7 @@ from trees import environment
 
 import shardio
 from shardio import DamageError, ShardDataset, Writer
-from shardio.cli import main
+from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
 from shardio.formats.sample import KEY

@@ -35,7 +35,7 @@ BACKWARDS: set[tuple[str, str]] = {
 DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
     "xxhash": {"formats.index", "formats.record", "packing.writer"},
-    "tqdm": {"cli"},
+    "tqdm": {"cli.main"},
     "PIL": {"images.decode", "tuning.contest", "tuning.specimens"},
     "torch": {
         "dataset.stream",

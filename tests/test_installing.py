@@ -157,7 +157,7 @@ def test_the_wheel_is_called_shardio_torch(source: Path, tmp_path: Path) -> None
         folders = {name.partition("/")[0] for name in wheel.namelist()}
         (info,) = folders - {"shardio"}
         assert wheel.read(f"{info}/METADATA").decode().count("\nName: shardio-torch\n") == 1
-        assert b"shardio = shardio.cli:main" in wheel.read(f"{info}/entry_points.txt")
+        assert b"shardio = shardio.cli.main:main" in wheel.read(f"{info}/entry_points.txt")
         assert not [name for name in wheel.namelist() if name.endswith((".c", ".h"))]
         assert "shardio/py.typed" in wheel.namelist()
 

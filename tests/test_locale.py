@@ -21,7 +21,7 @@ NAMES = ("é".encode(), "猫".encode(), b"\xff\xfe", b"plain", b"e\xcc\x81")
 # Commands as lines of JSON; the exit code of each, what it said, and the locale's own encoding.
 PROGRAM = """
 import io, json, os, sys
-from shardio.cli import main
+from shardio.cli.main import main
 assert sys.getfilesystemencoding().lower().replace("-", "").startswith(sys.argv[1]), sys.argv
 for arguments in json.loads(os.fsencode(sys.argv[2])):
     raw = io.BytesIO()

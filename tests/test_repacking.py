@@ -11,7 +11,7 @@ from trees import images, noise, picture, plant
 
 import shardio
 from shardio import Writer, commit, pack
-from shardio.cli import main
+from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     ExistsError,

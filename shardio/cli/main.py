@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._version import __version__
-from .errors import (
+from .._version import __version__
+from ..errors import (
     BusyError,
     DamageError,
     DependencyError,
@@ -24,17 +24,17 @@ from .errors import (
     printable,
     there_are,
 )
-from .names import from_file_name, key_text
+from ..names import from_file_name, key_text
 
 if TYPE_CHECKING:
     import argparse
 
-    from .dataset.fetch import Reader
-    from .dataset.sequence import ShardSequence
-    from .formats.manifest import Manifest
-    from .packing.pack import Packed
-    from .tuning.bench import Bench
-    from .tuning.tune import Tuning
+    from ..dataset.fetch import Reader
+    from ..dataset.sequence import ShardSequence
+    from ..formats.manifest import Manifest
+    from ..packing.pack import Packed
+    from ..tuning.bench import Bench
+    from ..tuning.tune import Tuning
 
 # Options that are stored names, not paths: what they are does not follow the locale.
 _STORED = ("fields", "where", "class_name", "key", "field", "files")
@@ -144,8 +144,8 @@ def _drop_output() -> None:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    from .order.subset import conditions
-    from .packing.pack import pack
+    from ..order.subset import conditions
+    from ..packing.pack import pack
 
     with _progress("packing", options) as progress:
         done = pack(
@@ -185,7 +185,7 @@ def _announce(line: str) -> None:
 
 
 def _commit(options: argparse.Namespace) -> int:
-    from .packing.pack import commit
+    from ..packing.pack import commit
 
     with _progress("checking", options) as progress:
         done = commit(
@@ -195,7 +195,7 @@ def _commit(options: argparse.Namespace) -> int:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from .packing.index import index
+    from ..packing.index import index
 
     with _progress("indexing", options) as progress:
         done = index(
@@ -236,7 +236,7 @@ def _once(pairs: Iterable[tuple[str, str]], text: str) -> dict[str, str]:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from .packing.unpack import unpack
+    from ..packing.unpack import unpack
 
     with _progress("unpacking", options) as progress:
         done = unpack(
@@ -254,7 +254,7 @@ def _unpack(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .packing.export import export
+    from ..packing.export import export
 
     fields = None
     if options.fields is not None:  # NAME alone: it is called so there, too, as far as possible
@@ -293,8 +293,8 @@ def _info(options: argparse.Namespace) -> int:
         return _show_environment(options)
     if options.out is None:
         raise OptionError("info: give a packed directory, or --env")
-    from .formats import manifest
-    from .storage import locate
+    from ..formats import manifest
+    from ..storage import locate
 
     folders = manifest.datasets(options.out)
     made = {name: manifest.load(locate(folder)) for name, folder in folders.items()}
@@ -310,9 +310,9 @@ def _info(options: argparse.Namespace) -> int:
 def _ls(options: argparse.Namespace) -> int:
     import json
 
-    from .dataset.fetch import Reader
-    from .formats import manifest
-    from .storage import locate
+    from ..dataset.fetch import Reader
+    from ..formats import manifest
+    from ..storage import locate
 
     storage = locate(options.out)
     made = manifest.load(storage)
@@ -370,10 +370,10 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
 
 
 def _cat(options: argparse.Namespace) -> int:
-    from .dataset import sequence as sequences
+    from ..dataset import sequence as sequences
 
     if options.output is not None:
-        from .storage.local import check_target
+        from ..storage.local import check_target
 
         check_target(options.output)
     sequence = sequences.stored(options.out, root=options.root)
@@ -393,7 +393,7 @@ def _cat(options: argparse.Namespace) -> int:
         _print_json({"index": index, "key": key_text(sample["__key__"]), "field": name} | content)
         return DONE
     if options.output is not None:
-        from .storage.local import write_file
+        from ..storage.local import write_file
 
         folder, file = os.path.split(os.path.abspath(options.output))
         write_file(folder, file, _as_bytes(value), replace=options.overwrite)
@@ -410,7 +410,7 @@ def _cat(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .packing.verify import verify
+    from ..packing.verify import verify
 
     with _progress("verifying", options) as progress:
         found = verify(
@@ -432,11 +432,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from .dataset.fetch import Reader
-    from .formats import manifest
-    from .order.options import Given
-    from .storage import locate
-    from .tuning.explain import advice_text, explain
+    from ..dataset.fetch import Reader
+    from ..formats import manifest
+    from ..order.options import Given
+    from ..storage import locate
+    from ..tuning.explain import advice_text, explain
 
     storage = locate(options.out)
     root = None if options.root is None else locate(options.root)
@@ -470,7 +470,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _check_plot(options: argparse.Namespace) -> None:
     """Raises now for a picture that could not be drawn when all is measured."""
     if options.plot is not None:
-        from .tuning import plot as plotting
+        from ..tuning import plot as plotting
 
         plotting.check(options.plot)
 
@@ -482,14 +482,14 @@ def _answer(found: Tuning | Bench, options: argparse.Namespace) -> int:
     else:
         print(found.call if options.quiet else found.text())
     if options.plot is not None:  # last: a file that cannot be written costs no answer
-        from .tuning import plot as plotting
+        from ..tuning import plot as plotting
 
         plotting.save(found, options.plot)
     return DONE
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from .tuning.tune import tune_path
+    from ..tuning.tune import tune_path
 
     _check_plot(options)
     with _progress("simulating", options, unit=" orders", scale=1, delay_s=2) as progress:
@@ -507,7 +507,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .tuning.bench import bench
+    from ..tuning.bench import bench
 
     _check_plot(options)
     with _progress("measuring", options, unit=" repeats", scale=1) as progress:
@@ -527,8 +527,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from .tuning import plot as plotting
-    from .tuning.demo import demo
+    from ..tuning import plot as plotting
+    from ..tuning.demo import demo
 
     refused = ""
     picture = options.plot or "shardio-demo.png"
@@ -549,7 +549,7 @@ def _demo(options: argparse.Namespace) -> int:
         say=None if quiet else lambda text: print(f"{text}\n", flush=True),
     )
     if not refused:
-        from .tuning import poster
+        from ..tuning import poster
 
         try:
             poster.save(found, picture)
@@ -566,7 +566,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from .packing.gc import gc
+    from ..packing.gc import gc
 
     done = gc(options.out, keep_s=options.keep, dry_run=options.dry_run)
     if options.json:
@@ -613,8 +613,8 @@ def _facts(made: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(made: Manifest) -> str:
-    from .packing.plan import shown_option
-    from .units import show_count, show_size
+    from ..packing.plan import shown_option
+    from ..units import show_count, show_size
 
     over = (
         f" ({made.size / made.blob_bytes - 1:+.2%} over what was packed)" if made.blob_bytes else ""
@@ -657,7 +657,7 @@ def _show_environment(options: argparse.Namespace) -> int:
     import platform
     from importlib import metadata
 
-    from . import machine
+    from .. import machine
 
     facts: dict[str, Any] = {
         "shardio": __version__,
@@ -669,13 +669,13 @@ def _show_environment(options: argparse.Namespace) -> int:
     for package in ("torch", "numpy", "lmdb", "msgpack", "xxhash"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             facts[package] = metadata.version(package)
-    from .images import decode as image
+    from ..images import decode as image
 
     try:
         facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())
     except DependencyError as error:
         facts["images"] = str(error)
-    from . import native as engine
+    from .. import native as engine
 
     facts["core"] = engine.described()
     if options.json:
@@ -694,7 +694,9 @@ def _installed() -> str:
     for name in ("shardio-torch", "shardio"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = f"{name} {metadata.version(name)}"
-    ours = found.get("shardio-torch", f"not by pip; imported from {os.path.dirname(__file__)}")
+    ours = found.get(
+        "shardio-torch", f"not by pip; imported from {os.path.dirname(os.path.dirname(__file__))}"
+    )
     if "shardio" not in found:
         return ours
     return (
@@ -733,7 +735,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _index_of(sequence: ShardSequence, record: str | None, key: str | None) -> int:
-    from .units import show_count
+    from ..units import show_count
 
     if (record is None) == (key is None):
         raise OptionError("cat: give either the index of a record, or --key KEY")

@@ -1,0 +1,1 @@
+"""Runs the commands of `shardio`. Parses their options and prints their results."""
