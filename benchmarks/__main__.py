@@ -121,6 +121,9 @@ def _run(name: str, options: argparse.Namespace) -> None:
         else:
             module.run(source, result)
         result.store(out, scratch)
+        if out == RESULTS / f"{name}.json":  # it has all parts
+            for part in report.stored_of(name)[1:]:
+                part.unlink()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -423,7 +423,7 @@ class _Fresh:
     def __iter__(self) -> Iterator[Any]:
         from shardio import ShardLoader
 
-        with ShardLoader(self.dataset, workers=self.workers) as loader:
+        with ShardLoader(self.dataset, num_workers=self.workers) as loader:
             yield from loader
 
 

@@ -14,16 +14,23 @@ def markdown(names: Sequence[str], results: Path = RESULTS) -> str:
     """Every table and target of the stored results, and what they were measured on."""
     parts = []
     for name in names:
-        path = results / f"{name}.json"
-        if path.exists():
-            parts.append(_benchmark(json.loads(path.read_text())))
-        else:
+        stored = [path for path in stored_of(name, results) if path.exists()]
+        for path in stored:
+            title = " --only ".join(path.name.removesuffix(".json").split("."))
+            parts.append(_benchmark(title, json.loads(path.read_text())))
+        if not stored:
             parts.append(f"## {name}\n\nNot stored: `python -m benchmarks {name}` measures it.")
     return "\n\n".join(parts)
 
 
-def _benchmark(found: dict[str, Any]) -> str:
-    parts = [f"## {found['benchmark']}", _machine(found)]
+def stored_of(name: str, results: Path = RESULTS) -> list[Path]:
+    """The result of a benchmark, and those of its parts that were measured again by themselves."""
+    parts = results.glob(f"{name}.*.json")
+    return [results / f"{name}.json", *sorted(p for p in parts if ".quick." not in p.name)]
+
+
+def _benchmark(title: str, found: dict[str, Any]) -> str:
+    parts = [f"## {title}", _machine(found)]
     for table in found["tables"]:
         lines = table_lines(table, spread=True)
         parts.append(f"**{table['title']}**\n\n" + _table(lines))

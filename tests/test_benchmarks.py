@@ -619,6 +619,17 @@ def test_the_chart_has_every_row_best_first(tmp_path: Path) -> None:
     ]
 
 
+def test_parts_that_were_measured_by_themselves_are_reported_after_the_whole(
+    tmp_path: Path,
+) -> None:
+    for name in ("compare", "compare.raw", "compare.raw.quick"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(comparison()))
+    found = report.markdown(["compare", "raw"], tmp_path)
+    heads = [line for line in found.splitlines() if line.startswith("## ")]
+    assert heads == ["## compare", "## compare --only raw", "## raw"]
+    assert "Not stored: `python -m benchmarks raw` measures it" in found
+
+
 def test_the_page_shows_what_is_stored() -> None:
     """docs/comparison.md, between its markers, is what `report compare` prints."""
     done = benchmarks("report", "compare")

@@ -971,6 +971,13 @@ def test_an_export_that_was_killed_between_its_last_renames_goes_on(
     with pytest.raises(ExistsError, match=r"mine.txt is none of its files"):
         export(first, out, format=name, **size)
     (out / "mine.txt").unlink()
+    its = min([out / there[0], *(out / there[0]).rglob("*")], key=os.path.isdir)
+    right = its.read_bytes()
+    its.write_bytes(b"a user's own")
+    with pytest.raises(ExistsError, match=rf"{its.name} is none of its files, or was changed"):
+        export(first, out, format=name, **size)
+    assert its.read_bytes() == b"a user's own"
+    its.write_bytes(right)
     shardio("export", first, out, *more)
     assert content(out) == content(tmp_path / "expected")
 

@@ -76,7 +76,7 @@ json_values = st.recursive(
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**45)), max_size=5),
-    st.none() | st.lists(st.text(max_size=5), max_size=4).map(tuple),
+    st.none() | st.lists(st.text(max_size=5), max_size=4, unique=True).map(tuple),
     st.dictionaries(st.text(max_size=9), json_values, max_size=3),
 )
 def test_what_is_dumped_is_parsed_and_dumped_to_the_same_bytes(
@@ -210,6 +210,7 @@ def option(text: bytes) -> Callable[[bytes], bytes]:
         replaced(b'"classes": ["cat","dog"]', b'"classes": "cd"'),
         replaced(b'"classes": ["cat","dog"]', b'"classes": {"c":0}'),
         replaced(b'"classes": ["cat","dog"]', b'"classes": [1]'),
+        replaced(b'"classes": ["cat","dog"]', b'"classes": ["c","c"]'),
         replaced(b'"options": {', b'"options": [], "x": {'),
         option(b'"fields":null'),
         option(b'"fields":[]'),
@@ -321,6 +322,14 @@ def test_a_manifest_loads_from_its_directory(tmp_path: Path) -> None:
     (tmp_path / manifest.MANIFEST).write_bytes(made.dump())
     for url in (str(tmp_path), f"{tmp_path}/", f"file://{tmp_path}"):
         assert same(manifest.load(locate(url)), made)
+
+
+def test_what_is_not_packed_is_told_at_once_whatever_lies_below(tmp_path: Path) -> None:
+    """Only one level is looked at: below it may lie a whole disk, or a link to what is above."""
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(".")
+    with pytest.raises(NotPackedError, match=r"it holds no manifest\.json"):
+        manifest.load(locate(tmp_path))
 
 
 def test_a_directory_without_one_says_what_to_do(tmp_path: Path) -> None:

@@ -193,6 +193,17 @@ def test_decode_lists_images_that_are_whole_but_undecodable(tmp_path: Path) -> N
     assert "cannot be decoded" in damage.what
 
 
+def test_decode_reads_each_field_as_a_dataset_does(tmp_path: Path) -> None:
+    """A depth map of floats is no picture, and no damage."""
+    from PIL import Image
+
+    source = plant(tmp_path / "src", {"images/0.jpg": picture(40, 30), "depths": None})
+    Image.fromarray(np.zeros((30, 40), "f4")).save(source / "depths" / "0.tif")
+    folders = {"image": "images/", "depth": "depths/"}
+    pack(source, tmp_path / "out", fields=folders, jobs=1)
+    assert not verify(tmp_path / "out", decode=True, jobs=1).damages
+
+
 def test_decode_keeps_to_a_limit_of_pixels(tmp_path: Path) -> None:
     pack(plant(tmp_path / "src", {"a/x.jpg": picture(40, 30)}), tmp_path / "out", jobs=1)
     assert not verify(tmp_path / "out", decode=True, max_pixels=1200, jobs=1).damages

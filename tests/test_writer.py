@@ -135,6 +135,11 @@ def test_names_of_classes_may_be_bytes(tmp_path: Path) -> None:
     assert sequences.open(tmp_path).classes == ["\udcff", "é", "7"]
 
 
+def test_a_class_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="classes: 'dog' stands there twice"):
+        Writer(tmp_path / "out", classes=["cat", "dog", b"dog"])
+
+
 @pytest.mark.parametrize("label", [3, -1, np.int64(7)])
 def test_a_label_that_names_no_class_is_refused(tmp_path: Path, label: int) -> None:
     with Writer(tmp_path, fields={"label": "int"}, classes=["a", "b", "c"]) as writer:

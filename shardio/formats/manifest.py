@@ -270,7 +270,8 @@ def _options(folder: str) -> dict[str, Any]:
     try:
         start = lock.read(folder, _PLAN_HEADER)
     except FileNotFoundError:
-        return load(locate(folder)).options
+        # Not `load`, which would look below this folder, too, for what to say of it.
+        return parse(locate(folder).read(MANIFEST, MAX_MANIFEST), folder).options
     line = start.removeprefix(lock.PLAN_MAGIC).partition(b"\n")[0]
     options: dict[str, Any] = json.loads(line)["options"]
     return options
@@ -451,6 +452,8 @@ def _parse(data: bytes, where: str) -> Manifest:
     classes = head["classes"]
     if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
         raise ValueError("its classes are not a list of names")
+    if classes is not None and len(set(classes)) < len(classes):
+        raise ValueError("two of its classes have one name")
     _check_options(head["options"])
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")

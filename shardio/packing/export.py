@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import units as sizes
@@ -144,12 +144,8 @@ def export(
                 _write(kind(plan), dataset, keys == "number", done, total, progress)
             written = _files(staging.path)
             done.files, done.bytes = len(written), sum(written.values())
-            if resumed and not overwrite and (others := _files(target).keys() - written.keys()):
-                raise ExistsError(
-                    f"{printable(target)}: an export was interrupted here, and "
-                    f"{printable(min(others))} is none of its files; move it away, or choose "
-                    "another directory"
-                )
+            if before is not None and resumed and not overwrite:
+                _refuse_mixed(target, staging.path, written, before)
             note = receipt.of_files(what, staging.path, written if kind.ours is not None else ())
             note.begun(os.path.basename(staging.path), before).save(target)
             staging.commit()
@@ -180,6 +176,21 @@ def export(
                 f"{printable(min(others))}; readers take them for files of this export"
             )
         return done
+
+
+def _refuse_mixed(
+    target: str, staging: str, written: Collection[str], before: receipt.Receipt
+) -> None:
+    """Raise ExistsError where an interrupted export left a directory that others wrote to."""
+    for path in sorted(_files(target)):
+        if path not in written or not (
+            before.vouches(target, path) or receipt.are_alike(target, staging, path)
+        ):
+            raise ExistsError(
+                f"{printable(target)}: an export was interrupted here, and {printable(path)} is "
+                "none of its files, or was changed since; move it away, or choose another "
+                "directory"
+            )
 
 
 def _fields(

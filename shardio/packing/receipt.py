@@ -69,6 +69,12 @@ def of_files(what: str, directory: str, paths: Iterable[str]) -> Receipt:
     return Receipt(what, files={path: frozenset((one,)) for path, one in found.items() if one})
 
 
+def are_alike(directory: str, other: str, path: str) -> bool:
+    """Return whether two directories have the same file at a path, by size and fingerprint."""
+    found = _print_of(directory, path)
+    return found is not None and found == _print_of(other, path)
+
+
 def load(directory: str) -> Receipt | None:
     """Return the receipt in a directory; None where there is none, or none that can be read."""
     try:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +96,8 @@ class Writer:
         kinds = () if self._schema is None else self._schema.fields
         self._images = tuple(name for name, kind in kinds if kind == "image")
         self._classes = None if classes is None else tuple(map(_class_name, classes))
+        if twice := [name for name, n in Counter(self._classes or ()).items() if n > 1]:
+            raise OptionError(f"classes: {printable(repr(twice[0]))} stands there twice")
         named = None if id is None else hashlib.sha256(id.encode()).digest()[:16]
         self._id = named or secrets.token_bytes(16)
         self._shard_size = sizes.size("shard_size", shard_size)
