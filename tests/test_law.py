@@ -18,8 +18,9 @@ from test_dataset import batches, flat, keyed
 from test_order import M64, TAILS, Row, cases, naive_epoch, read_rank
 from torch.utils.data import DataLoader
 
-from shardio.order.arithmetic import Share, Tail
+from shardio.order.epoch import Tail
 from shardio.order.options import Given
+from shardio.order.partition import Share
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

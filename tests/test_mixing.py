@@ -28,7 +28,9 @@ from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, S
 from shardio.dataset.decode import Work
 from shardio.dataset.mixture import _SLOTS, Mixture, Pattern, _Ranges, _slots
 from shardio.dataset.stream import Consumers
-from shardio.order import arithmetic as order
+from shardio.order import rng
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Share
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -101,7 +103,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
         dataset = mixture._datasets[d]
         number, place = divmod(taken[d], dataset.records)
         if (d, number) not in passes:
-            options, seed = mixture.options.parts[d], order.key(order.MIX, mixture.seed, d)
+            options, seed = mixture.options.parts[d], rng.key(rng.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
         found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
@@ -111,7 +113,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
 
 def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
     """The records of a dataset in its flat order, by order alone."""
-    epoch = order.Epoch(
+    epoch = Epoch(
         dataset.counts,
         seed=seed,
         epoch=number,
@@ -122,7 +124,7 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
     starts = np.cumsum([0, *dataset.counts])
     spans: dict[int, Any] = {}
     found: list[int] = []
-    for batch in order.Share(epoch, options.unit):
+    for batch in Share(epoch, options.unit):
         for span, first, count in batch.pieces:
             walk = spans.setdefault(span, epoch.span_order(span))
             assert walk.drawn == first

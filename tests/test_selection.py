@@ -23,8 +23,9 @@ import shardio
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset import fetch
 from shardio.dataset.fetch import Fetch
-from shardio.order import arithmetic as order
-from shardio.order.arithmetic import Epoch, Share
+from shardio.order import rng
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Share
 from shardio.order.subset import Selection, described
 
 Packed = Callable[..., Path]
@@ -573,7 +574,7 @@ def test_pixels_in_a_subset_are_those_in_the_whole(packed: Packed) -> None:
                         got = image.permute(1, 2, 0).numpy().tobytes()
                         assert pixels.setdefault(key, got) == got
         for number in range(21):
-            wanted = crop(jpeg(number), draw=order.draw(5, epoch, number))
+            wanted = crop(jpeg(number), draw=rng.draw(5, epoch, number))
             assert pixels[f"k/{number:06d}.jpg"] == wanted.tobytes()
 
 

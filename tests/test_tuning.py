@@ -19,8 +19,9 @@ from shardio import ShardDataset
 from shardio.dataset import sequence
 from shardio.dataset.fetch import Fetch, Reader
 from shardio.errors import OptionError
-from shardio.order.arithmetic import Epoch, Share, default_unit
+from shardio.order.epoch import Epoch, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
+from shardio.order.partition import Share
 from shardio.storage.local import LocalStorage
 from shardio.tuning import tune as tuning
 from shardio.tuning.tune import Tuning, tune

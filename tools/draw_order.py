@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardio.order.arithmetic import Epoch, Share
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Share
 
 SHARDS = (10, 4, 12, 6)
 COLOURS = ("#4477aa", "#ee9944", "#44aa88", "#bb5577")  # told apart without colour vision, too

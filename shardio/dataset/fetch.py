@@ -50,8 +50,10 @@ from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest
 from ..formats.sample import Sample
-from ..order.arithmetic import Epoch, Int64s, Share, Slices
+from ..order.epoch import Epoch
 from ..order.options import ALL_BYTES
+from ..order.partition import Share, Slices
+from ..order.rng import Int64s
 from ..order.subset import Selection
 from ..storage import Storage
 from ..storage.local import memory_available

@@ -24,8 +24,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..order.arithmetic import MIX, Int64s, Share, Slices, key
 from ..order.options import Options
+from ..order.partition import Share, Slices
+from ..order.rng import MIX, Int64s, key
 from ..units import whole
 from .decode import Work
 from .stream import Consumers, Items, Stream

@@ -22,9 +22,10 @@ from ..errors import OptionError, ShardioError, StateError, printable
 from ..formats import manifest
 from ..formats.sample import KEY, give_text_key
 from ..images.decode import Transform
-from ..order import arithmetic as order
-from ..order.arithmetic import Share, Slices, Tail
+from ..order import rng
+from ..order.epoch import Tail
 from ..order.options import CANONICAL_WORKERS, Given, Options, answered
+from ..order.partition import Share, Slices
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
 from ..storage import locate
@@ -407,7 +408,7 @@ class ShardDataset(Described, Stream):
             return give_text_key(sample)
         if decoder.pick is not None:
             return decoder.pick(sample)
-        draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
+        draw = rng.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work, hands_out)
 
     @property

@@ -34,8 +34,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from .. import units as sizes
 from ..errors import EpochError, OptionError, StateError, as_error, name_record, printable
-from ..order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
+from ..order.epoch import ORDER_VERSION, Tail
 from ..order.options import Options
+from ..order.partition import Share
+from ..order.rng import Int64s, key
 from ..stack import frames, users_level
 from .collate import Empty, Names, collate, empty, into, own
 from .decode import Work, check_function

@@ -50,7 +50,7 @@ import numpy as np
 
 from .. import native as compiled
 from ..errors import DecodeError, DependencyError, OptionError, ShardioError, printable
-from ..order.arithmetic import word
+from ..order.rng import word
 from ..units import whole
 from . import jpeg_tiles as jpeg
 

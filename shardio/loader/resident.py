@@ -23,7 +23,9 @@ from ..dataset.collate import collate, own, places_of
 from ..dataset.mixture import Mixture
 from ..dataset.stream import Stream, mark_all
 from ..errors import OptionError
-from ..order.arithmetic import Epoch, Int64s, Share
+from ..order.epoch import Epoch
+from ..order.partition import Share
+from ..order.rng import Int64s
 from ..storage.local import memory_available
 from ..units import show_size
 

@@ -27,8 +27,8 @@ import torch
 from .. import machine
 from ..dataset.stream import Iteration, Source, Stream, consumers, machines_of
 from ..errors import EpochError, OptionError, printable
-from ..order.arithmetic import Share
 from ..order.options import Options, answered
+from ..order.partition import Share
 from ..tuning.meter import Made
 from ..units import show_count, show_size, whole
 from . import device as devices

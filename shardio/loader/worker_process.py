@@ -34,8 +34,8 @@ import torch
 
 from ..dataset.stream import Consumers, Items, Stream
 from ..dataset.whereabouts import Whereabouts
-from ..order.arithmetic import key
 from ..order.options import Options
+from ..order.rng import key
 from ..tuning.meter import Made
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots

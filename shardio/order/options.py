@@ -19,8 +19,9 @@ import numpy as np
 
 from .. import units as sizes
 from ..errors import OptionError, StateError, printable
-from . import arithmetic as order
-from .arithmetic import Epoch, Int64s, Share, Tail
+from .epoch import Epoch, Tail, default_unit
+from .partition import Share
+from .rng import Int64s
 
 # What `shuffle_buffer` is where nobody gives it: all records of a dataset of at most ALL_BYTES or
 # ALL_RECORDS, else SHUFFLE_BUFFER of them. A function of what is read, never of the machine.
@@ -61,7 +62,7 @@ class Options:
         )
 
     def share(self, epoch: Epoch, **consumer: int) -> Share:
-        """A consumer's share: rank, world_size, worker, num_workers, start, done of order.Share."""
+        """A consumer's share: rank, world_size, worker, num_workers, start, done of Share."""
         return Share(epoch, self.batch_size, tail=self.tail, **consumer)
 
     def state(self) -> dict[str, Any]:
@@ -103,13 +104,13 @@ class Given:
         Raises OptionError, StateError when the user gave something else than was saved.
         """
         self._check_shuffle()
-        default_unit = 1 if self.batch_size is None else order.default_unit(self.batch_size)
+        unit = 1 if self.batch_size is None else default_unit(self.batch_size)
         values: dict[str, Any] = {
             "shuffle_buffer": "all" if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER,
             "seed": 0,
             "tail": "pad",
             "canonical_workers": CANONICAL_WORKERS,
-            "unit": default_unit,
+            "unit": unit,
         }
         for name in values:
             given = getattr(self, name)

@@ -21,7 +21,7 @@ from ..errors import OptionError, printable
 from ..formats.manifest import class_index
 from ..formats.sample import KEY
 from ..names import key_text
-from .arithmetic import Int64s
+from .rng import Int64s
 
 
 class Selection:

@@ -25,9 +25,11 @@ from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from ..formats.base import Column
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import Manifest
-from ..order import arithmetic as order
-from ..order.arithmetic import Epoch, Int64s, Share
+from ..order.epoch import Epoch, default_unit
 from ..order.options import SHUFFLE_BUFFER, Options, shuffled_whole
+from ..order.partition import Batch, Share, shared_spans
+from ..order.rng import Int64s
+from ..order.shuffle import SpanOrder
 from ..storage.local import memory_available
 from ..units import show_count, show_size, whole
 
@@ -293,9 +295,7 @@ def explain(
 def free_consumers(canonical_workers: int, batch_units: int) -> Iterator[int]:
     """The values of num_workers x world_size with which no two consumers read the same span."""
     for consumers in _divisors(canonical_workers):
-        if not order.shared_spans(
-            canonical_workers, consumers, world_size=1, batch_units=batch_units
-        ):
+        if not shared_spans(canonical_workers, consumers, world_size=1, batch_units=batch_units):
             yield consumers
 
 
@@ -328,7 +328,7 @@ def _tail(share: Share) -> _Tail:
     return _Tail(size - (rows - records - repeated), 0, repeated)
 
 
-def _last_batches(share: Share) -> Iterator[order.Batch]:
+def _last_batches(share: Share) -> Iterator[Batch]:
     """Each rank's last batch: only there are records repeated."""
     for rank in range(share.world_size):
         yield replace(share, rank=rank).batch(share.steps - 1)
@@ -580,7 +580,7 @@ def _mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, in
     As if each class were the same share of the dataset.
     """
     starts = np.cumsum(epoch.shard_records) - epoch.shard_records
-    spans: dict[int, order.SpanOrder] = {}
+    spans: dict[int, SpanOrder] = {}
     distinct = alike = 0
     window, pieces = epoch.window, -(-size // epoch.unit)
     draws = pieces * ((1 << 14) + window * window.bit_length())  # of a batch's seeks: 0.03 us each
@@ -816,7 +816,7 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     yield "order", _order_text(e)
     yield "buffer", _buffer_text(e)
     if size is not None and not e.shuffles_all:
-        usual = e.unit == order.default_unit(size)
+        usual = e.unit == default_unit(size)
         why = "a divisor of batch_size" if usual else "as given"
         spans = show_count(min(e.canonical_workers, size // e.unit), "span")
         yield "unit", f"{e.unit:,}, {why}; a batch mixes {spans}"
