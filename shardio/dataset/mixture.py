@@ -1,103 +1,33 @@
 """Several datasets as one stream: each batch drawn from all of them, in proportion, by arithmetic.
 
-How it works. Weights become whole numbers of slots in a period; a pattern spreads each dataset's
-slots evenly over it, and repeats. So row n of an epoch says by itself whose it is, and how many
-rows of that dataset came before it. These are the dataset's own flat order, pass after pass: a pass
-holds every record once and is shuffled anew, and goes on in the next epoch where this one ends.
-The rows of an epoch are dealt to ranks and workers in batches, as those of one dataset are.
-
-    weights 3 : 1    pattern  a a b a | a a b a | ...    row 6 is b's row 1
+How it works. A pattern (order/mixture) says whose each row of an epoch is. The rows of a dataset
+are the dataset's own flat order, pass after pass: a pass holds every record once and is shuffled
+anew, and goes on in the next epoch where this one ends. The rows of an epoch are dealt to ranks and
+workers in batches, as those of one dataset are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush
 from itertools import chain, groupby, islice, pairwise, repeat
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
+from ..order.mixture import BatchRanges, Length, MixedOptions, Pattern, epoch_rows, whole_slots
 from ..order.options import Options
 from ..order.partition import Share, Slices
 from ..order.rng import MIX, Int64s, key
-from ..units import whole
 from .decode import Work
 from .stream import Consumers, Items, Stream
 
-Length = int | Literal["first", "last"]
-
-_SLOTS = 1 << 16  # of a period, at most: a weight is met within 1 / 131,072 of all rows
-
 # What tells one dataset of a mixture in a saved state: a list of these, to stay below 1 KB.
 _NAMES = ("dataset", "selection", "shuffle_buffer", "canonical_workers", "unit")
-
-
-class Pattern:
-    """Whose each row of a mixture is.
-
-    slots  how many rows of a period belong to each dataset, >= 1
-
-    Of the first n rows, each dataset has its share n * k / K, rounded up or down; so any rows that
-    follow each other hold its share to less than two rows.
-    """
-
-    def __init__(self, slots: Sequence[int]) -> None:
-        self.slots = list(slots)
-        self.period = _deal(self.slots)
-        owners = np.array(self.period)
-        # (datasets, period + 1) int32: of the first n rows of a period, those of each dataset
-        self._before = np.zeros((len(self.slots), len(owners) + 1), np.int32)
-        for d in range(len(self.slots)):
-            np.cumsum(owners == d, out=self._before[d, 1:])
-
-    def owners(self, start: int, stop: int) -> list[int]:
-        """The datasets of rows start .. stop - 1."""
-        count, at = stop - start, start % len(self.period)
-        rows = self.period[at : at + count]
-        while len(rows) < count:
-            rows += self.period[: count - len(rows)]
-        return rows
-
-    def count(self, dataset: int, rows: int) -> int:
-        """How many of the first `rows` rows are this dataset's."""
-        periods, rest = divmod(rows, len(self.period))
-        return periods * self.slots[dataset] + int(self._before[dataset, rest])
-
-    def rows(self, dataset: int, records: int) -> int:
-        """The rows up to, and with, the dataset's row number `records`, from 1."""
-        periods, last = divmod(records - 1, self.slots[dataset])
-        rest = int(np.searchsorted(self._before[dataset], last + 1))
-        return periods * len(self.period) + rest
-
-
-def _deal(slots: Sequence[int]) -> list[int]:
-    """The datasets of the rows of a period.
-
-    Slot j of a dataset's k has the rows from floor(j * K / k) to ceil((j + 1) * K / k) - 1 to
-    choose from, and the slot that must come first gets the next row. Each then has one (Tijdeman:
-    The chairman assignment problem, 1980). Slots at even distances, sorted, would be simpler, but
-    of weights 63, 1, 1, 1, 1, 1, 1, 1 the seven rare datasets lie side by side then, once a period.
-    """
-    total = sum(slots)
-    coming = [(0, d, 0) for d in range(len(slots))]  # a heap: first row, dataset, slot
-    waiting: list[tuple[int, int, int, int]] = []  # a heap: row to come before, and the same
-    owners = []
-    for row in range(total):
-        while coming and coming[0][0] <= row:
-            first, d, j = heappop(coming)
-            heappush(waiting, (-(-(j + 1) * total // slots[d]), first, d, j))
-        _, _, d, j = heappop(waiting)
-        owners.append(d)
-        if j + 1 < slots[d]:
-            heappush(coming, ((j + 1) * total // slots[d], d, j + 1))
-    return owners
 
 
 class Component(Protocol):
@@ -120,18 +50,6 @@ class Component(Protocol):
     ) -> Iterator[Items]: ...
 
 
-@dataclass(frozen=True)
-class MixedOptions(Options):
-    """The options of a mixture: rows in one span, unshuffled; and those of each dataset in it."""
-
-    parts: tuple[Options, ...]
-
-    @classmethod
-    def of(cls, parts: Sequence[Options]) -> MixedOptions:
-        first = parts[0]
-        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, tuple(parts))
-
-
 class Mixture(Stream):
     """Datasets mixed by weights. Made by `ShardDataset.mix`, which says what the options are."""
 
@@ -148,8 +66,8 @@ class Mixture(Stream):
         first = _alike(datasets)
         self._datasets: Sequence[Component] = list(datasets)
         records = [dataset.records for dataset in self._datasets]
-        self._pattern = Pattern(_slots(records if weights is None else weights, records))
-        self.length = _length(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
+        self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
+        self.length = epoch_rows(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
         super().__init__(
             MixedOptions.of([dataset.options for dataset in self._datasets]),
             np.array([self.length], np.int64),
@@ -184,8 +102,8 @@ class Mixture(Stream):
 
     def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
         size = share.batch_size or 1
-        rows = self._rows(share, _Ranges(share), consumers)
-        for step, (start, stop) in zip(share.worker_steps, _Ranges(share), strict=True):
+        rows = self._rows(share, BatchRanges(share), consumers)
+        for step, (start, stop) in zip(share.worker_steps, BatchRanges(share), strict=True):
             count = stop - start
             own: Iterable[Any] = islice(rows, count)
             if count == size:
@@ -310,66 +228,6 @@ class _Noted:
 
     def records(self) -> list[str]:
         return [dataset.record_name(number) for dataset, number in self._seen]
-
-
-class _Ranges:
-    """The rows of a share's batches, in order, as (start, stop); of a mixture: one span, unit 1.
-
-    Can be iterated often, at the same time: datasets look ahead unequally far.
-    """
-
-    def __init__(self, share: Share) -> None:
-        self._share = share
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        share, size = self._share, self._share.batch_size or 1
-        end = share.epoch.records
-        for step in share.worker_steps:  # as Share.batch has it, which takes 2 us
-            start = min(end, share.start + (step * share.world_size + share.rank) * size)
-            yield start, min(end, start + size)
-
-
-def _length(length: Any, passes: Sequence[int]) -> int:
-    """Rows of an epoch. passes: rows until each dataset has come once."""
-    if isinstance(length, str):
-        if length not in ("first", "last"):
-            raise OptionError(
-                f"length is {printable(repr(length))}: expected rows of an epoch, or until the "
-                "'first' or the 'last' dataset has come once"
-            )
-        return min(passes) if length == "first" else max(passes)
-    return whole("length", length, 1)
-
-
-def _slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
-    """Weights as whole slots of a period: exact when they are simple ratios."""
-    try:
-        exact = [_fraction(weight) for weight in weights]
-    except (TypeError, ValueError, OverflowError):
-        exact = []
-    if len(exact) != len(records) or any(weight <= 0 for weight in exact):
-        raise OptionError(
-            f"weights is {printable(repr(weights))}: expected a number above 0 for each of the "
-            f"{len(records)} datasets"
-        )
-    simple = [weight.limit_denominator(10_000) for weight in exact]
-    if any(abs(a - b) > b / 10**9 for a, b in zip(simple, exact, strict=True)):
-        simple = exact
-    total = sum(simple)
-    ratios = [weight / total for weight in simple]
-    period = math.lcm(*(ratio.denominator for ratio in ratios))
-    if period > _SLOTS:
-        slots = [max(1, round(ratio * _SLOTS)) for ratio in ratios]
-        return [slot // math.gcd(*slots) for slot in slots]
-    return [int(ratio * period) for ratio in ratios]
-
-
-def _fraction(weight: Any) -> Fraction:
-    if isinstance(weight, str):  # Fraction would read "1/3"
-        raise TypeError
-    return (
-        Fraction(weight) if isinstance(weight, (int, float, Fraction)) else Fraction(float(weight))
-    )
 
 
 def _alike(datasets: Sequence[Any]) -> Any:

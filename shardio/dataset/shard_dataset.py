@@ -24,6 +24,7 @@ from ..formats.sample import KEY, give_text_key
 from ..images.decode import Transform
 from ..order import rng
 from ..order.epoch import Tail
+from ..order.mixture import Length
 from ..order.options import CANONICAL_WORKERS, Given, Options, answered
 from ..order.partition import Share, Slices
 from ..order.subset import Selection, among
@@ -35,7 +36,7 @@ from .batch_decode import JPEG, RawPixels, raw_pixels
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
-from .mixture import Length, Mixture
+from .mixture import Mixture
 from .sequence import ShardSequence
 from .stream import VALID, Consumers, Items, Stream
 

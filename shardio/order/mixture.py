@@ -1,0 +1,161 @@
+"""Says which dataset each row of a mixture is of: whole slots in a period, spread evenly.
+
+How it works. Weights become whole numbers of slots in a period; a pattern spreads each dataset's
+slots evenly over it, and repeats. So row n of an epoch says by itself whose it is, and how many
+rows of that dataset came before it.
+
+    weights 3 : 1    pattern  a a b a | a a b a | ...    row 6 is b's row 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import heappop, heappush
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import OptionError, printable
+from ..units import whole
+from .options import Options
+from .partition import Share
+
+Length = int | Literal["first", "last"]
+
+MAX_SLOTS = 1 << 16  # of a period, at most: a weight is met within 1 / 131,072 of all rows
+
+
+class Pattern:
+    """Whose each row of a mixture is.
+
+    slots  how many rows of a period belong to each dataset, >= 1
+
+    Of the first n rows, each dataset has its share n * k / K, rounded up or down; so any rows that
+    follow each other hold its share to less than two rows.
+    """
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        self.slots = list(slots)
+        self.period = _deal(self.slots)
+        owners = np.array(self.period)
+        # (datasets, period + 1) int32: of the first n rows of a period, those of each dataset
+        self._before = np.zeros((len(self.slots), len(owners) + 1), np.int32)
+        for d in range(len(self.slots)):
+            np.cumsum(owners == d, out=self._before[d, 1:])
+
+    def owners(self, start: int, stop: int) -> list[int]:
+        """The datasets of rows start .. stop - 1."""
+        count, at = stop - start, start % len(self.period)
+        rows = self.period[at : at + count]
+        while len(rows) < count:
+            rows += self.period[: count - len(rows)]
+        return rows
+
+    def count(self, dataset: int, rows: int) -> int:
+        """How many of the first `rows` rows are this dataset's."""
+        periods, rest = divmod(rows, len(self.period))
+        return periods * self.slots[dataset] + int(self._before[dataset, rest])
+
+    def rows(self, dataset: int, records: int) -> int:
+        """The rows up to, and with, the dataset's row number `records`, from 1."""
+        periods, last = divmod(records - 1, self.slots[dataset])
+        rest = int(np.searchsorted(self._before[dataset], last + 1))
+        return periods * len(self.period) + rest
+
+
+def _deal(slots: Sequence[int]) -> list[int]:
+    """The datasets of the rows of a period.
+
+    Slot j of a dataset's k has the rows from floor(j * K / k) to ceil((j + 1) * K / k) - 1 to
+    choose from, and the slot that must come first gets the next row. Each then has one (Tijdeman:
+    The chairman assignment problem, 1980). Slots at even distances, sorted, would be simpler, but
+    of weights 63, 1, 1, 1, 1, 1, 1, 1 the seven rare datasets lie side by side then, once a period.
+    """
+    total = sum(slots)
+    coming = [(0, d, 0) for d in range(len(slots))]  # a heap: first row, dataset, slot
+    waiting: list[tuple[int, int, int, int]] = []  # a heap: row to come before, and the same
+    owners = []
+    for row in range(total):
+        while coming and coming[0][0] <= row:
+            first, d, j = heappop(coming)
+            heappush(waiting, (-(-(j + 1) * total // slots[d]), first, d, j))
+        _, _, d, j = heappop(waiting)
+        owners.append(d)
+        if j + 1 < slots[d]:
+            heappush(coming, ((j + 1) * total // slots[d], d, j + 1))
+    return owners
+
+
+@dataclass(frozen=True)
+class MixedOptions(Options):
+    """The options of a mixture: rows in one span, unshuffled; and those of each dataset in it."""
+
+    parts: tuple[Options, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Options]) -> MixedOptions:
+        first = parts[0]
+        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, tuple(parts))
+
+
+def epoch_rows(length: Any, passes: Sequence[int]) -> int:
+    """Rows of an epoch. passes: rows until each dataset has come once."""
+    if isinstance(length, str):
+        if length not in ("first", "last"):
+            raise OptionError(
+                f"length is {printable(repr(length))}: expected rows of an epoch, or until the "
+                "'first' or the 'last' dataset has come once"
+            )
+        return min(passes) if length == "first" else max(passes)
+    return whole("length", length, 1)
+
+
+def whole_slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
+    """Weights as whole slots of a period: exact when they are simple ratios."""
+    try:
+        exact = [_fraction(weight) for weight in weights]
+    except (TypeError, ValueError, OverflowError):
+        exact = []
+    if len(exact) != len(records) or any(weight <= 0 for weight in exact):
+        raise OptionError(
+            f"weights is {printable(repr(weights))}: expected a number above 0 for each of the "
+            f"{len(records)} datasets"
+        )
+    simple = [weight.limit_denominator(10_000) for weight in exact]
+    if any(abs(a - b) > b / 10**9 for a, b in zip(simple, exact, strict=True)):
+        simple = exact
+    total = sum(simple)
+    ratios = [weight / total for weight in simple]
+    period = math.lcm(*(ratio.denominator for ratio in ratios))
+    if period > MAX_SLOTS:
+        slots = [max(1, round(ratio * MAX_SLOTS)) for ratio in ratios]
+        return [slot // math.gcd(*slots) for slot in slots]
+    return [int(ratio * period) for ratio in ratios]
+
+
+def _fraction(weight: Any) -> Fraction:
+    if isinstance(weight, str):  # Fraction would read "1/3"
+        raise TypeError
+    return (
+        Fraction(weight) if isinstance(weight, (int, float, Fraction)) else Fraction(float(weight))
+    )
+
+
+class BatchRanges:
+    """The rows of a share's batches, in order, as (start, stop); of a mixture: one span, unit 1.
+
+    Can be iterated often, at the same time: datasets look ahead unequally far.
+    """
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        share, size = self._share, self._share.batch_size or 1
+        end = share.epoch.records
+        for step in share.worker_steps:  # as Share.batch has it, which takes 2 us
+            start = min(end, share.start + (step * share.world_size + share.rank) * size)
+            yield start, min(end, start + size)
