@@ -26,7 +26,7 @@ from shardio.dataset.fetch import Fetch
 from shardio.order import rng
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Share
-from shardio.order.subset import Selection, described
+from shardio.order.subset import Selection, class_index, described
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -604,3 +604,11 @@ def test_conditions_are_recorded_as_json_has_them() -> None:
     found = described({"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf})
     assert found == {"a": ["nan", "inf", 0.5, None, "x", 2.0], "b": ["-inf"]}
     json.dumps(found, allow_nan=False)
+
+
+def test_a_class_has_its_number() -> None:
+    assert class_index(("a", "b"), "b") == 1
+    with pytest.raises(OptionError, match="there are a, b"):
+        class_index(("a", "b"), "c")
+    with pytest.raises(OptionError, match="no classes"):
+        class_index(None, "c")

@@ -312,6 +312,7 @@ def _ls(options: argparse.Namespace) -> int:
 
     from ..dataset.fetch import Reader
     from ..formats import manifest
+    from ..order.subset import class_index
     from ..storage import locate
 
     storage = locate(options.out)
@@ -323,7 +324,7 @@ def _ls(options: argparse.Namespace) -> int:
         shards = [options.shard]
     label = None
     if options.class_name is not None:
-        label = manifest.class_index(made.classes, options.class_name)
+        label = class_index(made.classes, options.class_name)
         if "label" not in dict(made.schema.fields):
             raise OptionError("--class: the classes here are not those of a field `label`")
     root = None if options.root is None else locate(options.root)

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError, printable
-from ..formats.manifest import class_index
+from ..errors import OptionError, printable, there_are
 from ..formats.sample import KEY
 from ..names import key_text
 from .rng import Int64s
@@ -117,6 +116,15 @@ def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None
     if not len(array):
         raise OptionError(f"select: none of {count:,} records is chosen")
     return Selection(array if within is None else within.numbers[array], shard_starts)
+
+
+def class_index(classes: Sequence[str] | None, name: str) -> int:
+    """The label of a class. Raises OptionError, listing what there is."""
+    if classes is None:
+        raise OptionError("this dataset has no classes")
+    if name not in classes:
+        raise OptionError(f"no class is called {printable(name)!r}; {there_are(classes, name)}")
+    return list(classes).index(name)
 
 
 class Word(str):
