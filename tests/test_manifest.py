@@ -18,8 +18,8 @@ from shardio.errors import DamageError, NotPackedError, OptionError, ShardioErro
 from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.manifest import Manifest
-from shardio.formats.sample import KEY, Schema
-from shardio.names import key_bytes, key_text
+from shardio.formats.sample import Schema
+from shardio.names import KEY, key_bytes, key_text
 from shardio.storage import locate
 
 FIELDS = ((KEY, "key"), ("image", "image"), ("label", "int"))

@@ -30,7 +30,8 @@ from shardio.errors import DamageError, DependencyError, ShardioError, SourceErr
 from shardio.formats import manifest
 from shardio.formats.base import Shard
 from shardio.formats.foreign import parquet
-from shardio.formats.sample import KEY, Schema
+from shardio.formats.sample import Schema
+from shardio.names import KEY
 from shardio.order.options import Given
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify

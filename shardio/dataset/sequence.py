@@ -20,8 +20,8 @@ from ..errors import OptionError, name_record, printable, there_are
 from ..formats import manifest
 from ..formats.base import Column
 from ..formats.index import key_hash
-from ..formats.sample import KEY, Sample, give_text_key
-from ..names import key_bytes, key_text
+from ..formats.sample import Sample, give_text_key
+from ..names import KEY, key_bytes, key_text
 from ..order import rng
 from ..storage import locate
 from ..units import show_count

@@ -20,8 +20,9 @@ from .. import native as engine
 from .. import units as sizes
 from ..errors import OptionError, ShardioError, StateError, printable
 from ..formats import manifest
-from ..formats.sample import KEY, give_text_key
+from ..formats.sample import give_text_key
 from ..images.decode import Transform
+from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, printable, there_are
-from ..formats.sample import KEY
-from ..names import key_text
+from ..names import KEY, key_text
 from .rng import Int64s
 
 

@@ -22,8 +22,7 @@ from .. import units as sizes
 from ..errors import DamageError, OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..formats.record import VERSION
-from ..formats.sample import KEY
-from ..names import key_bytes, key_text
+from ..names import KEY, key_bytes, key_text
 from ..order import rng
 from ..storage.lock import PLAN_MAGIC
 from .sources.base import Ints, Listing

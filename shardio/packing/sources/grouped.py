@@ -19,9 +19,9 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.foreign.webdataset import field_of
-from ...formats.sample import KEY, MAX_FIELDS, Sample, Schema
+from ...formats.sample import MAX_FIELDS, Sample, Schema
 from ...images.filetype import ALL_ENDINGS, image_type
-from ...names import key_text
+from ...names import KEY, key_text
 from ...order import rng
 from .base import (
     MAX_FILE,

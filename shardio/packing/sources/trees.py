@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable
-from ...formats.sample import KEY, Sample, Schema
-from ...names import key_bytes, key_text
+from ...formats.sample import Sample, Schema
+from ...names import KEY, key_bytes, key_text
 from ...order import rng
 from .base import (
     MAX_FILE,
