@@ -1,6 +1,6 @@
 """Mixtures: whose each row is, passes of each dataset, lengths, tails, ranks, resuming.
 
-`rows_of` makes a mixture's rows anew, by order.py and a list; all else is compared with that.
+`rows_of` makes a mixture's rows anew, by the order room and a list; all else is compared with that.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from shardio.dataset.stream import Consumers
 from shardio.order import rng
 from shardio.order.epoch import Epoch
 from shardio.order.mixture import MAX_SLOTS, BatchRanges, Pattern, whole_slots
-from shardio.order.partition import Share
+from shardio.order.partition import Partition
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -125,7 +125,7 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
     starts = np.cumsum([0, *dataset.counts])
     spans: dict[int, Any] = {}
     found: list[int] = []
-    for batch in Share(epoch, options.unit):
+    for batch in Partition(epoch, options.unit):
         for span, first, count in batch.pieces:
             walk = spans.setdefault(span, epoch.span_order(span))
             assert walk.drawn == first

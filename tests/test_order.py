@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shardio.errors import OptionError
 from shardio.order import partition, rng, shuffle
 from shardio.order.epoch import ORDER_VERSION, Epoch, Tail, default_unit, steps
-from shardio.order.partition import Share, shared_spans, sharers
+from shardio.order.partition import Partition, shared_spans, sharers
 from shardio.order.shuffle import SpanOrder
 
 Row = tuple[int, int]  # (shard, record)
@@ -106,7 +106,7 @@ def naive_epoch(
 # --- the code under test, as a fetcher would use it ------------------------------------------
 
 
-def read(share: Share) -> Iterator[tuple[int, list[Row], list[Row]]]:
+def read(share: Partition) -> Iterator[tuple[int, list[Row], list[Row]]]:
     """(step, rows, repeated rows) of each batch of one worker, who touches only its own draws."""
     epoch = share.epoch
     spans: dict[int, SpanOrder] = {}
@@ -130,7 +130,7 @@ def read_rank(epoch: Epoch, batch_size: int | None, W: int, **options) -> list[t
     """The batches of one rank in order: (rows, repeated rows), as W workers make them."""
     made = {}
     for worker in range(W):
-        share = Share(epoch, batch_size, worker=worker, num_workers=W, **options)
+        share = Partition(epoch, batch_size, worker=worker, num_workers=W, **options)
         for step, rows, repeats in read(share):
             assert step % W == worker and step not in made
             made[step] = (rows, repeats)
@@ -251,7 +251,7 @@ def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
     each = sharers(C, W, world_size=R, batch_units=m)
     for rank in range(R):
         for worker in range(W):
-            for batch in Share(
+            for batch in Partition(
                 epoch, m, rank=rank, world_size=R, worker=worker, num_workers=W, tail="drop"
             ):
                 for span, _, _ in batch.pieces:
@@ -263,7 +263,7 @@ def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
 def test_epochs_and_seeds_differ_and_repeat():
     def flat(seed: int, epoch: int, buffer: int | None) -> list:
         e = make([50] * 8, seed, epoch, 4, 4, buffer)
-        return [row for _, rows, _ in read(Share(e, 16)) for row in rows]
+        return [row for _, rows, _ in read(Partition(e, 16)) for row in rows]
 
     for buffer in (40, None):
         orders = {(s, e): flat(s, e, buffer) for s in range(4) for e in range(4)}
@@ -279,14 +279,14 @@ def test_epochs_and_seeds_differ_and_repeat():
 def test_drop_leaves_out_other_records_each_epoch():
     def left_out(epoch: int) -> frozenset[Row]:
         e = make([10] * 10, 3, epoch, 4, 2, 20)
-        rows = [row for _, rows, _ in read(Share(e, 16, tail="drop")) for row in rows]
+        rows = [row for _, rows, _ in read(Partition(e, 16, tail="drop")) for row in rows]
         return frozenset({(s, r) for s in range(10) for r in range(10)} - set(rows))
 
     assert len({left_out(epoch) for epoch in range(10)}) > 5
 
 
 def test_worker_steps_sliced_go_on_after_the_batches_already_made():
-    share = Share(make([100], 0, 0, 4, 2, 10), 8, worker=1, num_workers=3)
+    share = Partition(make([100], 0, 0, 4, 2, 10), 8, worker=1, num_workers=3)
     steps = [share.batch(i).step for i in share.worker_steps[2:]]
     assert steps == [7, 10] and [b.step for b in share] == [1, 4, 7, 10]
 
@@ -513,13 +513,13 @@ def test_golden_keys_words_and_permutations():
 
 def test_golden_epoch_through_a_window():
     epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, 9)
-    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Share(epoch, 4))]
+    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Partition(epoch, 4))]
     assert [" ".join(batch) for batch in batches] == GOLDEN_EPOCH
 
 
 def test_golden_epoch_of_all():
     epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, None)
-    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Share(epoch, 4))]
+    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Partition(epoch, 4))]
     assert [" ".join(batch) for batch in batches] == GOLDEN_ALL
 
 
@@ -532,7 +532,7 @@ def test_golden_draws_of_long_spans():
 
 def test_golden_tails():
     epoch = make([9], 0, 0, 2, 2, 4)  # the worked example of the module
-    batches = [list(Share(epoch, 4, rank=r, world_size=2, tail="pad")) for r in range(2)]
+    batches = [list(Partition(epoch, 4, rank=r, world_size=2, tail="pad")) for r in range(2)]
     assert [(b.step, b.pieces, b.repeats.tolist()) for b in batches[0]] == [
         (0, ((0, 0, 2), (1, 0, 2)), []),
         (1, ((0, 4, 1),), [0, 1, 2]),
@@ -541,7 +541,7 @@ def test_golden_tails():
         (0, ((0, 2, 2), (1, 2, 2)), []),
         (1, (), [3, 4, 5, 6]),
     ]
-    exact = list(Share(make([5], 0, 0, 1, 2, 4), 4, tail="exact"))
+    exact = list(Partition(make([5], 0, 0, 1, 2, 4), 4, tail="exact"))
     assert [(b.pieces, b.repeats.tolist()) for b in exact] == [
         (((0, 0, 4),), []),
         (((0, 4, 1),), [0, 1, 2]),
@@ -566,7 +566,7 @@ def test_a_billion_records_cost_little_memory():
             epoch.locate(epoch.position(40, so.take(32)))
         so.seek(so.n - 10)
         so.take(10)
-        share = Share(epoch, 256, world_size=8, num_workers=4)
+        share = Partition(epoch, 256, world_size=8, num_workers=4)
         last = share.batch(share.steps - 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -605,7 +605,7 @@ def test_an_empty_data_set_has_no_batches():
         assert epoch.records == epoch.units == 0
         assert [epoch.span_records(s) for s in range(4)] == [0] * 4
         for tail in TAILS:
-            assert list(Share(epoch, 4, world_size=2, tail=tail)) == []
+            assert list(Partition(epoch, 4, world_size=2, tail=tail)) == []
         assert epoch.span_order(0).take(0).tolist() == []
 
 
@@ -673,12 +673,12 @@ def test_an_impossible_epoch_is_refused_by_name(option, value, named):
 )
 def test_an_impossible_share_is_refused_by_name(batch_size, options, named):
     with pytest.raises(OptionError, match=named):
-        Share(make(**GOOD), batch_size, **options)
+        Partition(make(**GOOD), batch_size, **options)
 
 
 def test_numpy_integers_become_those_of_python():
     narrow = {name: np.int8(value) for name, value in GOOD.items() if name != "counts"}
-    share = Share(make(counts=[10**6], **narrow), np.int8(64), world_size=np.uint8(2))
+    share = Partition(make(counts=[10**6], **narrow), np.int8(64), world_size=np.uint8(2))
     assert {type(share.batch_size), type(share.world_size), type(share.epoch.unit)} == {int}
     assert share.steps == -(-(10**6) // 128) and share.batch(7000).pieces
 

@@ -32,7 +32,7 @@ from shardio.formats.base import Shard
 from shardio.formats.foreign import parquet
 from shardio.formats.sample import Schema
 from shardio.names import KEY
-from shardio.order.options import Given
+from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
 from shardio.storage import locate
@@ -686,7 +686,7 @@ def test_files_that_disagree_on_classes_are_refused(tmp_path: Path) -> None:
 
 def explained(folder: Path, available: int, **options: Any) -> Any:
     made = manifest.load(locate(folder))
-    given = Given(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
+    given = RequestedOptions(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
     return explain(made, given, available_bytes=available)
 
 

@@ -25,7 +25,7 @@ from shardio.dataset import fetch
 from shardio.dataset.fetch import Fetch
 from shardio.order import rng
 from shardio.order.epoch import Epoch
-from shardio.order.partition import Share
+from shardio.order.partition import Partition
 from shardio.order.subset import Selection, class_index, described
 
 Packed = Callable[..., Path]
@@ -140,7 +140,7 @@ def test_every_way_gives_exactly_the_chosen_records_in_the_order_of_their_places
                 unit=unit,
                 shuffle_buffer=buffer,
             )
-            share = Share(
+            share = Partition(
                 epoch,
                 batch_size,
                 rank=rank,
@@ -174,7 +174,7 @@ def test_the_ways_are_the_ones_meant(folder: Path, name: str) -> None:
     selection = Selection(np.arange(0, N, 2), STARTS)
     options = {"seed": 0, "epoch": 0, "canonical_workers": 2, "unit": 2, "shuffle_buffer": 10}
     with way(name):
-        share = Share(Epoch(selection.counts, **options), 4)
+        share = Partition(Epoch(selection.counts, **options), 4)
         got = Fetch(reader(folder, name == "network"), share, selection=selection)
     assert (got.policy, got._exact) == ("hinted" if name == "exact" else name, name == "exact")
 
@@ -193,7 +193,7 @@ def test_only_chosen_records_are_read_and_announced(packed: Packed, name: str) -
         epoch = Epoch(
             selection.counts, seed=1, epoch=0, canonical_workers=4, unit=4, shuffle_buffer=40
         )
-        got = Fetch(of, Share(epoch, 8), selection=selection)
+        got = Fetch(of, Partition(epoch, 8), selection=selection)
         assert len(read(got)) == 160
     storage = of.storage
     assert isinstance(storage, Watched)
@@ -217,7 +217,7 @@ def test_small_gaps_are_read_over(packed: Packed, name: str) -> None:
         epoch = Epoch(
             selection.counts, seed=1, epoch=0, canonical_workers=4, unit=4, shuffle_buffer=40
         )
-        check = read(Fetch(of, Share(epoch, 8), selection=selection))
+        check = read(Fetch(of, Partition(epoch, 8), selection=selection))
     assert sorted(n for n, _ in check) == selection.numbers.tolist()
     storage = of.storage
     assert isinstance(storage, Watched)
@@ -238,7 +238,7 @@ def test_damage_is_told_only_of_chosen_records_and_by_their_number_in_the_shard(
     for first, damaged in ((1, False), (0, True)):
         selection = spread(first, 10, [50, 50])
         with way(name):
-            of = Share(Epoch(selection.counts, **share), 2)
+            of = Partition(Epoch(selection.counts, **share), 2)
             got = Fetch(reader(folder, name == "network"), of, selection=selection)
             if damaged:
                 with pytest.raises(DamageError, match=rf"{path.name}: record 20 at .*k/000070.jpg"):

@@ -435,14 +435,14 @@ def _verify(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from ..dataset.fetch import Reader
     from ..formats import manifest
-    from ..order.options import Given
+    from ..order.options import RequestedOptions
     from ..storage import locate
     from ..tuning.explain import advice_text, explain
 
     storage = locate(options.out)
     root = None if options.root is None else locate(options.root)
     reader = Reader(storage, manifest.load(storage), root=root)
-    chosen = Given(
+    chosen = RequestedOptions(
         batch_size=options.batch_size,
         shuffle_buffer=options.shuffle_buffer,
         tail=options.tail,

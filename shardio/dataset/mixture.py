@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import OptionError, StateError, printable
 from ..order.mixture import BatchRanges, Length, MixedOptions, Pattern, epoch_rows, whole_slots
 from ..order.options import Options
-from ..order.partition import Share, Slices
+from ..order.partition import Partition, RowRanges
 from ..order.rng import MIX, Int64s, key
 from .decode import Work
 from .stream import Consumers, Items, Stream
@@ -46,7 +46,7 @@ class Component(Protocol):
     def item_fields(self) -> tuple[str, ...] | None: ...
     def record_name(self, number: int) -> str: ...
     def _feed(
-        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
+        self, reads: Partition | RowRanges, consumers: Consumers, hands_out: bool
     ) -> Iterator[Items]: ...
 
 
@@ -100,7 +100,7 @@ class Mixture(Stream):
     def evaluates(self) -> bool:
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+    def _read(self, share: Partition, consumers: Consumers) -> Iterator[Items]:
         size = share.batch_size or 1
         rows = self._rows(share, BatchRanges(share), consumers)
         for step, (start, stop) in zip(share.worker_steps, BatchRanges(share), strict=True):
@@ -121,7 +121,7 @@ class Mixture(Stream):
             yield Items(noted, _made, count, count + len(repeats), None, noted.records)
 
     def _rows(
-        self, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
+        self, share: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
         """What these ranges of rows are made of. `ranges` is iterated once a dataset."""
         feeds = [self._passes(d, share, ranges, consumers) for d in range(len(self._datasets))]
@@ -130,14 +130,14 @@ class Mixture(Stream):
                 yield next(feeds[owner])
 
     def _passes(
-        self, d: int, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers
+        self, d: int, share: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
         """What makes each row of dataset d in these ranges of rows, pass after pass."""
         dataset, seed = self._datasets[d], key(MIX, self.seed, d)
         options = replace(self.options.parts[d], seed=seed)
         before = share.epoch.epoch * self._pattern.count(d, self.length)
         for number, group in groupby(self._parts(d, before, ranges), itemgetter(0)):
-            reads = Slices(
+            reads = RowRanges(
                 options.epoch(dataset.counts, number),
                 ((start, stop) for _, start, stop in group),
                 batch_size=math.ceil((share.batch_size or 1) * self._share_of(d)),

@@ -26,8 +26,8 @@ from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length
-from ..order.options import CANONICAL_WORKERS, Given, Options, answered
-from ..order.partition import Share, Slices
+from ..order.options import CANONICAL_WORKERS, Options, RequestedOptions, answered
+from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
 from ..storage import locate
@@ -174,7 +174,7 @@ class ShardDataset(Described, Stream):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._raw = raw_pixels(self.manifest, self._decoder)
         self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
-        self._given = Given(
+        self._given = RequestedOptions(
             batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
         )
         self._selection = None if where is None else self._where(where)
@@ -367,11 +367,11 @@ class ShardDataset(Described, Stream):
             self._reader.forget()
         return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+    def _read(self, share: Partition, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers, self.hands_out)
 
     def _feed(
-        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
+        self, reads: Partition | RowRanges, consumers: Consumers, hands_out: bool
     ) -> Iterator[Items]:
         """The items of these reads, in order. hands_out: as `hands_out` of who reads them."""
         fetch = Fetch(

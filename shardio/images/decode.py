@@ -30,7 +30,7 @@ and here the pixels of that spelling are taken as they are, without PIL.
 Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
 (2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
 `scale`, logarithm of the aspect ratio uniform, ten tries, then the largest central crop within the
-ratios. Random numbers: those of order.py. Orientation: EXIF 2.3, tag 0x0112.
+ratios. Random numbers: those of order/rng. Orientation: EXIF 2.3, tag 0x0112.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Pass(NamedTuple):
     def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
         """What one worker makes its batches of."""
         stream.options = self.options
-        share = self.options.share(
+        share = self.options.partition(
             self.options.epoch(stream.counts, self.epoch),
             rank=self.rank,
             world_size=self.world_size,

@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import OptionError, printable
 from ..units import whole
 from .options import Options
-from .partition import Share
+from .partition import Partition
 
 Length = int | Literal["first", "last"]
 
@@ -150,12 +150,12 @@ class BatchRanges:
     Can be iterated often, at the same time: datasets look ahead unequally far.
     """
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: Partition) -> None:
         self._share = share
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         share, size = self._share, self._share.batch_size or 1
         end = share.epoch.records
-        for step in share.worker_steps:  # as Share.batch has it, which takes 2 us
+        for step in share.worker_steps:  # as Partition.batch has it, which takes 2 us
             start = min(end, share.start + (step * share.world_size + share.rank) * size)
             yield start, min(end, start + size)

@@ -1,7 +1,7 @@
 """The options that decide an epoch's order: as given, else from a saved state, else the default.
 
-    Given(batch_size=256).resolve(mean_bytes, records=n)    the options of a new run
-    Given(batch_size=128).resolve(mean_bytes, saved)        those of a run that goes on
+    RequestedOptions(batch_size=256).resolve(mean_bytes, records=n)    the options of a new run
+    RequestedOptions(batch_size=128).resolve(mean_bytes, saved)        those of a run that goes on
 
 A saved state holds all of them but the batch size. What the user did not give is taken from it, so
 that a run goes on in its own order without being told; what the user gave otherwise is an error.
@@ -20,7 +20,7 @@ import numpy as np
 from .. import units as sizes
 from ..errors import OptionError, StateError, printable
 from .epoch import Epoch, Tail, default_unit
-from .partition import Share
+from .partition import Partition
 from .rng import Int64s
 
 # What `shuffle_buffer` is where nobody gives it: all records of a dataset of at most ALL_BYTES or
@@ -61,9 +61,9 @@ class Options:
             shuffle=self.shuffle,
         )
 
-    def share(self, epoch: Epoch, **consumer: int) -> Share:
-        """A consumer's share: rank, world_size, worker, num_workers, start, done of Share."""
-        return Share(epoch, self.batch_size, tail=self.tail, **consumer)
+    def partition(self, epoch: Epoch, **consumer: int) -> Partition:
+        """A consumer's share: rank, world_size, worker, num_workers, start, done of Partition."""
+        return Partition(epoch, self.batch_size, tail=self.tail, **consumer)
 
     def state(self) -> dict[str, Any]:
         """The options as a saved state holds them: plain JSON. No shuffle: a buffer of False."""
@@ -78,7 +78,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Given:
+class RequestedOptions:
     """The options as the user gave them; None: not given. See ShardDataset for their meaning."""
 
     batch_size: int | None = None

@@ -13,11 +13,11 @@ A small example: N = 9 records in units of u = 2 on C = 2 spans, two ranks with 
 ... )
 >>> epoch.records, epoch.units, [epoch.span_start(s) for s in (0, 1)]
 (9, 5, [0, 5])
->>> for batch in Share(epoch, 4, rank=0, world_size=2, tail="pad"):    # units 0, 1 then 4, 5
+>>> for batch in Partition(epoch, 4, rank=0, world_size=2, tail="pad"):    # units 0, 1 then 4, 5
 ...     print(batch.step, batch.pieces, batch.repeats)                 # (span, first draw, count)
 0 ((0, 0, 2), (1, 0, 2)) []
 1 ((0, 4, 1),) [0 1 2]
->>> for batch in Share(epoch, 4, rank=1, world_size=2, tail="pad"):    # units 2, 3 then 6, 7
+>>> for batch in Partition(epoch, 4, rank=1, world_size=2, tail="pad"):    # units 2, 3 then 6, 7
 ...     print(batch.step, batch.pieces, batch.repeats)
 0 ((0, 2, 2), (1, 2, 2)) []
 1 () [3 4 5 6]
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class Partition:
     """What one worker of one rank reads of an epoch: its batches.
 
     batch_size  a multiple of the epoch's unit; None: sample mode, one record a step, unit 1
@@ -175,7 +175,7 @@ class Share:
 
 
 @dataclass(frozen=True, eq=False)
-class Slices:
+class RowRanges:
     """Ranges of an epoch's flat order, for a reader that takes rows and not units.
 
     ranges      (start, stop) in [0, N], ascending; each is a batch

@@ -50,7 +50,7 @@ from ..dataset.fetch import keep
 from ..errors import OptionError
 from ..order.epoch import Epoch, default_unit
 from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
-from ..order.partition import Share
+from ..order.partition import Partition
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
 from ..storage import locate
@@ -420,8 +420,10 @@ def tune(
         classes, alike, again, moved = simulate(buffer, unit)
         epoch = simulate.epoch(buffer, unit, 0)
         window = _window(records, buffer, canonical_workers)
-        reader = Share(epoch, batch_size, world_size=world_size, num_workers=max(1, num_workers))
-        touched = Share(epoch, batch_size, world_size=world_size).touched
+        reader = Partition(
+            epoch, batch_size, world_size=world_size, num_workers=max(1, num_workers)
+        )
+        touched = Partition(epoch, batch_size, world_size=world_size).touched
         rank = window if buffer is None else min(window, touched * epoch.window)
         evenly = not saturated or not _outside(_even(alike), even_band)
         need = math.ceil(window * mean_bytes)
@@ -564,7 +566,7 @@ def _units(batch_size: int, spans: int) -> list[int]:
     return sorted({*units, default_unit(batch_size)}, reverse=True)
 
 
-def _first_batch(share: Share, mean_bytes: float, is_network: bool) -> int:
+def _first_batch(share: Partition, mean_bytes: float, is_network: bool) -> int:
     """Bytes that a worker reads before its first batch, about.
 
     The batch alone: the window is announced as batches go by. But small records on local storage
@@ -581,7 +583,7 @@ def _first_batch(share: Share, mean_bytes: float, is_network: bool) -> int:
     return math.ceil(min(share.batch_units, _spans(epoch)) * block)
 
 
-def _requests(share: Share, mean_bytes: float, is_network: bool) -> tuple[int, int]:
+def _requests(share: Partition, mean_bytes: float, is_network: bool) -> tuple[int, int]:
     """Requests of a cold epoch to storage, and their bytes, for all that read on one machine."""
     epoch, records = share.epoch, share.epoch.records
     kept = keep(
