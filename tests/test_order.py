@@ -319,7 +319,7 @@ def test_the_virtual_sequence_holds_every_record_once(case):
 spans = st.tuples(
     st.integers(0, 400), st.one_of(st.integers(0, 12), st.integers(0, 450)), st.integers(0, M64)
 )
-blocks = st.sampled_from([1, 2, 7, 64, shuffle._BLOCK])
+blocks = st.sampled_from([1, 2, 7, 64, shuffle.BLOCK])
 
 
 @cases(300)
@@ -328,7 +328,7 @@ def test_span_order_equals_the_naive_loop_however_it_is_taken(span, block, count
     n, window, key = span
     expected = naive_span(n, max(window, 1), key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shuffle, "_BLOCK", block)
+        patch.setattr(shuffle, "BLOCK", block)
         so = SpanOrder(n, window, key=key)
         got: list[int] = []
         for count in [*counts, n]:
@@ -347,8 +347,8 @@ def test_seek_equals_taking_forwards_and_backwards(span, block, places, count):
     n, window, key = span
     expected = naive_span(n, max(window, 1), key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shuffle, "_BLOCK", block)
-        patch.setattr(shuffle, "_SCAN", 5)
+        patch.setattr(shuffle, "BLOCK", block)
+        patch.setattr(shuffle, "SCAN", 5)
         so = SpanOrder(n, window, key=key)
         for place in places:
             k = min(place, n)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, groupby, islice, pairwise, repeat
 from operator import itemgetter
 from typing import Any, Protocol
@@ -63,7 +62,7 @@ class Mixture(Stream):
         length: Length,
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> None:
-        first = _alike(datasets)
+        first = _check_alike(datasets)
         self._datasets: Sequence[Component] = list(datasets)
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
@@ -76,11 +75,11 @@ class Mixture(Stream):
         )
 
     def __repr__(self) -> str:
-        shares = ", ".join(
-            f"{slots / len(self._pattern.period):.4g} of {dataset!r}"
-            for slots, dataset in zip(self._pattern.slots, self._datasets, strict=True)
+        parts = ", ".join(
+            f"{self._pattern.fraction(d):.4g} of {dataset!r}"
+            for d, dataset in enumerate(self._datasets)
         )
-        return f"<{self.length:,} rows an epoch: {shares}>"
+        return f"<{self.length:,} rows an epoch: {parts}>"
 
     @property
     def name(self) -> str:
@@ -100,67 +99,52 @@ class Mixture(Stream):
     def evaluates(self) -> bool:
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
-    def _read(self, share: Partition, consumers: Consumers) -> Iterator[Items]:
-        size = share.batch_size or 1
-        rows = self._rows(share, BatchRanges(share), consumers)
-        for step, (start, stop) in zip(share.worker_steps, BatchRanges(share), strict=True):
+    def _read(self, partition: Partition, consumers: Consumers) -> Iterator[Items]:
+        size = partition.batch_size or 1
+        rows = self._rows(partition, BatchRanges(partition), consumers)
+        for step, (start, stop) in zip(partition.worker_steps, BatchRanges(partition), strict=True):
             count = stop - start
             own: Iterable[Any] = islice(rows, count)
             if count == size:
-                noted = _Noted(own)
-                yield Items(noted, _made, count, count, None, noted.records)
+                noted = _RowLog(own)
+                yield Items(noted, _build_item, count, count, None, noted.records)
                 continue
-            repeats = share.batch(step).repeats.tolist()
+            repeats = partition.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
             again = [
-                self._rows(share, [(repeats[a], repeats[b - 1] + 1)], consumers)
+                self._rows(partition, [(repeats[a], repeats[b - 1] + 1)], consumers)
                 for a, b in pairwise([*cuts, len(repeats)])
                 if a < b
             ]
-            noted = _Noted(chain(own, *again))
-            yield Items(noted, _made, count, count + len(repeats), None, noted.records)
+            noted = _RowLog(chain(own, *again))
+            yield Items(noted, _build_item, count, count + len(repeats), None, noted.records)
 
     def _rows(
-        self, share: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
+        self, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
         """What these ranges of rows are made of. `ranges` is iterated once a dataset."""
-        feeds = [self._passes(d, share, ranges, consumers) for d in range(len(self._datasets))]
+        feeds = [self._passes(d, partition, ranges, consumers) for d in range(len(self._datasets))]
         for start, stop in ranges:
             for owner in self._pattern.owners(start, stop):
                 yield next(feeds[owner])
 
     def _passes(
-        self, d: int, share: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
+        self, d: int, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
         """What makes each row of dataset d in these ranges of rows, pass after pass."""
         dataset, seed = self._datasets[d], key(MIX, self.seed, d)
         options = replace(self.options.parts[d], seed=seed)
-        before = share.epoch.epoch * self._pattern.count(d, self.length)
-        for number, group in groupby(self._parts(d, before, ranges), itemgetter(0)):
+        before = partition.epoch.epoch * self._pattern.count(d, self.length)
+        parts = self._pattern.passes(d, ranges, records=dataset.records, before=before)
+        for number, group in groupby(parts, itemgetter(0)):
             reads = RowRanges(
                 options.epoch(dataset.counts, number),
                 ((start, stop) for _, start, stop in group),
-                batch_size=math.ceil((share.batch_size or 1) * self._share_of(d)),
-                consumers=share.world_size * share.num_workers,
+                batch_size=math.ceil((partition.batch_size or 1) * self._pattern.fraction(d)),
+                consumers=partition.world_size * partition.num_workers,
             )
             for items in dataset._feed(reads, consumers, self.hands_out):
                 yield from zip(repeat(items.make), items.rows, repeat(dataset))
-
-    def _parts(
-        self, d: int, before: int, ranges: Iterable[tuple[int, int]]
-    ) -> Iterator[tuple[int, int, int]]:
-        """(pass, start, stop) in the flat order of dataset d, for these ranges of rows."""
-        count, records = partial(self._pattern.count, d), self._datasets[d].records
-        for first, last in ranges:
-            start, stop = before + count(first), before + count(last)
-            while start < stop:
-                number, place = divmod(start, records)
-                part = min(stop - start, records - place)
-                yield number, place, place + part
-                start += part
-
-    def _share_of(self, d: int) -> float:
-        return self._pattern.slots[d] / len(self._pattern.period)
 
     def _identity(self) -> dict[str, Any]:
         named = [
@@ -207,13 +191,13 @@ class Mixture(Stream):
         return MixedOptions.of(parts)
 
 
-def _made(row: tuple[Callable[[Any, Work], Any], Any, Component], work: Work) -> Any:
+def _build_item(row: tuple[Callable[[Any, Work], Any], Any, Component], work: Work) -> Any:
     """The item of a row of one of the datasets."""
     make, own, _ = row
     return make(own, work)
 
 
-class _Noted:
+class _RowLog:
     """Rows that are read once; then what messages call their records."""
 
     def __init__(self, rows: Iterable[Any]) -> None:
@@ -230,7 +214,7 @@ class _Noted:
         return [dataset.record_name(number) for dataset, number in self._seen]
 
 
-def _alike(datasets: Sequence[Any]) -> Any:
+def _check_alike(datasets: Sequence[Any]) -> Any:
     """The first of them, when they can be mixed. Raises OptionError."""
     if not isinstance(datasets, Sequence) or not datasets:
         raise OptionError(

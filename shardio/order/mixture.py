@@ -10,9 +10,10 @@ rows of that dataset came before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Literal
 
@@ -64,6 +65,23 @@ class Pattern:
         periods, last = divmod(records - 1, self.slots[dataset])
         rest = int(np.searchsorted(self._before[dataset], last + 1))
         return periods * len(self.period) + rest
+
+    def fraction(self, dataset: int) -> float:
+        """The part of all rows that is this dataset's, in (0, 1]."""
+        return self.slots[dataset] / len(self.period)
+
+    def passes(
+        self, dataset: int, ranges: Iterable[tuple[int, int]], *, records: int, before: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """(pass, start, stop) in the flat order of a dataset, for these ranges of rows."""
+        count = partial(self.count, dataset)
+        for first, last in ranges:
+            start, stop = before + count(first), before + count(last)
+            while start < stop:
+                number, place = divmod(start, records)
+                part = min(stop - start, records - place)
+                yield number, place, place + part
+                start += part
 
 
 def _deal(slots: Sequence[int]) -> list[int]:
@@ -145,17 +163,19 @@ def _fraction(weight: Any) -> Fraction:
 
 
 class BatchRanges:
-    """The rows of a share's batches, in order, as (start, stop); of a mixture: one span, unit 1.
+    """The rows of a mixture's batches, in order, as (start, stop): it has one span, and unit 1.
 
     Can be iterated often, at the same time: datasets look ahead unequally far.
     """
 
-    def __init__(self, share: Partition) -> None:
-        self._share = share
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        share, size = self._share, self._share.batch_size or 1
-        end = share.epoch.records
-        for step in share.worker_steps:  # as Partition.batch has it, which takes 2 us
-            start = min(end, share.start + (step * share.world_size + share.rank) * size)
+        partition, size = self._partition, self._partition.batch_size or 1
+        end = partition.epoch.records
+        for step in partition.worker_steps:  # as Partition.batch has it, which takes 2 us
+            start = min(
+                end, partition.start + (step * partition.world_size + partition.rank) * size
+            )
             yield start, min(end, start + size)

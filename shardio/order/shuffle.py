@@ -16,10 +16,10 @@ from .rng import Int64s, UInt64s, words
 # Emissions are made this many at a time: a block costs ~30 numpy calls. Taken 32 at a time through
 # a window of 157: 0.040 us a record in blocks of 1,024, 0.028 of 2,048, 0.021 of 4,096, 0.018 of
 # 8,192; and 64 spans of blocks stay at 2 MiB.
-_BLOCK = 4096
+BLOCK = 4096
 
 # A step of a seek's backward scan is at most this long, to bound its memory.
-_SCAN: Final = 1 << 20
+SCAN: Final = 1 << 20
 
 # Multiply-shift uses 32 random bits: a window beyond 2^32 would leave slots that are never drawn.
 MAX_WINDOW: Final = 1 << 32
@@ -39,7 +39,7 @@ class SpanOrder:
     Memory is O(w), whatever n. 0 <= n < 2^63, 0 <= window <= 2^32. Not for sharing by threads.
     """
 
-    __slots__ = ("_at", "_block", "_dying", "_key", "_made", "_slots", "n", "window")
+    __slots__ = ("_at", "_block", "_computed", "_dying", "_key", "_slots", "n", "window")
 
     def __init__(self, n: int, window: int, *, key: int) -> None:
         if n < 0 or not 0 <= window <= MAX_WINDOW:
@@ -50,7 +50,7 @@ class SpanOrder:
         self.n: Final = n
         self.window: Final = min(window, n)
         self._key = key
-        self._made = 0  # draws made so far; those of the last block may not be handed out yet
+        self._computed = 0  # draws made so far; those of the last block may not be handed out yet
         self._block = NO_ROWS  # the emissions of draws made - len(block) .. made - 1
         self._at = 0  # how many of the block are handed out
         self._slots: Int64s = np.arange(self.window, dtype=np.int64)  # steady phase
@@ -59,7 +59,7 @@ class SpanOrder:
     @property
     def drawn(self) -> int:
         """The next draw, in [0, n]: what take(1) gives is the emission of this one."""
-        return self._made - len(self._block) + self._at
+        return self._computed - len(self._block) + self._at
 
     def take(self, count: int) -> Int64s:
         """The next `count` emissions: (count,) int64 relative positions in [0, n), read-only."""
@@ -92,18 +92,18 @@ class SpanOrder:
         """
         if not 0 <= k <= self.n:
             raise OptionError(f"seek to draw {k}: expected 0 to {self.n}.")
-        if not self._made - len(self._block) <= k <= self._made:
+        if not self._computed - len(self._block) <= k <= self._computed:
             # Short ways forward are walked: the scan passes over about w ln w draws itself.
-            if not self._made <= k <= self._made + self.window * self.window.bit_length():
+            if not self._computed <= k <= self._computed + self.window * self.window.bit_length():
                 self._scan(k)
-            while self._made < k:
+            while self._computed < k:
                 self._fill()
-        self._at = k - (self._made - len(self._block))
+        self._at = k - (self._computed - len(self._block))
 
     def _fill(self) -> None:
         """Make the emissions of the next block of draws."""
-        w, k = self.window, self._made
-        count = min(_BLOCK, (self.n if k >= self.n - w or w <= 1 else self.n - w) - k)
+        w, k = self.window, self._computed
+        count = min(BLOCK, (self.n if k >= self.n - w or w <= 1 else self.n - w) - k)
         if w <= 1:
             self._block = np.arange(k, k + count, dtype=np.int64)
         elif k < self.n - w:
@@ -111,7 +111,7 @@ class SpanOrder:
         else:
             self._block = self._last(k, count)
         self._block.flags.writeable = False  # a seek back may hand it out again
-        self._made += count
+        self._computed += count
         self._at = 0
 
     def _steady(self, k: int, count: int) -> Int64s:
@@ -165,14 +165,14 @@ class SpanOrder:
         """Put the window in its state before draw min(k, n - w), with an empty block."""
         w = self.window
         k = k if w <= 1 else min(k, self.n - w)
-        self._made, self._block, self._at, self._dying = k, NO_ROWS, 0, None
+        self._computed, self._block, self._at, self._dying = k, NO_ROWS, 0, None
         self._slots = np.arange(w, dtype=np.int64)
         if w <= 1:
             return
         writes = np.full(w, -1, np.int64)  # the last draw before k that wrote to each slot
         end = k
         while end and (writes < 0).any():
-            count = min(end, max(_BLOCK, w), _SCAN)
+            count = min(end, max(BLOCK, w), SCAN)
             end -= count
             slots = self._slots_drawn(end, count)
             draws = np.flatnonzero(writes[slots] < 0)  # later draws wrote to the other slots
