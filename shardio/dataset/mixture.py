@@ -1,9 +1,9 @@
-"""Several datasets as one stream: each batch drawn from all of them, in proportion, by arithmetic.
+"""Reads several datasets as one stream: each batch holds rows of all of them, in proportion.
 
-How it works. A pattern (order/mixture) says whose each row of an epoch is. The rows of a dataset
-are the dataset's own flat order, pass after pass: a pass holds every record once and is shuffled
-anew, and goes on in the next epoch where this one ends. The rows of an epoch are dealt to ranks and
-workers in batches, as those of one dataset are.
+How it works. A pattern (order/mixture) says which dataset each row of an epoch comes from, and so
+which ranges of that dataset's passes a batch needs. Each dataset reads its own ranges ahead, as a
+consumer of its own order; the mixture takes one row after another from the dataset whose turn it
+is. The rows of an epoch are dealt to ranks and workers in batches, as those of one dataset are.
 """
 
 from __future__ import annotations
@@ -30,27 +30,35 @@ _NAMES = ("dataset", "selection", "shuffle_buffer", "canonical_workers", "unit")
 
 
 class Component(Protocol):
-    """What a mixture needs to know of a dataset in it."""
+    """Names the members of a dataset that a mixture uses."""
 
     options: Options
     counts: Int64s
 
     @property
-    def records(self) -> int: ...
+    def records(self) -> int:
+        """Return the number of records in one pass."""
+
     @property
-    def image_place(self) -> int | str | None: ...
+    def image_place(self) -> int | str | None:
+        """Return the field of an item that a built-in transform makes, if one does."""
+
+    @property
+    def item_fields(self) -> tuple[str, ...] | None:
+        """Return the names of the fields of items that are tuples, where they are known."""
+
+    def record_name(self, number: int) -> str:
+        """Return the words by which messages call a record."""
+
     def _which(self) -> dict[str, Any]: ...
     def _adopted(self, state: Mapping[str, Any]) -> Options: ...
-    @property
-    def item_fields(self) -> tuple[str, ...] | None: ...
-    def record_name(self, number: int) -> str: ...
     def _feed(
         self, reads: Partition | RowRanges, consumers: Consumers, hands_out: bool
     ) -> Iterator[Items]: ...
 
 
 class Mixture(Stream):
-    """Datasets mixed by weights. Made by `ShardDataset.mix`, which says what the options are."""
+    """Mixes datasets by weights. `ShardDataset.mix` makes it, and explains the options."""
 
     options: MixedOptions
 
@@ -62,6 +70,7 @@ class Mixture(Stream):
         length: Length,
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> None:
+        """Check that the datasets can be mixed, and deal the rows. Raises OptionError."""
         first = _check_alike(datasets)
         self._datasets: Sequence[Component] = list(datasets)
         records = [dataset.records for dataset in self._datasets]
@@ -75,6 +84,7 @@ class Mixture(Stream):
         )
 
     def __repr__(self) -> str:
+        """Show the rows of an epoch, and each dataset's part of them."""
         parts = ", ".join(
             f"{self._pattern.fraction(d):.4g} of {dataset!r}"
             for d, dataset in enumerate(self._datasets)
@@ -83,23 +93,28 @@ class Mixture(Stream):
 
     @property
     def name(self) -> str:
+        """Return the words by which messages call the mixture."""
         return f"the mixture of {len(self._datasets)} datasets"
 
     @property
     def image_place(self) -> int | str | None:
+        """Return the field of an item that a built-in transform makes, if all datasets agree."""
         places = {dataset.image_place for dataset in self._datasets}
         return places.pop() if len(places) == 1 else None
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
+        """Return the names of the fields of items, where known; None if datasets differ."""
         fields = {dataset.item_fields for dataset in self._datasets}
         return fields.pop() if len(fields) == 1 else None
 
     @property
     def evaluates(self) -> bool:
+        """Return whether every pass reads the same epoch: also where no dataset is shuffled."""
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
     def _read(self, partition: Partition, consumers: Consumers) -> Iterator[Items]:
+        """Iterate over the batches of one consumer, each as rows that are still to be built."""
         size = partition.batch_size or 1
         rows = self._rows(partition, BatchRanges(partition), consumers)
         for step, (start, stop) in zip(partition.worker_steps, BatchRanges(partition), strict=True):
@@ -122,7 +137,7 @@ class Mixture(Stream):
     def _rows(
         self, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
-        """What these ranges of rows are made of. `ranges` is iterated once a dataset."""
+        """Iterate over the rows of these ranges. `ranges` is iterated once more a dataset."""
         feeds = [self._passes(d, partition, ranges, consumers) for d in range(len(self._datasets))]
         for start, stop in ranges:
             for owner in self._pattern.owners(start, stop):
@@ -131,7 +146,10 @@ class Mixture(Stream):
     def _passes(
         self, d: int, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
     ) -> Iterator[Any]:
-        """What makes each row of dataset d in these ranges of rows, pass after pass."""
+        """Iterate over the rows of dataset d in these ranges, pass after pass.
+
+        Yields (function that builds the item, row of the dataset, dataset).
+        """
         dataset, seed = self._datasets[d], key(MIX, self.seed, d)
         options = replace(self.options.parts[d], seed=seed)
         before = partition.epoch.epoch * self._pattern.count(d, self.length)
@@ -147,6 +165,7 @@ class Mixture(Stream):
                 yield from zip(repeat(items.make), items.rows, repeat(dataset))
 
     def _identity(self) -> dict[str, Any]:
+        """Return the part of a saved state that tells this mixture from others."""
         named = [
             {**dataset._which(), **part.state()}
             for dataset, part in zip(self._datasets, self.options.parts, strict=True)
@@ -160,6 +179,7 @@ class Mixture(Stream):
         }
 
     def _adopted(self, state: Mapping[str, Any]) -> Options:
+        """Return the options to go on with after this state. Raises StateError."""
         saved = state.get("mix")
         if not isinstance(saved, list) or len(saved) != len(self._datasets):
             found = f"{len(saved)} datasets" if isinstance(saved, list) else "no mixture"
@@ -192,30 +212,33 @@ class Mixture(Stream):
 
 
 def _build_item(row: tuple[Callable[[Any, Work], Any], Any, Component], work: Work) -> Any:
-    """The item of a row of one of the datasets."""
+    """Build the item of a row, which says how. Safe to call from any thread."""
     make, own, _ = row
     return make(own, work)
 
 
 class _RowLog:
-    """Rows that are read once; then what messages call their records."""
+    """Iterates over rows once, and remembers them, so that messages can name their records."""
 
     def __init__(self, rows: Iterable[Any]) -> None:
+        """Keep the rows; none of them is read yet."""
         self._rows = rows
         self._seen: list[tuple[Component, int]] = []
 
     def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rows; only once."""
         seen = self._seen
         for row in self._rows:
             seen.append((row[2], row[1][0]))
             yield row
 
     def records(self) -> list[str]:
+        """Return the names, for messages, of the records that were iterated over."""
         return [dataset.record_name(number) for dataset, number in self._seen]
 
 
 def _check_alike(datasets: Sequence[Any]) -> Any:
-    """The first of them, when they can be mixed. Raises OptionError."""
+    """Check that datasets can be mixed, and return the first. Raises OptionError."""
     if not isinstance(datasets, Sequence) or not datasets:
         raise OptionError(
             f"mix: expected a list of ShardDatasets, found {printable(repr(datasets))}"

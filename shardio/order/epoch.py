@@ -1,4 +1,20 @@
-"""Cuts an epoch into spans and units, and says which record lies at each place of its order."""
+"""Cuts an epoch into spans and units, and says which record comes at each place of its order.
+
+How it works. There are three numberings of an epoch's N records, and an Epoch leads from the last
+to the first:
+
+    record             (shard, record within it), as the manifest has them
+    virtual position   the shards in the epoch's own order, their records end to end; a span is a
+                       range of these, so that a span is read from few shards
+    place              the flat order, in which batches are cut: units of u records are taken from
+                       the spans in turn, each span handing out its records by a SpanOrder
+
+`pieces` turns a range of places into draws of spans, a span's SpanOrder turns draws into positions,
+and `locate` turns virtual positions into records.
+
+This file also says what an epoch's end does to the number of steps (`steps`, by Tail), and how
+large a unit is when nobody says (`default_unit`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +37,7 @@ ORDER_VERSION: Final = 1
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """One epoch of a data set: its virtual sequence, cut into spans.
+    """Holds one epoch of a dataset: its virtual sequence, cut into spans.
 
     shard_records      (shards,) integers >= 0: the records in each shard, in the manifest's order
     seed, epoch        in [0, 2^64) and [0, 2^63)
@@ -33,7 +49,8 @@ class Epoch:
     shuffle            False: the records in the manifest's order, from one span; shuffle_buffer
                        and canonical_workers are to be 1
 
-    Costs O(shards), not O(records), unless the buffer holds all. Raises OptionError.
+    Costs O(shards), not O(records), unless the buffer holds all. Raises OptionError for values out
+    of these ranges.
     """
 
     shard_records: Int64s
@@ -46,6 +63,7 @@ class Epoch:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        """Check the fields, and copy the counts."""
         counts = np.asarray(self.shard_records)
         if counts.ndim != 1 or (counts.size and counts.dtype.kind not in "iu"):
             raise OptionError(
@@ -68,34 +86,34 @@ class Epoch:
 
     @cached_property
     def records(self) -> int:
-        """N: the records of the epoch."""
+        """Return N, the number of records in the epoch."""
         return int(self.shard_records.sum())
 
     @property
     def units(self) -> int:
-        """U = ceil(N / u): the units of the epoch."""
+        """Return U = ceil(N / u), the number of units in the epoch."""
         return -(-self.records // self.unit)
 
     @property
     def shuffles_all(self) -> bool:
-        """True when the buffer holds every record, and the order is a uniform permutation."""
+        """Return True if the buffer holds every record: the order is a uniform permutation."""
         if not self.shuffle:
             return False
         return self.shuffle_buffer is None or self.shuffle_buffer >= self.records
 
     @property
     def window(self) -> int:
-        """Records in the window of each span, >= 1; 1 (no window needed) when shuffling all."""
+        """Return the records in each span's window, >= 1; 1 (none is needed) when shuffling all."""
         if self.shuffle_buffer is None or self.shuffles_all:
             return 1
         return max(1, -(-self.shuffle_buffer // self.canonical_workers))
 
     def span_records(self, span: int) -> int:
-        """The records of a span: whole units, but for the epoch's last unit if that is short."""
+        """Count the records of a span: whole units, but for the epoch's last one if it is short."""
         return self.span_start(span + 1) - self.span_start(span)
 
     def span_start(self, span: int) -> int:
-        """The virtual position of a span's first record; N for span = C."""
+        """Return the virtual position of a span's first record; N for span = C."""
         each, longer = divmod(self.units, self.canonical_workers)
         # The epoch's last unit may be short; the spans behind the one that holds it start earlier.
         last = (self.units - 1) % self.canonical_workers
@@ -103,16 +121,19 @@ class Epoch:
         return (span * each + min(span, longer)) * self.unit - short
 
     def span_order(self, span: int) -> SpanOrder:
-        """The draws of a span, from its first one, as positions relative to the span's start."""
+        """Start the draws of a span, as positions relative to the span's start."""
         stream = key(SPAN, self.seed, self.epoch, span)
         return SpanOrder(self.span_records(span), self.window, key=stream)
 
     def position(self, span: int, relative: Int64s) -> Int64s:
-        """Positions relative to a span's start -> virtual positions. (n,) int64."""
+        """Turn positions relative to a span's start into virtual positions: (n,) -> (n,) int64."""
         return relative + self.span_start(span)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Places start .. stop - 1 of the flat order, in [0, N], as (span, first draw, count)."""
+        """Cut places start .. stop - 1 of the flat order into (span, first draw, count).
+
+        0 <= start, stop <= N. The pieces are in the flat order.
+        """
         unit, spans = self.unit, self.canonical_workers
         if start >= stop:
             return []
@@ -129,12 +150,12 @@ class Epoch:
         return pieces
 
     def place(self, span: int, draw: int) -> int:
-        """The place of a draw in the flat order."""
+        """Return the place of a span's draw in the flat order."""
         unit = self.unit
         return (draw // unit * self.canonical_workers + span) * unit + draw % unit
 
     def flat(self) -> Int64s:
-        """The whole order at once: (N,) int64, the virtual position of each place. 0.1 us each."""
+        """Compute the whole order: (N,) int64, the virtual position of each place. 0.1 us each."""
         unit, spans = self.unit, self.canonical_workers
         order = np.empty((self.units, unit), np.int64)
         for span in range(min(spans, self.units)):
@@ -147,9 +168,9 @@ class Epoch:
         return order.reshape(-1)[: self.records]
 
     def locate(self, virtual: Int64s) -> tuple[Int64s, Int64s]:
-        """Virtual positions in [0, N) -> shard numbers, and record numbers within those shards.
+        """Turn virtual positions into shard numbers, and record numbers within those shards.
 
-        (n,) int64 -> (n,) int64, (n,) int64. Shards are numbered as in shard_records.
+        (n,) int64 in [0, N) -> (n,) int64, (n,) int64. Shards are numbered as in shard_records.
         """
         shards, ends, starts = self._layout
         if self._permutation is not None:
@@ -159,7 +180,7 @@ class Epoch:
 
     @cached_property
     def _layout(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Shard numbers in virtual order, and the virtual end and start of each."""
+        """Return the shard numbers in virtual order, and the virtual end and start of each."""
         if self.shuffles_all or not self.shuffle:  # where records are permuted, shards need not be
             shards = np.arange(len(self.shard_records), dtype=np.int64)
         else:
@@ -170,6 +191,7 @@ class Epoch:
 
     @cached_property
     def _permutation(self) -> Int64s | None:
+        """Return the permutation of all records, (N,) int64; None when windows shuffle them."""
         if not self.shuffles_all:
             return None
         return permutation(self.records, key(RECORDS, self.seed, self.epoch))
@@ -178,9 +200,10 @@ class Epoch:
 def steps(
     records: int, batch_size: int | None, *, world_size: int = 1, tail: Tail = "pad", start: int = 0
 ) -> int:
-    """The steps of every rank over an epoch of `records`: the same number on each rank.
+    """Count the steps of every rank over an epoch of `records`: the same number on each rank.
 
     start: records already consumed by all ranks together. batch_size None: samples, one a step.
+    tail: see Partition. Raises OptionError.
     """
     size = 1 if batch_size is None else batch_size
     whole("records", records, 0)
@@ -206,11 +229,16 @@ def default_unit(batch_size: int) -> int:
 
 
 def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:
-    """Check these fields, and make Python's own integers of them: those of numpy overflow."""
+    """Check that fields are integers within bounds, and turn numpy's into Python's.
+
+    bounds: by field, its least value, or its least and its greatest. numpy's integers would
+    overflow in later arithmetic. Raises OptionError.
+    """
     for name, bound in bounds.items():
         object.__setattr__(options, name, whole(name, getattr(options, name), *bound))
 
 
 def check_tail(tail: str) -> None:
+    """Raise OptionError unless `tail` is one of Tail."""
     if tail not in get_args(Tail):
         raise OptionError(f"tail is {tail!r}: expected one of {', '.join(get_args(Tail))}.")

@@ -1,8 +1,10 @@
-"""Says which dataset each row of a mixture is of: whole slots in a period, spread evenly.
+"""Says which dataset each row of a mixture comes from.
 
 How it works. Weights become whole numbers of slots in a period; a pattern spreads each dataset's
-slots evenly over it, and repeats. So row n of an epoch says by itself whose it is, and how many
-rows of that dataset came before it.
+slots evenly over the period, and repeats. So the number of a row alone decides which dataset it
+comes from, and how many rows of that dataset come before it. These are the dataset's own flat
+order, pass after pass: each pass holds every record once, in an order of its own. A pass goes on in
+the next epoch where this one ends.
 
     weights 3 : 1    pattern  a a b a | a a b a | ...    row 6 is b's row 1
 """
@@ -30,15 +32,16 @@ MAX_SLOTS = 1 << 16  # of a period, at most: a weight is met within 1 / 131,072 
 
 
 class Pattern:
-    """Whose each row of a mixture is.
+    """Spreads the rows of each dataset evenly over a mixture.
 
-    slots  how many rows of a period belong to each dataset, >= 1
+    slots  how many rows of a period come from each dataset, >= 1
 
-    Of the first n rows, each dataset has its share n * k / K, rounded up or down; so any rows that
-    follow each other hold its share to less than two rows.
+    Of the first n rows, a dataset with k of a period's K slots has n * k / K, rounded up or down.
+    So in any rows that follow each other its count is off by less than two rows.
     """
 
     def __init__(self, slots: Sequence[int]) -> None:
+        """Deal the slots of one period. Memory is O(datasets * period)."""
         self.slots = list(slots)
         self.period = _deal(self.slots)
         owners = np.array(self.period)
@@ -48,7 +51,7 @@ class Pattern:
             np.cumsum(owners == d, out=self._before[d, 1:])
 
     def owners(self, start: int, stop: int) -> list[int]:
-        """The datasets of rows start .. stop - 1."""
+        """Return the dataset of each row, start .. stop - 1, by its number in the mixture."""
         count, at = stop - start, start % len(self.period)
         rows = self.period[at : at + count]
         while len(rows) < count:
@@ -56,24 +59,31 @@ class Pattern:
         return rows
 
     def count(self, dataset: int, rows: int) -> int:
-        """How many of the first `rows` rows are this dataset's."""
+        """Count the rows of a dataset among the first `rows` rows."""
         periods, rest = divmod(rows, len(self.period))
         return periods * self.slots[dataset] + int(self._before[dataset, rest])
 
     def rows(self, dataset: int, records: int) -> int:
-        """The rows up to, and with, the dataset's row number `records`, from 1."""
+        """Count all rows up to the dataset's row number `records`, itself included; from 1."""
         periods, last = divmod(records - 1, self.slots[dataset])
         rest = int(np.searchsorted(self._before[dataset], last + 1))
         return periods * len(self.period) + rest
 
     def fraction(self, dataset: int) -> float:
-        """The part of all rows that is this dataset's, in (0, 1]."""
+        """Return the part of all rows that come from a dataset, in (0, 1]."""
         return self.slots[dataset] / len(self.period)
 
     def passes(
         self, dataset: int, ranges: Iterable[tuple[int, int]], *, records: int, before: int
     ) -> Iterator[tuple[int, int, int]]:
-        """(pass, start, stop) in the flat order of a dataset, for these ranges of rows."""
+        """Turn ranges of a mixture's rows into ranges of a dataset's passes.
+
+        ranges   (start, stop) of rows of an epoch
+        records  of the dataset: one pass holds each of them once
+        before   rows of the dataset in all epochs before this one
+
+        Yields (pass, start, stop): places start .. stop - 1 of the flat order of that pass.
+        """
         count = partial(self.count, dataset)
         for first, last in ranges:
             start, stop = before + count(first), before + count(last)
@@ -85,7 +95,7 @@ class Pattern:
 
 
 def _deal(slots: Sequence[int]) -> list[int]:
-    """The datasets of the rows of a period.
+    """Choose the dataset of each row of a period.
 
     Slot j of a dataset's k has the rows from floor(j * K / k) to ceil((j + 1) * K / k) - 1 to
     choose from, and the slot that must come first gets the next row. Each then has one (Tijdeman:
@@ -109,18 +119,22 @@ def _deal(slots: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class MixedOptions(Options):
-    """The options of a mixture: rows in one span, unshuffled; and those of each dataset in it."""
+    """Holds the options of a mixture: one span, no window of its own; and those of each dataset."""
 
     parts: tuple[Options, ...]
 
     @classmethod
     def of(cls, parts: Sequence[Options]) -> MixedOptions:
+        """Make the options of a mixture. parts: of each dataset; batch_size, seed, tail alike."""
         first = parts[0]
         return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, tuple(parts))
 
 
 def epoch_rows(length: Any, passes: Sequence[int]) -> int:
-    """Rows of an epoch. passes: rows until each dataset has come once."""
+    """Return the number of rows in an epoch, >= 1, as the option `length` asks for it.
+
+    passes: for each dataset, the rows until all its records have come once. Raises OptionError.
+    """
     if isinstance(length, str):
         if length not in ("first", "last"):
             raise OptionError(
@@ -132,7 +146,10 @@ def epoch_rows(length: Any, passes: Sequence[int]) -> int:
 
 
 def whole_slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
-    """Weights as whole slots of a period: exact when they are simple ratios."""
+    """Turn weights into whole slots of a period: exact when they are simple ratios.
+
+    records: of each dataset; as many as weights. Raises OptionError.
+    """
     try:
         exact = [_fraction(weight) for weight in weights]
     except (TypeError, ValueError, OverflowError):
@@ -155,6 +172,7 @@ def whole_slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
 
 
 def _fraction(weight: Any) -> Fraction:
+    """Return a weight as an exact number; raise TypeError, ValueError or OverflowError."""
     if isinstance(weight, str):  # Fraction would read "1/3"
         raise TypeError
     return (
@@ -163,15 +181,18 @@ def _fraction(weight: Any) -> Fraction:
 
 
 class BatchRanges:
-    """The rows of a mixture's batches, in order, as (start, stop): it has one span, and unit 1.
+    """Iterates over the rows of a partition's batches, in order, as (start, stop).
 
-    Can be iterated often, at the same time: datasets look ahead unequally far.
+    The partition is of a mixture: one span, unit 1. It can be iterated several times at once, since
+    datasets look ahead unequally far.
     """
 
     def __init__(self, partition: Partition) -> None:
+        """Keep the partition."""
         self._partition = partition
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Start a new iteration."""
         partition, size = self._partition, self._partition.batch_size or 1
         end = partition.epoch.records
         for step in partition.worker_steps:  # as Partition.batch has it, which takes 2 us

@@ -1,5 +1,10 @@
 """Deals the batches of an epoch to its consumers: the workers of each rank.
 
+How it works. The flat order is cut into batches of m units. Batch i * world_size + rank is step i
+of a rank, and worker i mod num_workers of that rank makes it. So a consumer computes its batches
+from four small numbers, without asking anybody. Where records do not fill a batch on every rank,
+the tail says whether the last step is repeated records, short, or left out.
+
 A small example: N = 9 records in units of u = 2 on C = 2 spans, two ranks with batches of 4.
 
     U = ceil(9 / 2) = 5 units; only the epoch's last one, unit 4, is short (1 record)
@@ -43,7 +48,7 @@ from .shuffle import NO_ROWS
 
 
 class Batch(NamedTuple):
-    """The rows of one batch: those of the pieces, in order, then the repeats."""
+    """Holds the rows of one batch: those of the pieces, in order, then the repeats."""
 
     step: int  # this rank's step since `start`, from 0
     pieces: tuple[tuple[int, int, int], ...]  # (span, first draw, count): draws of that span
@@ -52,10 +57,10 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """What one worker of one rank reads of an epoch: its batches.
+    """Holds the part of an epoch that one worker of one rank reads, as batches.
 
     batch_size  a multiple of the epoch's unit; None: sample mode, one record a step, unit 1
-    tail        what to do with the end, where records do not fill a batch on every rank:
+    tail        how the epoch ends, where records do not fill a batch on every rank:
                 "pad"    repeat records, fewer than batch_size * world_size; with one rank repeat
                          nothing: its last batch is short
                 "drop"   leave records out, fewer than batch_size * world_size
@@ -65,7 +70,8 @@ class Partition:
     done        batches that this worker has made since `start`, and does not make again
 
     At its step i the rank takes the units start + (i * world_size + rank) * m ... + m - 1, where
-    m = batch_size / unit; worker i mod num_workers makes that batch. Raises OptionError.
+    m = batch_size / unit; worker i mod num_workers makes that batch. Raises OptionError for
+    values out of range, and for a unit that does not divide batch_size.
     """
 
     epoch: Epoch
@@ -80,6 +86,7 @@ class Partition:
     done: int = 0
 
     def __post_init__(self) -> None:
+        """Check the fields, and turn numpy's integers into Python's."""
         unit = self.epoch.unit
         if self.batch_size is None:
             if unit != 1:
@@ -99,12 +106,12 @@ class Partition:
 
     @property
     def batch_units(self) -> int:
-        """m: the units of a batch."""
+        """Return m, the units of a batch."""
         return 1 if self.batch_size is None else self.batch_size // self.epoch.unit
 
     @cached_property
     def steps(self) -> int:
-        """The steps of this rank, and of every other, from `start` to the epoch's end."""
+        """Count the steps of this rank, and of every other, from `start` to the epoch's end."""
         return steps(
             self.epoch.records,
             self.batch_size,
@@ -115,12 +122,12 @@ class Partition:
 
     @property
     def worker_steps(self) -> range:
-        """The steps whose batches this worker makes, in order."""
+        """Return the steps whose batches this worker makes, in order."""
         return range(self.worker, self.steps, self.num_workers)[self.done :]
 
     @property
     def sharers(self) -> int:
-        """Consumers that touch each of this consumer's spans, this one included."""
+        """Count the consumers that touch each of this one's spans, this one included."""
         return sharers(
             self.epoch.canonical_workers,
             self.num_workers,
@@ -130,16 +137,16 @@ class Partition:
 
     @property
     def touched(self) -> int:
-        """The spans that this consumer touches, at least 1."""
+        """Count the spans that this consumer touches, at least 1."""
         spans = min(self.epoch.canonical_workers, max(1, self.epoch.units))
         return max(1, spans * self.sharers // (self.world_size * self.num_workers))
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of this worker, in order."""
+        """Iterate over the batches of this worker, in order."""
         return map(self.batch, self.worker_steps)
 
     def batch(self, step: int) -> Batch:
-        """The batch of any step of this rank, in [0, steps)."""
+        """Return the batch of any step of this rank, in [0, steps)."""
         records, unit = self.epoch.records, self.epoch.unit
         first = self.start + (step * self.world_size + self.rank) * self.batch_units
         end = (first + self.batch_units) * unit
@@ -154,10 +161,11 @@ class Partition:
         return Batch(step, tuple(pieces), (flat - records) % records)
 
     def samples(self, steps: range) -> tuple[list[tuple[int, int, int]], Int64s, Int64s]:
-        """Without a batch_size, several steps of this rank at once, ascending, by span.
+        """Return several steps of this rank at once, by span. Only for batch_size None.
 
-        Returns pieces as in Batch, sorted by span; of each of their rows which of these steps it
-        is, (n,) int64; and of the steps behind those the repeats, (len(steps) - n,).
+        steps: ascending. Returns pieces as in Batch, sorted by span; for each of their rows the
+        index of its step in `steps`, (n,) int64; and for the steps behind the epoch's last record
+        the repeats, (len(steps) - n,) int64 virtual positions.
         """
         records = self.epoch.records
         flat = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
@@ -166,7 +174,7 @@ class Partition:
         draws, spans = np.divmod(flat[:own], self.epoch.canonical_workers)
         turn = spans.argsort(kind="stable")
         draws, spans = draws[turn], spans[turn]
-        new = np.ones(own, bool)  # whether a piece begins at each row
+        new = np.ones(own, bool)  # True where a piece begins
         new[1:] = (spans[1:] != spans[:-1]) | (draws[1:] != draws[:-1] + 1)
         first = np.flatnonzero(new)
         counts = np.diff(first, append=own)
@@ -176,7 +184,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class RowRanges:
-    """Ranges of an epoch's flat order, for a reader that takes rows and not units.
+    """Holds ranges of an epoch's flat order, for a reader that takes rows and not units.
 
     ranges      (start, stop) in [0, N], ascending; each is a batch
     batch_size  records of a range, about
@@ -191,16 +199,16 @@ class RowRanges:
 
     @property
     def sharers(self) -> int:
-        """Consumers that touch each of this consumer's spans, this one included."""
+        """Count the consumers that touch each of this one's spans, this one included."""
         return self.consumers
 
     @property
     def touched(self) -> int:
-        """The spans that this consumer touches, at least 1."""
+        """Count the spans that this consumer touches, at least 1."""
         return min(self.epoch.canonical_workers, max(1, self.epoch.units))
 
     def __iter__(self) -> Iterator[Batch]:
-        """The ranges as batches."""
+        """Iterate over the ranges as batches."""
         for step, (start, stop) in enumerate(self.ranges):
             yield Batch(step, tuple(self.epoch.pieces(start, stop)), NO_ROWS)
 
@@ -208,7 +216,7 @@ class RowRanges:
 def shared_spans(
     canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int
 ) -> bool:
-    """Can two consumers touch one span? batch_units = m, the units of a batch.
+    """Return whether two consumers can touch one span. batch_units = m, the units of a batch.
 
     The batch of unit g falls to consumer (g div m) mod P, P = num_workers * world_size. So when
     P * m divides C = canonical_workers, the span g mod C says whose it is, and none is shared.
@@ -218,7 +226,10 @@ def shared_spans(
 
 
 def sharers(canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
-    """Consumers that touch each span of an epoch that is long enough."""
+    """Count the consumers that touch each span of an epoch that is long enough.
+
+    The arguments are those of shared_spans.
+    """
     consumers = num_workers * world_size
     # Their batches begin at every multiple of `step` units, on some span modulo C.
     step = math.gcd(consumers * batch_units, canonical_workers)

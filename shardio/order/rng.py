@@ -1,9 +1,13 @@
-"""Makes the random numbers of the order: words that are a pure function of (key, place).
+"""Makes the random numbers of the order: 64-bit words that are a pure function of (key, place).
 
-Randomness is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-OOPSLA 2014): word k of a stream is a pure function of (key, k), so that any place can be reached
-without the draws before it. Never numpy's Generator: it does not promise its streams across
-versions, and it does not seek.
+How it works. A key names a stream of words; it is mixed from a purpose (SHARDS, SPAN, ...) and the
+numbers that the purpose depends on, such as the seed and the epoch. Word k of a stream is
+splitmix64's k-th output from that key, so any word can be computed without the words before it.
+That is what makes resuming cheap: nothing has to be replayed.
+
+The numbers are splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+OOPSLA 2014). numpy's Generator is never used: it does not promise its streams across versions, and
+it does not seek.
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ MASK: Final = (1 << 64) - 1
 
 
 def splitmix64(x: UInt64s) -> UInt64s:
-    """The finaliser of splitmix64: a bijection of 64-bit words. (n,) uint64 -> new (n,) uint64."""
+    """Apply the finaliser of splitmix64, a bijection of 64-bit words.
+
+    (n,) uint64 -> new (n,) uint64.
+    """
     z = x >> np.uint64(30)
     z ^= x
     z *= np.uint64(_MIX1)
@@ -43,7 +50,7 @@ def splitmix64(x: UInt64s) -> UInt64s:
 
 
 def words(key: int, start: int, count: int) -> UInt64s:
-    """Words start .. start + count - 1 of the stream of `key`: (count,) uint64."""
+    """Return words start .. start + count - 1 of the stream of `key`: (count,) uint64."""
     x = np.arange(count, dtype=np.uint64)
     x *= np.uint64(GAMMA)
     x += np.uint64((key + start * GAMMA) & MASK)
@@ -51,7 +58,7 @@ def words(key: int, start: int, count: int) -> UInt64s:
 
 
 def word(key: int, index: int) -> int:
-    """Word `index` of the stream of `key`, as a plain int: words(key, index, 1)[0]."""
+    """Return word `index` of the stream of `key` as a plain int: words(key, index, 1)[0]."""
     z = (key + index * GAMMA) & MASK
     z = ((z ^ (z >> 30)) * _MIX1) & MASK
     z = ((z ^ (z >> 27)) * _MIX2) & MASK
@@ -71,7 +78,7 @@ def key(*parts: int) -> int:
 
 
 def permutation(n: int, key: int) -> Int64s:
-    """A uniform permutation of 0 .. n - 1: (n,) int64, the argsort of n words of `key`."""
+    """Return a uniform permutation of 0 .. n - 1: (n,) int64, the argsort of n words of `key`."""
     # The words of one key are all different (an odd step, then a bijection), so every argsort is
     # a stable one: numpy's default kind gives the same answer, faster.
     return np.argsort(words(key, 0, n)).astype(np.int64, copy=False)
@@ -79,12 +86,14 @@ def permutation(n: int, key: int) -> Int64s:
 
 @lru_cache(maxsize=64)
 def _transform_key(seed: int, epoch: int) -> int:
+    """Return the key of an epoch's transforms; cached, since each record asks for it."""
     return key(TRANSFORM, seed, epoch)
 
 
 def draw(seed: int, epoch: int, record: int) -> int:
-    """One word in [0, 2^64) for the random transform of a record (its number in the data set).
+    """Return one word in [0, 2^64) for the random transform of a record.
 
-    Where a transform needs more: word(draw(...), 1), word(draw(...), 2), ...
+    record: the record's number in the dataset. A transform that needs more words takes
+    word(draw(...), 1), word(draw(...), 2), ...
     """
     return word(_transform_key(seed, epoch), record)

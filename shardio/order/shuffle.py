@@ -1,4 +1,13 @@
-"""Shuffles one span of records through a bounded window.
+"""Shuffles the records of one span through a bounded window.
+
+How it works. The window has w slots, and holds the first w records of the span at the start. Each
+draw picks a slot by a random word, hands out the record in it, and puts the next record of the span
+there. The last w draws find no next record; there the number of slots shrinks by one a draw. So a
+record never comes more than w - 1 draws early, and memory does not depend on the span's length.
+
+Draws are computed in blocks of numpy operations: 0.02 us a draw, a plain loop takes 0.1 to 0.2.
+`seek` finds the window's content at any draw without the draws before it: the last write to each
+slot decides what the slot holds, so draws are scanned backwards until every slot has one.
 
 Words become slots by Lemire's multiply-shift (Fast random integer generation in an interval, 2019).
 """
@@ -13,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 from .rng import Int64s, UInt64s, words
 
-# Emissions are made this many at a time: a block costs ~30 numpy calls. Taken 32 at a time through
+# So many draws are computed at a time: a block costs ~30 numpy calls. Taken 32 at a time through
 # a window of 157: 0.040 us a record in blocks of 1,024, 0.028 of 2,048, 0.021 of 4,096, 0.018 of
 # 8,192; and 64 spans of blocks stay at 2 MiB.
 BLOCK = 4096
@@ -29,19 +38,21 @@ NO_ROWS.flags.writeable = False  # it is shared by every batch that repeats noth
 
 
 class SpanOrder:
-    """The order in which one span hands out its records 0 .. n - 1 through a window of w slots.
+    """Hands out the records 0 .. n - 1 of one span, shuffled through a window of w slots.
 
     w = min(window, n). The slots first hold 0 .. w - 1. Draw k = 0 .. n - 1, with
-    m = min(w, n - k) slots alive, picks slot j of m by word k of `key` and emits what it holds;
+    m = min(w, n - k) slots alive, picks slot j of m by word k of `key` and emits the record in it;
     then record k + w moves into slot j, or, when there is none left, the last living slot does.
     So record p is never emitted before draw p - w + 1. A window of 0 or 1 is storage order.
 
-    Memory is O(w), whatever n. 0 <= n < 2^63, 0 <= window <= 2^32. Not for sharing by threads.
+    Memory is O(w), whatever n. 0 <= n < 2^63, 0 <= window <= 2^32; else raises OptionError. An
+    object is for one thread.
     """
 
     __slots__ = ("_at", "_block", "_computed", "_dying", "_key", "_slots", "n", "window")
 
     def __init__(self, n: int, window: int, *, key: int) -> None:
+        """Stand before draw 0. n and window are in records; key names the stream of words."""
         if n < 0 or not 0 <= window <= MAX_WINDOW:
             raise OptionError(
                 f"a span of {n} records and a window of {window}: expected n >= 0 and "
@@ -50,19 +61,23 @@ class SpanOrder:
         self.n: Final = n
         self.window: Final = min(window, n)
         self._key = key
-        self._computed = 0  # draws made so far; those of the last block may not be handed out yet
-        self._block = NO_ROWS  # the emissions of draws made - len(block) .. made - 1
+        self._computed = 0  # draws so far; those of the last block may not be handed out yet
+        self._block = NO_ROWS  # the records of draws computed - len(block) .. computed - 1
         self._at = 0  # how many of the block are handed out
         self._slots: Int64s = np.arange(self.window, dtype=np.int64)  # steady phase
         self._dying: list[int] | None = None  # the slots in the last w draws, as a list
 
     @property
     def drawn(self) -> int:
-        """The next draw, in [0, n]: what take(1) gives is the emission of this one."""
+        """Return the number of the next draw, in [0, n]: take(1) returns its record."""
         return self._computed - len(self._block) + self._at
 
     def take(self, count: int) -> Int64s:
-        """The next `count` emissions: (count,) int64 relative positions in [0, n), read-only."""
+        """Return the records of the next `count` draws.
+
+        (count,) int64, positions relative to the span's start, in [0, n), read-only. Raises
+        OptionError when fewer than `count` draws are left.
+        """
         end = self._at + count
         if self._at <= end <= len(self._block):
             out = self._block[self._at : end]
@@ -85,10 +100,10 @@ class SpanOrder:
         return out
 
     def seek(self, k: int) -> None:
-        """Go to draw k in [0, n], forwards or backwards.
+        """Go to draw k in [0, n], forwards or backwards; raise OptionError for another k.
 
-        Costs O(w log w) at most, wherever k is: the window at draw k is what the last write to
-        each slot left, so draws are scanned backwards from k until every slot has one.
+        Costs O(w log w) at most, wherever k is: the last write to each slot before draw k decides
+        the window, so draws are scanned backwards from k until every slot has one.
         """
         if not 0 <= k <= self.n:
             raise OptionError(f"seek to draw {k}: expected 0 to {self.n}.")
@@ -101,7 +116,7 @@ class SpanOrder:
         self._at = k - (self._computed - len(self._block))
 
     def _fill(self) -> None:
-        """Make the emissions of the next block of draws."""
+        """Compute the records of the next block of draws."""
         w, k = self.window, self._computed
         count = min(BLOCK, (self.n if k >= self.n - w or w <= 1 else self.n - w) - k)
         if w <= 1:
@@ -115,10 +130,10 @@ class SpanOrder:
         self._at = 0
 
     def _steady(self, k: int, count: int) -> Int64s:
-        """Draws k .. k + count - 1, each followed by a new record: k + count <= n - w.
+        """Compute draws k .. k + count - 1, each followed by a new record: k + count <= n - w.
 
-        Draw i moves record i + w into its slot, so an emission is i + w of the previous draw i of
-        the same slot, or, for the first one in this block, what the slot held before.
+        Draw i moves record i + w into its slot. So a draw emits i + w of the previous draw i of the
+        same slot, or, when it is the slot's first in this block, the record that the slot held.
         """
         slots = self._slots_drawn(k, count)
         draws = self._by_slot(slots)
@@ -133,7 +148,7 @@ class SpanOrder:
         return out
 
     def _last(self, k: int, count: int) -> Int64s:
-        """Draws k .. k + count - 1 of the last w, n - w <= k: no new records, slots die.
+        """Compute draws k .. k + count - 1 of the last w, n - w <= k: no new records, slots die.
 
         A plain loop, 0.1-0.2 us a draw up to w = 100,000, 0.5 at a million (cache misses): each
         draw moves a slot that an earlier one may have moved.
@@ -150,7 +165,7 @@ class SpanOrder:
         return np.array(out, np.int64)
 
     def _slots_drawn(self, k: int, count: int, alive: UInt64s | None = None) -> Int64s:
-        """The slots j that draws k .. k + count - 1 pick, of w or of `alive` ones each.
+        """Return the slots j that draws k .. k + count - 1 pick, of w or of `alive` ones each.
 
         Multiply-shift: 32 random bits times m, high half. No slot's probability is off by more
         than m / 2^32 of itself.
@@ -162,7 +177,7 @@ class SpanOrder:
         return j.view(np.int64)
 
     def _scan(self, k: int) -> None:
-        """Put the window in its state before draw min(k, n - w), with an empty block."""
+        """Put the window into its state before draw min(k, n - w), with an empty block."""
         w = self.window
         k = k if w <= 1 else min(k, self.n - w)
         self._computed, self._block, self._at, self._dying = k, NO_ROWS, 0, None
@@ -180,7 +195,7 @@ class SpanOrder:
         self._slots = np.where(writes < 0, self._slots, writes + w)
 
     def _by_slot(self, slots: Int64s) -> Int64s:
-        """The stable argsort: the draws of each slot together, in order. (n,) -> (n,) int64."""
+        """Sort draws by slot, those of one slot in order (stable): (n,) -> (n,) int64 indices."""
         # numpy sorts 16 bits by radix: 5 us for 2,048, against 25 us for int64 and 33 us for
         # sorting (slot, draw) as one number.
         keys = slots.astype(np.uint16) if self.window <= 1 << 16 else slots
@@ -188,10 +203,10 @@ class SpanOrder:
 
 
 def _ends(slots: Int64s) -> NDArray[np.bool_]:
-    """Where runs of equal values end: (n,) -> (n,) bool, the last one True.
+    """Mark where runs of equal values end: (n,) -> (n,) bool, the last one True.
 
-    What is written to a slot is chosen by this: of two writes to one place in one assignment,
-    numpy does not promise which wins.
+    It chooses the one write to each slot: of two writes to one place in one assignment, numpy does
+    not promise which wins.
     """
     ends = np.ones(len(slots), np.bool_)
     np.not_equal(slots[1:], slots[:-1], out=ends[:-1])
