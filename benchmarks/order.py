@@ -34,7 +34,7 @@ def memory(name):
 
 from shardio.formats import manifest
 from shardio.dataset.fetch import Fetch, Reader
-from shardio.order.options import Given
+from shardio.order.options import RequestedOptions
 from shardio.storage import locate
 
 folder, consumers = sys.argv[1], int(sys.argv[2])
@@ -43,8 +43,8 @@ began = time.perf_counter()
 storage = locate(folder)
 made = manifest.load(storage)
 loaded = memory("VmRSS")
-options = Given(batch_size=256, shuffle_buffer=10_000).resolve(25_600.0)
-share = options.share(options.epoch(made.shard_records, 3), rank=1, world_size=consumers)
+options = RequestedOptions(batch_size=256, shuffle_buffer=10_000).resolve(25_600.0)
+share = options.partition(options.epoch(made.shard_records, 3), rank=1, world_size=consumers)
 fetch = Fetch(Reader(storage, made), share)
 fetch._announce = lambda runs: None  # there are no shards
 batches = iter(share)
@@ -150,10 +150,10 @@ def _write(folder: Path, records: int, shards: int) -> None:
 
 
 def whole(path: str, shuffled: int) -> Callable[..., dict[str, Any]]:
-    from shardio.order.options import Given
+    from shardio.order.options import RequestedOptions
 
     counts, epochs = _counts(path), iter(range(1 << 30))
-    options = Given(batch_size=BATCH, shuffle_buffer=shuffled).resolve(1.0)
+    options = RequestedOptions(batch_size=BATCH, shuffle_buffer=shuffled).resolve(1.0)
 
     def one_round() -> dict[str, Any]:
         began = time.perf_counter()

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 
+KEY = "__key__"  # the field of a sample that holds its name
+
 
 def key_text(name: bytes) -> str:
     """Return the str that stands for a stored name."""

@@ -34,7 +34,8 @@ from shardio import (
     StorageError,
 )
 from shardio.images.decode import decode as decode_image
-from shardio.order.arithmetic import default_unit, draw
+from shardio.order.epoch import default_unit
+from shardio.order.rng import draw
 
 Packed = Callable[..., Path]
 # More workers than cores is what several tests want.

@@ -1,4 +1,4 @@
-"""explain: what it says of a job is what Share and Fetch do, and its advice mends what it names."""
+"""explain: what it says of a job is what Partition and Fetch do; its advice mends what it names."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from shardio.errors import OptionError
 from shardio.formats import manifest
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema
-from shardio.order.options import Given
+from shardio.order.options import RequestedOptions
 from shardio.storage import locate
 from shardio.tuning import explain as explaining
 from shardio.tuning import tune as tuning
@@ -55,7 +55,7 @@ def told(made: Manifest, job: dict[str, Any] | None = None, **given: Any) -> Exp
     """Of a machine with much memory; `job`: keywords of explain."""
     mean = max(1.0, made.size / max(1, made.records))
     job = {"available_bytes": 1 << 50, "files_limit": 256} | (job or {})
-    return explain(made, Given(**given).resolve(mean), **job)
+    return explain(made, RequestedOptions(**given).resolve(mean), **job)
 
 
 def codes(e: Explanation) -> list[str]:
@@ -81,7 +81,7 @@ def seen(made: Manifest, options: Any, ranks: int, workers: int) -> Seen:
     walks: dict[int, Any] = {}
     for rank in range(ranks):
         for worker in range(workers):
-            share = options.share(
+            share = options.partition(
                 epoch, rank=rank, world_size=ranks, worker=worker, num_workers=workers
             )
             rows: list[tuple[int, int]] = []
@@ -120,7 +120,7 @@ def test_what_is_said_is_what_all_consumers_do(
     counts, sizes, spans, unit, units, buffer, ranks, workers, tail, seed
 ):
     made = imagined(counts, [sizes + 7 * i for i in range(len(counts))])
-    options = Given(
+    options = RequestedOptions(
         batch_size=None if units is None else unit * units,
         shuffle_buffer=buffer,
         seed=seed,
@@ -197,9 +197,10 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
     total = 24
 
     def flat(ranks: int) -> list[tuple[int, int, int]]:
-        chosen = Given(batch_size=total // ranks, unit=3, canonical_workers=5).resolve(1.0)
+        requested = RequestedOptions(batch_size=total // ranks, unit=3, canonical_workers=5)
+        chosen = requested.resolve(1.0)
         epoch = chosen.epoch(made.shard_records, 0)
-        shares = [list(chosen.share(epoch, rank=r, world_size=ranks)) for r in range(ranks)]
+        shares = [list(chosen.partition(epoch, rank=r, world_size=ranks)) for r in range(ranks)]
         pieces = [p for step in zip(*shares, strict=True) for batch in step for p in batch.pieces]
         return pieces
 
@@ -216,9 +217,9 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
 @given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 24))
 def test_nobody_shares_with_the_counts_that_are_named(spans, units, consumers):
     made = imagined([spans * consumers * units * 3])
-    options = Given(batch_size=units, unit=1, canonical_workers=spans, shuffle_buffer=2).resolve(
-        1.0
-    )
+    options = RequestedOptions(
+        batch_size=units, unit=1, canonical_workers=spans, shuffle_buffer=2
+    ).resolve(1.0)
     touched = seen(made, options, 1, consumers).spans.values()
     assert (max(map(len, touched)) == 1) == (consumers in free_consumers(spans, units))
 
@@ -251,7 +252,7 @@ def test_the_policy_is_what_fetch_does(
     assert storage.is_network() is network
     reader = Reader(storage, manifest.load(storage))
     chosen = {"batch_size": 8, "unit": 4, "shuffle_buffer": 40, "canonical_workers": 4} | given
-    options = Given(**chosen).resolve(1.0)
+    options = RequestedOptions(**chosen).resolve(1.0)
     e = explain(
         reader.manifest,
         options,
@@ -263,7 +264,7 @@ def test_the_policy_is_what_fetch_does(
         available_bytes=200_000_000,
     )
     each = max(1, workers)
-    share = options.share(
+    share = options.partition(
         options.epoch(reader.manifest.shard_records, 0), world_size=ranks, num_workers=each
     )
     got = Fetch(
@@ -311,14 +312,16 @@ def test_with_fewer_files_than_are_said_to_be_needed_shards_are_opened_again(
 ) -> None:
     counts = [40] * 30
     folder = packed(counts)
-    options = Given(batch_size=16, unit=4, canonical_workers=8, shuffle_buffer=400).resolve(1.0)
+    options = RequestedOptions(
+        batch_size=16, unit=4, canonical_workers=8, shuffle_buffer=400
+    ).resolve(1.0)
 
     def opened(limit: int) -> tuple[int, Explanation]:
         storage = locate(folder)
         reader = Reader(storage, manifest.load(storage), limit=limit)
         misses, miss = [], reader._miss
         reader._miss = lambda number, place: misses.append(number) or miss(number, place)
-        share = options.share(options.epoch(reader.manifest.shard_records, 0))
+        share = options.partition(options.epoch(reader.manifest.shard_records, 0))
         for rows in (got := Fetch(reader, share)):
             list(map(read, got.rows(rows)))
         return len(misses), explain(reader.manifest, options, files_limit=limit)
@@ -523,7 +526,7 @@ def test_the_classes_of_a_batch_are_about_those_it_will_have():
     counts, classes = [900, 1100, 1000, 1000], 40
     made = imagined(counts, classes=[str(i) for i in range(classes)], options={"shuffle": False})
     labels = np.arange(4000) // 100
-    options = Given(batch_size=64, shuffle_buffer=400).resolve(1.0)
+    options = RequestedOptions(batch_size=64, shuffle_buffer=400).resolve(1.0)
     e = explain(made, options, available_bytes=GiB)
     advice = next(advice for advice in e.warnings if advice.code == "class_order")
     assert advice.change == {"shuffle_buffer": "all"}
@@ -608,7 +611,7 @@ def test_a_writers_dataset_is_judged_by_the_labels_of_few_shards(
         asked.append(number)
         return reader.shard(number).columns.get("label")
 
-    options = Given(batch_size=64, shuffle_buffer=300).resolve(1.0)
+    options = RequestedOptions(batch_size=64, shuffle_buffer=300).resolve(1.0)
     e = explain(reader.manifest, options, labels=labels, available_bytes=GiB)
     assert ("class_order" in codes(e)) == ordered
     assert 1 <= len(asked) <= 3
@@ -659,7 +662,7 @@ def test_it_reads_well():
 
 def test_the_default_of_a_small_dataset_is_read_whole_wherever_it_lies():
     """Nobody is warned of it on a network file system, nor of classes that it mixes."""
-    options = Given(batch_size=256).resolve(TINY.mean_bytes, records=TINY.records)
+    options = RequestedOptions(batch_size=256).resolve(TINY.mean_bytes, records=TINY.records)
     for network, how in ((False, "announced"), (True, "read")):
         e = explain(TINY, options, num_workers=8, is_network=network, available_bytes=GiB)
         text = " ".join(str(e).split())
@@ -756,7 +759,7 @@ def test_the_command_says_what_explain_says(
         "1",
     )
     reader = Reader(locate(folder), manifest.load(locate(folder)))
-    options = Given(
+    options = RequestedOptions(
         batch_size=16, shuffle_buffer=200, unit=4, tail="drop", canonical_workers=4
     ).resolve(reader.mean_bytes)
     e = explain(

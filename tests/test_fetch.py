@@ -1,4 +1,4 @@
-"""Fetch: every record once, in the order that order.py says, whatever way the bytes take."""
+"""Fetch: every record once, in the order that `order` says, whatever way the bytes take."""
 
 import os
 import pickle
@@ -18,9 +18,10 @@ from shardio.dataset.fetch import Fetch, Reader, Rows
 from shardio.errors import DamageError
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
-from shardio.order import arithmetic as order
 from shardio.order import subset as selection
-from shardio.order.arithmetic import Epoch, Share
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Partition
+from shardio.order.rng import Int64s
 from shardio.storage import locate
 
 Packed = Callable[..., Path]
@@ -90,7 +91,7 @@ def share(
     unit: int | None = None,
     spans: int = 8,
     **options: Any,
-) -> Share:
+) -> Partition:
     unit = unit or batch_size or 1
     epoch = Epoch(
         counts,
@@ -100,11 +101,11 @@ def share(
         unit=unit,
         shuffle_buffer=shuffle_buffer,
     )
-    return Share(epoch, batch_size, **options)
+    return Partition(epoch, batch_size, **options)
 
 
-def expected(of: Share) -> list[int]:
-    """Record numbers in the order of a share, by order.py alone."""
+def expected(of: Partition) -> list[int]:
+    """Record numbers in the order of a share, by `order` alone."""
     spans: dict[int, Any] = {}
     numbers: list[int] = []
     for batch in of:
@@ -116,7 +117,7 @@ def expected(of: Share) -> list[int]:
     return numbers
 
 
-def numbered(epoch: Epoch, virtual: order.Int64s) -> list[int]:
+def numbered(epoch: Epoch, virtual: Int64s) -> list[int]:
     """Virtual positions to numbers of records in the dataset."""
     shards, records = epoch.locate(virtual)
     starts = epoch.shard_records.cumsum() - epoch.shard_records
@@ -747,7 +748,8 @@ import sys, resource
 from pathlib import Path
 from shardio.dataset import fetch
 from shardio.formats import manifest
-from shardio.order import arithmetic as order
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Partition
 from shardio.storage import locate
 def private():
     for line in open("/proc/self/status"):
@@ -756,9 +758,9 @@ def private():
 storage = locate(sys.argv[1])
 reader = fetch.Reader(storage, manifest.load(storage))
 def run(buffer):
-    epoch = order.Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
-                        unit=8, shuffle_buffer=buffer)
-    got = fetch.Fetch(reader, order.Share(epoch, 64))
+    epoch = Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
+                  unit=8, shuffle_buffer=buffer)
+    got = fetch.Fetch(reader, Partition(epoch, 64))
     most = 0
     for rows in got:
         for _ in map(fetch.read, got.rows(rows)):

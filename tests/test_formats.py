@@ -30,8 +30,7 @@ from shardio import DamageError, ShardDataset, Writer
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
-from shardio.formats.sample import KEY
-from shardio.names import key_text
+from shardio.names import KEY, key_text
 from shardio.packing.index import index
 from shardio.storage import locate
 

@@ -27,8 +27,6 @@ BACKWARDS: set[tuple[str, str]] = {
     ("loader.shard_loader", "tuning.meter"),
     ("loader.worker_pool", "tuning.meter"),
     ("loader.worker_process", "tuning.meter"),
-    ("order.subset", "formats.manifest"),
-    ("order.subset", "formats.sample"),
     ("tuning.demo", "packing.pack"),
 }
 

@@ -18,8 +18,9 @@ from test_dataset import batches, flat, keyed
 from test_order import M64, TAILS, Row, cases, naive_epoch, read_rank
 from torch.utils.data import DataLoader
 
-from shardio.order.arithmetic import Share, Tail
-from shardio.order.options import Given
+from shardio.order.epoch import Tail
+from shardio.order.options import RequestedOptions
+from shardio.order.partition import Partition
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -54,7 +55,7 @@ def test_one_order_whoever_reads_it_and_wherever_they_go_on(law: dict[str, Any])
     units = law.pop("units")
     rows, records = units * law["unit"], sum(counts)
     divisors = [d for d in range(1, units + 1) if units % d == 0]
-    first_options = Given(batch_size=rows, **law).resolve(100.0)
+    first_options = RequestedOptions(batch_size=rows, **law).resolve(100.0)
     epoch = first_options.epoch(np.array(counts, np.int64), number)
     virtual, order = naive_epoch(
         counts, law["seed"], number, epoch.canonical_workers, epoch.unit, epoch.shuffle_buffer
@@ -68,7 +69,7 @@ def test_one_order_whoever_reads_it_and_wherever_they_go_on(law: dict[str, Any])
     for link, (of, workers, steps) in enumerate(chain):
         world_size = divisors[of % len(divisors)]
         # What a run that goes on does: nothing is given but its own batch size.
-        given = Given(batch_size=rows // world_size, **(law if state is None else {}))
+        given = RequestedOptions(batch_size=rows // world_size, **(law if state is None else {}))
         options = given.resolve(100.0, state)
         assert options.state() == first_options.state()
         one = options.epoch(np.array(counts, np.int64), number)
@@ -113,23 +114,24 @@ def test_a_worker_goes_on_after_its_own_batches(
 ) -> None:
     counts, number = law.pop("counts"), law.pop("epoch")
     del law["chain"]
-    options = Given(batch_size=law["unit"] * law.pop("units"), **law).resolve(1.0)
+    options = RequestedOptions(batch_size=law["unit"] * law.pop("units"), **law).resolve(1.0)
     epoch = options.epoch(np.array(counts, np.int64), number)
     for worker in range(workers):
         asked: dict[str, Any] = dict(rank=ranks - 1, world_size=ranks, worker=worker)
-        whole = options.share(epoch, **asked, num_workers=workers)
-        rest = options.share(epoch, **asked, num_workers=workers, done=done)
+        whole = options.partition(epoch, **asked, num_workers=workers)
+        rest = options.partition(epoch, **asked, num_workers=workers, done=done)
         assert rest.steps == whole.steps
         assert [b.step for b in rest] == [b.step for b in whole][done:]
         assert [b.pieces for b in rest] == [b.pieces for b in whole][done:]
 
 
 def test_any_range_of_the_flat_order_is_made_of_draws() -> None:
-    options = Given(batch_size=6, canonical_workers=4, unit=3, shuffle_buffer=9).resolve(1.0)
+    requested = RequestedOptions(batch_size=6, canonical_workers=4, unit=3, shuffle_buffer=9)
+    options = requested.resolve(1.0)
     epoch = options.epoch(np.array([20, 0, 31]), 2)
     flat = [
         (span, draw)
-        for batch in Share(epoch, 6)
+        for batch in Partition(epoch, 6)
         for span, first, count in batch.pieces
         for draw in range(first, first + count)
     ]

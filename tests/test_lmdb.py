@@ -42,7 +42,8 @@ from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, may_be_shard, places
 from shardio.formats.record import RecordEncoder
-from shardio.formats.sample import KEY, Schema
+from shardio.formats.sample import Schema
+from shardio.names import KEY
 from shardio.packing.index import index
 from shardio.packing.pack import commit
 from shardio.packing.verify import verify

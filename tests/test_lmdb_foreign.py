@@ -24,7 +24,7 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign.base import ForeignShard, Sweep
 from shardio.formats.foreign.lmdb import LmdbForeignLayout
-from shardio.formats.sample import KEY
+from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage import locate
 

@@ -18,8 +18,8 @@ from shardio.errors import DamageError, NotPackedError, OptionError, ShardioErro
 from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.manifest import Manifest
-from shardio.formats.sample import KEY, Schema
-from shardio.names import key_bytes, key_text
+from shardio.formats.sample import Schema
+from shardio.names import KEY, key_bytes, key_text
 from shardio.storage import locate
 
 FIELDS = ((KEY, "key"), ("image", "image"), ("label", "int"))
@@ -434,11 +434,3 @@ def test_something_else_in_its_place_is_a_clear_error(tmp_path: Path) -> None:
         file.truncate(manifest.MAX_MANIFEST + 1)
     with pytest.raises(DamageError, match="more than 1,073,741,824 can be right"):
         manifest.load(locate(tmp_path))
-
-
-def test_a_class_has_its_number() -> None:
-    assert manifest.class_index(("a", "b"), "b") == 1
-    with pytest.raises(OptionError, match="there are a, b"):
-        manifest.class_index(("a", "b"), "c")
-    with pytest.raises(OptionError, match="no classes"):
-        manifest.class_index(None, "c")

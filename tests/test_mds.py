@@ -32,7 +32,8 @@ from shardio.formats.foreign import mds
 from shardio.formats.foreign.base import ForeignShard
 from shardio.formats.foreign.mds import MdsFile, MdsLayout
 from shardio.formats.index import checksum, key_hash
-from shardio.formats.sample import KEY, Schema
+from shardio.formats.sample import Schema
+from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage import locate
 

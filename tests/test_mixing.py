@@ -1,6 +1,6 @@
 """Mixtures: whose each row is, passes of each dataset, lengths, tails, ranks, resuming.
 
-`rows_of` makes a mixture's rows anew, by order.py and a list; all else is compared with that.
+`rows_of` makes a mixture's rows anew, by the order room and a list; all else is compared with that.
 """
 
 import itertools
@@ -26,9 +26,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset.decode import Work
-from shardio.dataset.mixture import _SLOTS, Mixture, Pattern, _Ranges, _slots
+from shardio.dataset.mixture import Mixture
 from shardio.dataset.stream import Consumers
-from shardio.order import arithmetic as order
+from shardio.order import rng
+from shardio.order.epoch import Epoch
+from shardio.order.mixture import MAX_SLOTS, BatchRanges, Pattern, whole_slots
+from shardio.order.partition import Partition
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -101,7 +104,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
         dataset = mixture._datasets[d]
         number, place = divmod(taken[d], dataset.records)
         if (d, number) not in passes:
-            options, seed = mixture.options.parts[d], order.key(order.MIX, mixture.seed, d)
+            options, seed = mixture.options.parts[d], rng.key(rng.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
         found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
@@ -111,7 +114,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
 
 def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
     """The records of a dataset in its flat order, by order alone."""
-    epoch = order.Epoch(
+    epoch = Epoch(
         dataset.counts,
         seed=seed,
         epoch=number,
@@ -122,7 +125,7 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
     starts = np.cumsum([0, *dataset.counts])
     spans: dict[int, Any] = {}
     found: list[int] = []
-    for batch in order.Share(epoch, options.unit):
+    for batch in Partition(epoch, options.unit):
         for span, first, count in batch.pieces:
             walk = spans.setdefault(span, epoch.span_order(span))
             assert walk.drawn == first
@@ -183,7 +186,7 @@ def test_rare_datasets_do_not_meet_in_one_batch() -> None:
 
 
 def test_a_long_period_is_spread_as_well() -> None:
-    slots = _slots([1_281_167, 50_000, 100, 3], [1] * 4)
+    slots = whole_slots([1_281_167, 50_000, 100, 3], [1] * 4)
     pattern = Pattern(slots)
     owners = np.array(pattern.period)
     assert len(owners) == sum(slots)
@@ -207,22 +210,22 @@ def test_a_long_period_is_spread_as_well() -> None:
         (torch.tensor([0.5, 1.5]), [1, 3]),
         ([Fraction(1, 3), Decimal("0.5")], [2, 3]),
         ((5,), [1]),
-        ([1, 1e-12], [_SLOTS, 1]),
-        ([1, 1e300], [1, _SLOTS]),
-        ([10**400, 1], [_SLOTS, 1]),
+        ([1, 1e-12], [MAX_SLOTS, 1]),
+        ([1, 1e300], [1, MAX_SLOTS]),
+        ([10**400, 1], [MAX_SLOTS, 1]),
     ],
 )
 def test_weights_are_proportions(weights: Any, slots: list[int]) -> None:
-    assert _slots(weights, [1] * len(slots)) == slots
+    assert whole_slots(weights, [1] * len(slots)) == slots
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
 def test_weights_are_met_within_a_slot(weights):
-    slots = _slots(weights, [1] * len(weights))
-    assert min(slots) >= 1 and sum(slots) <= _SLOTS + len(slots)
+    slots = whole_slots(weights, [1] * len(weights))
+    assert min(slots) >= 1 and sum(slots) <= MAX_SLOTS + len(slots)
     for weight, k in zip(weights, slots, strict=True):
-        assert abs(weight / sum(weights) - k / sum(slots)) <= len(slots) / _SLOTS
+        assert abs(weight / sum(weights) - k / sum(slots)) <= len(slots) / MAX_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -473,7 +476,7 @@ def test_ranges_are_the_rows_of_the_batches(folders: list[Path]) -> None:
         pieces = [batch.pieces for batch in share]
         assert [
             tuple((0, start, stop - start) for start, stop in [ends] if start < stop)
-            for ends in _Ranges(share)
+            for ends in BatchRanges(share)
         ] == pieces
 
 

@@ -9,7 +9,7 @@ import pytest
 from shardio import ShardDataset
 from shardio.errors import StateError
 from shardio.order import options
-from shardio.order.options import Given, shuffled_whole
+from shardio.order.options import RequestedOptions, shuffled_whole
 
 Packed = Callable[..., Path]
 MIB = 1 << 20
@@ -37,10 +37,10 @@ def test_the_default_is_all_up_to_a_payload_or_so_many_records() -> None:
     assert not shuffled_whole(256 * 1024 + 1, 1024)
     assert shuffled_whole(20_000, 1e9) and not shuffled_whole(20_001, 1e9)
     assert not shuffled_whole(None, 1)
-    given = Given(batch_size=256)
+    given = RequestedOptions(batch_size=256)
     assert given.resolve(967.0, records=50_000).shuffle_buffer is None
     assert given.resolve(110_000.0, records=1_281_167).shuffle_buffer == 10_000
-    assert Given(shuffle_buffer=7).resolve(967.0, records=50_000).shuffle_buffer == 7
+    assert RequestedOptions(shuffle_buffer=7).resolve(967.0, records=50_000).shuffle_buffer == 7
 
 
 def test_it_does_not_depend_on_the_machine_or_on_who_reads(

@@ -1,7 +1,7 @@
 """The order laws: every record once, the same for all readers, and never changed by accident.
 
 The oracle is written here from docs/design.md, as naive loops over Python integers and lists; it
-shares no line with shardio.order.arithmetic.
+shares no line with shardio.order.
 """
 
 import doctest
@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio.errors import OptionError
-from shardio.order import arithmetic as order
-from shardio.order.arithmetic import Epoch, Share, SpanOrder, Tail
+from shardio.order import partition, rng, shuffle
+from shardio.order.epoch import ORDER_VERSION, Epoch, Tail, default_unit, steps
+from shardio.order.partition import Partition, shared_spans, sharers
+from shardio.order.shuffle import SpanOrder
 
 Row = tuple[int, int]  # (shard, record)
 M64 = 2**64 - 1
@@ -104,7 +106,7 @@ def naive_epoch(
 # --- the code under test, as a fetcher would use it ------------------------------------------
 
 
-def read(share: Share) -> Iterator[tuple[int, list[Row], list[Row]]]:
+def read(share: Partition) -> Iterator[tuple[int, list[Row], list[Row]]]:
     """(step, rows, repeated rows) of each batch of one worker, who touches only its own draws."""
     epoch = share.epoch
     spans: dict[int, SpanOrder] = {}
@@ -128,7 +130,7 @@ def read_rank(epoch: Epoch, batch_size: int | None, W: int, **options) -> list[t
     """The batches of one rank in order: (rows, repeated rows), as W workers make them."""
     made = {}
     for worker in range(W):
-        share = Share(epoch, batch_size, worker=worker, num_workers=W, **options)
+        share = Partition(epoch, batch_size, worker=worker, num_workers=W, **options)
         for step, rows, repeats in read(share):
             assert step % W == worker and step not in made
             made[step] = (rows, repeats)
@@ -173,7 +175,7 @@ def test_every_record_is_read_exactly_once_by_all_consumers_together(case, m, R,
     epoch, b, N = make(**case), case["u"] * m, sum(case["counts"])
     virtual, flat = naive_epoch(**case)
     ranks = [read_rank(epoch, b, W, rank=r, world_size=R, tail=tail) for r in range(R)]
-    n_steps = order.steps(N, b, world_size=R, tail=tail)
+    n_steps = steps(N, b, world_size=R, tail=tail)
     assert [len(rank) for rank in ranks] == [n_steps] * R  # the same on every rank
     rows = [row for i in range(n_steps) for rank in ranks for row in rank[i][0]]
     repeats = [row for i in range(n_steps) for rank in ranks for row in rank[i][1]]
@@ -246,22 +248,22 @@ def test_sample_mode_reads_every_record_once_and_counts_samples(case, R, W, tail
 def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
     epoch = make([C * W * R * m * 2], 0, 0, C, 1, 4)
     readers: dict[int, set[tuple[int, int]]] = {}
-    each = order.sharers(C, W, world_size=R, batch_units=m)
+    each = sharers(C, W, world_size=R, batch_units=m)
     for rank in range(R):
         for worker in range(W):
-            for batch in Share(
+            for batch in Partition(
                 epoch, m, rank=rank, world_size=R, worker=worker, num_workers=W, tail="drop"
             ):
                 for span, _, _ in batch.pieces:
                     readers.setdefault(span, set()).add((rank, worker))
     assert max(map(len, readers.values())) == each
-    assert (each > 1) == order.shared_spans(C, W, world_size=R, batch_units=m)
+    assert (each > 1) == shared_spans(C, W, world_size=R, batch_units=m)
 
 
 def test_epochs_and_seeds_differ_and_repeat():
     def flat(seed: int, epoch: int, buffer: int | None) -> list:
         e = make([50] * 8, seed, epoch, 4, 4, buffer)
-        return [row for _, rows, _ in read(Share(e, 16)) for row in rows]
+        return [row for _, rows, _ in read(Partition(e, 16)) for row in rows]
 
     for buffer in (40, None):
         orders = {(s, e): flat(s, e, buffer) for s in range(4) for e in range(4)}
@@ -277,14 +279,14 @@ def test_epochs_and_seeds_differ_and_repeat():
 def test_drop_leaves_out_other_records_each_epoch():
     def left_out(epoch: int) -> frozenset[Row]:
         e = make([10] * 10, 3, epoch, 4, 2, 20)
-        rows = [row for _, rows, _ in read(Share(e, 16, tail="drop")) for row in rows]
+        rows = [row for _, rows, _ in read(Partition(e, 16, tail="drop")) for row in rows]
         return frozenset({(s, r) for s in range(10) for r in range(10)} - set(rows))
 
     assert len({left_out(epoch) for epoch in range(10)}) > 5
 
 
 def test_worker_steps_sliced_go_on_after_the_batches_already_made():
-    share = Share(make([100], 0, 0, 4, 2, 10), 8, worker=1, num_workers=3)
+    share = Partition(make([100], 0, 0, 4, 2, 10), 8, worker=1, num_workers=3)
     steps = [share.batch(i).step for i in share.worker_steps[2:]]
     assert steps == [7, 10] and [b.step for b in share] == [1, 4, 7, 10]
 
@@ -317,7 +319,7 @@ def test_the_virtual_sequence_holds_every_record_once(case):
 spans = st.tuples(
     st.integers(0, 400), st.one_of(st.integers(0, 12), st.integers(0, 450)), st.integers(0, M64)
 )
-blocks = st.sampled_from([1, 2, 7, 64, order._BLOCK])
+blocks = st.sampled_from([1, 2, 7, 64, shuffle.BLOCK])
 
 
 @cases(300)
@@ -326,7 +328,7 @@ def test_span_order_equals_the_naive_loop_however_it_is_taken(span, block, count
     n, window, key = span
     expected = naive_span(n, max(window, 1), key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order, "_BLOCK", block)
+        patch.setattr(shuffle, "BLOCK", block)
         so = SpanOrder(n, window, key=key)
         got: list[int] = []
         for count in [*counts, n]:
@@ -345,8 +347,8 @@ def test_seek_equals_taking_forwards_and_backwards(span, block, places, count):
     n, window, key = span
     expected = naive_span(n, max(window, 1), key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order, "_BLOCK", block)
-        patch.setattr(order, "_SCAN", 5)
+        patch.setattr(shuffle, "BLOCK", block)
+        patch.setattr(shuffle, "SCAN", 5)
         so = SpanOrder(n, window, key=key)
         for place in places:
             k = min(place, n)
@@ -402,7 +404,7 @@ def test_the_window_picks_its_slots_evenly():
 
 def test_splitmix64_gives_the_published_words():
     # The reference C code's first five for seed 1234567 (prng.di.unimi.it, Rosetta Code).
-    assert order.words(1234567, 1, 5).tolist() == [
+    assert rng.words(1234567, 1, 5).tolist() == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -415,31 +417,31 @@ def test_splitmix64_gives_the_published_words():
 @given(st.integers(0, M64), st.integers(0, 2**40), st.integers(0, 20))
 def test_words_are_the_same_one_at_a_time_and_from_any_start(key, start, count):
     expected = [naive_word(key, start + i) for i in range(count)]
-    assert order.words(key, start, count).tolist() == expected
-    assert [order.word(key, start + i) for i in range(count)] == expected
+    assert rng.words(key, start, count).tolist() == expected
+    assert [rng.word(key, start + i) for i in range(count)] == expected
 
 
 def test_splitmix64_leaves_its_input_alone():
     x = np.arange(5, dtype=np.uint64)
-    assert order.splitmix64(x).tolist() == [naive_mix(i) for i in range(5)]
+    assert rng.splitmix64(x).tolist() == [naive_mix(i) for i in range(5)]
     assert x.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_keys_differ_by_purpose_order_and_number_of_parts():
     parts = [(), (0,), (0, 0), (0, 0, 0), (1, 2), (2, 1), (1,), (1, 0), (-1,), (-1, 0)]
-    assert len({order.key(*p) for p in parts}) == len(parts)
-    assert all(order.key(*p) == naive_key(*p) for p in parts)
-    assert order.key(-1) == order.key(M64) and order.key(np.int64(3)) == order.key(3)
-    purposes = [order.SHARDS, order.SPAN, order.RECORDS, order.PACK, order.TRANSFORM]
+    assert len({rng.key(*p) for p in parts}) == len(parts)
+    assert all(rng.key(*p) == naive_key(*p) for p in parts)
+    assert rng.key(-1) == rng.key(M64) and rng.key(np.int64(3)) == rng.key(3)
+    purposes = [rng.SHARDS, rng.SPAN, rng.RECORDS, rng.PACK, rng.TRANSFORM]
     keys = {
-        order.key(p, s, e, x) for p in purposes for s in range(9) for e in range(9) for x in (0, 1)
+        rng.key(p, s, e, x) for p in purposes for s in range(9) for e in range(9) for x in (0, 1)
     }
     assert len(keys) == 5 * 9 * 9 * 2
 
 
 def test_draws_differ_by_seed_epoch_and_record():
-    assert order.draw(3, 4, 7) == naive_word(naive_key(5, 3, 4), 7)
-    assert len({order.draw(s, e, r) for s in range(9) for e in range(9) for r in range(9)}) == 729
+    assert rng.draw(3, 4, 7) == naive_word(naive_key(5, 3, 4), 7)
+    assert len({rng.draw(s, e, r) for s in range(9) for e in range(9) for r in range(9)}) == 729
 
 
 def chi_square(counts: Counter, kinds: int, total: int) -> float:
@@ -451,13 +453,13 @@ def test_small_permutations_are_uniform(of):
     total, seen = 6000, Counter()
     for seed in range(total):
         if of == "permutation":
-            p = order.permutation(4, order.key(order.PACK, seed))
+            p = rng.permutation(4, rng.key(rng.PACK, seed))
         elif of == "all":
             epoch = make([1, 0, 3], seed, 0, 2, 1, None)
             shard, record = epoch.locate(np.arange(4))
             p = np.array([0, 1, 1])[shard] + record
         else:
-            p = SpanOrder(4, 4, key=order.key(order.SPAN, seed)).take(4)
+            p = SpanOrder(4, 4, key=rng.key(rng.SPAN, seed)).take(4)
         seen[tuple(p.tolist())] += 1
     assert chi_square(seen, 24, total) < 49.7  # 23 degrees of freedom: 1 in 1,000 is above
 
@@ -466,7 +468,7 @@ def test_every_record_is_anywhere_as_often_in_a_large_permutation():
     n, total = 50, 4000
     seen = np.zeros((n, n))
     for k in range(total):
-        seen[np.arange(n), order.permutation(n, order.key(order.PACK, k))] += 1
+        seen[np.arange(n), rng.permutation(n, rng.key(rng.PACK, k))] += 1
     expected = total / n
     chi = float(((seen - expected) ** 2 / expected).sum())
     freedom = (n - 1) ** 2
@@ -503,34 +505,34 @@ GOLDEN_SPANS = {  # (n, window, first draw): six emissions
 
 
 def test_golden_keys_words_and_permutations():
-    assert order.ORDER_VERSION == 1
-    assert order.key(order.SPAN, 1, 2, 3) == GOLDEN_KEY
-    assert order.draw(1, 2, 3) == GOLDEN_DRAW
-    assert order.permutation(12, order.key(order.PACK, 0)).tolist() == GOLDEN_PERMUTATION
+    assert ORDER_VERSION == 1
+    assert rng.key(rng.SPAN, 1, 2, 3) == GOLDEN_KEY
+    assert rng.draw(1, 2, 3) == GOLDEN_DRAW
+    assert rng.permutation(12, rng.key(rng.PACK, 0)).tolist() == GOLDEN_PERMUTATION
 
 
 def test_golden_epoch_through_a_window():
     epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, 9)
-    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Share(epoch, 4))]
+    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Partition(epoch, 4))]
     assert [" ".join(batch) for batch in batches] == GOLDEN_EPOCH
 
 
 def test_golden_epoch_of_all():
     epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, None)
-    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Share(epoch, 4))]
+    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Partition(epoch, 4))]
     assert [" ".join(batch) for batch in batches] == GOLDEN_ALL
 
 
 def test_golden_draws_of_long_spans():
     for (n, window, place), expected in GOLDEN_SPANS.items():
-        so = SpanOrder(n, window, key=order.key(order.SPAN, 0, 0, 0))
+        so = SpanOrder(n, window, key=rng.key(rng.SPAN, 0, 0, 0))
         so.seek(place)
         assert so.take(6).tolist() == expected
 
 
 def test_golden_tails():
     epoch = make([9], 0, 0, 2, 2, 4)  # the worked example of the module
-    batches = [list(Share(epoch, 4, rank=r, world_size=2, tail="pad")) for r in range(2)]
+    batches = [list(Partition(epoch, 4, rank=r, world_size=2, tail="pad")) for r in range(2)]
     assert [(b.step, b.pieces, b.repeats.tolist()) for b in batches[0]] == [
         (0, ((0, 0, 2), (1, 0, 2)), []),
         (1, ((0, 4, 1),), [0, 1, 2]),
@@ -539,7 +541,7 @@ def test_golden_tails():
         (0, ((0, 2, 2), (1, 2, 2)), []),
         (1, (), [3, 4, 5, 6]),
     ]
-    exact = list(Share(make([5], 0, 0, 1, 2, 4), 4, tail="exact"))
+    exact = list(Partition(make([5], 0, 0, 1, 2, 4), 4, tail="exact"))
     assert [(b.pieces, b.repeats.tolist()) for b in exact] == [
         (((0, 0, 4),), []),
         (((0, 4, 1),), [0, 1, 2]),
@@ -547,7 +549,7 @@ def test_golden_tails():
 
 
 def test_the_worked_example_in_the_docstring_is_true():
-    result = doctest.testmod(order)
+    result = doctest.testmod(partition)
     assert result.attempted >= 6 and result.failed == 0
 
 
@@ -564,7 +566,7 @@ def test_a_billion_records_cost_little_memory():
             epoch.locate(epoch.position(40, so.take(32)))
         so.seek(so.n - 10)
         so.take(10)
-        share = Share(epoch, 256, world_size=8, num_workers=4)
+        share = Partition(epoch, 256, world_size=8, num_workers=4)
         last = share.batch(share.steps - 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -583,7 +585,7 @@ def test_emissions_cannot_be_changed_under_a_later_seek_back():
 
 def test_steps_are_counted_as_written():
     counted = {
-        (tail, R, start): order.steps(100, 8, world_size=R, tail=tail, start=start)
+        (tail, R, start): steps(100, 8, world_size=R, tail=tail, start=start)
         for tail in TAILS
         for R in (1, 3)
         for start in (0, 48, 104)
@@ -593,8 +595,8 @@ def test_steps_are_counted_as_written():
     assert [counted["drop", 1, s] for s in (0, 48, 104)] == [12, 6, 0]
     assert [counted["drop", 3, s] for s in (0, 48, 104)] == [4, 2, 0]
     assert all(counted["exact", R, s] == counted["pad", R, s] for _, R, s in counted)
-    assert order.steps(10, None, world_size=4) == 3
-    assert order.steps(10, None, world_size=4, tail="drop") == 2
+    assert steps(10, None, world_size=4) == 3
+    assert steps(10, None, world_size=4, tail="drop") == 2
 
 
 def test_an_empty_data_set_has_no_batches():
@@ -603,16 +605,16 @@ def test_an_empty_data_set_has_no_batches():
         assert epoch.records == epoch.units == 0
         assert [epoch.span_records(s) for s in range(4)] == [0] * 4
         for tail in TAILS:
-            assert list(Share(epoch, 4, world_size=2, tail=tail)) == []
+            assert list(Partition(epoch, 4, world_size=2, tail=tail)) == []
         assert epoch.span_order(0).take(0).tolist() == []
 
 
 def test_default_unit_divides_and_mixes_spans():
     sizes = [1, 2, 7, 8, 32, 40, 48, 64, 67, 96, 100, 128, 200, 255, 256, 1000, 1024, 2018]
     units = [1, 1, 1, 4, 16, 10, 16, 16, 1, 16, 10, 16, 10, 15, 32, 25, 32, 2]
-    assert [order.default_unit(b) for b in sizes] == units
+    assert [default_unit(b) for b in sizes] == units
     for b in range(2, 700):
-        unit = order.default_unit(b)
+        unit = default_unit(b)
         assert b % unit == 0 and unit <= 32 and b // unit >= (8 if b >= 256 else 2)
 
 
@@ -671,12 +673,12 @@ def test_an_impossible_epoch_is_refused_by_name(option, value, named):
 )
 def test_an_impossible_share_is_refused_by_name(batch_size, options, named):
     with pytest.raises(OptionError, match=named):
-        Share(make(**GOOD), batch_size, **options)
+        Partition(make(**GOOD), batch_size, **options)
 
 
 def test_numpy_integers_become_those_of_python():
     narrow = {name: np.int8(value) for name, value in GOOD.items() if name != "counts"}
-    share = Share(make(counts=[10**6], **narrow), np.int8(64), world_size=np.uint8(2))
+    share = Partition(make(counts=[10**6], **narrow), np.int8(64), world_size=np.uint8(2))
     assert {type(share.batch_size), type(share.world_size), type(share.epoch.unit)} == {int}
     assert share.steps == -(-(10**6) // 128) and share.batch(7000).pieces
 

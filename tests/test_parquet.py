@@ -30,8 +30,9 @@ from shardio.errors import DamageError, DependencyError, ShardioError, SourceErr
 from shardio.formats import manifest
 from shardio.formats.base import Shard
 from shardio.formats.foreign import parquet
-from shardio.formats.sample import KEY, Schema
-from shardio.order.options import Given
+from shardio.formats.sample import Schema
+from shardio.names import KEY
+from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
 from shardio.storage import locate
@@ -685,7 +686,7 @@ def test_files_that_disagree_on_classes_are_refused(tmp_path: Path) -> None:
 
 def explained(folder: Path, available: int, **options: Any) -> Any:
     made = manifest.load(locate(folder))
-    given = Given(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
+    given = RequestedOptions(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
     return explain(made, given, available_bytes=available)
 
 

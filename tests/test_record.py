@@ -24,7 +24,8 @@ from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.index import key_hash
 from shardio.formats.record import RecordEncoder, RecordShard, may_be_shard
-from shardio.formats.sample import KEY, MAX_HEAD, Schema
+from shardio.formats.sample import MAX_HEAD, Schema
+from shardio.names import KEY
 from shardio.storage import locate
 
 HERE = Path(__file__).resolve().parent

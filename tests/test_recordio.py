@@ -22,7 +22,8 @@ from shardio.formats.foreign import base as foreign
 from shardio.formats.foreign.base import ForeignShard
 from shardio.formats.foreign.recordio import RecordIOLayout
 from shardio.formats.index import checksum, key_hash
-from shardio.formats.sample import KEY, Schema
+from shardio.formats.sample import Schema
+from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage import locate
 

@@ -14,7 +14,7 @@ import torch
 import shardio
 from shardio import CenterCrop, OptionError, RandomResizedCrop, ShardDataset, ShardLoader, Writer
 from shardio.loader import resident as module
-from shardio.order import arithmetic as order
+from shardio.order.epoch import Epoch
 
 N = 101
 
@@ -266,7 +266,7 @@ def test_pickled_it_is_filled_anew(folder: Path) -> None:
 
 def test_the_flat_order_is_that_of_the_batches() -> None:
     for records, unit, spans, buffer in [(0, 1, 3, 0), (1, 4, 3, 0), (97, 4, 5, 20), (64, 4, 4, 9)]:
-        epoch = order.Epoch(
+        epoch = Epoch(
             np.array([records // 2, records - records // 2]),
             seed=3,
             epoch=1,

@@ -17,7 +17,6 @@ from shardio import errors
 from shardio.errors import DamageError, OptionError, SampleError, ShardioError
 from shardio.formats import sample
 from shardio.formats.sample import (
-    KEY,
     MAX_DEPTH,
     MAX_HEAD,
     MAX_KEY,
@@ -25,6 +24,7 @@ from shardio.formats.sample import (
     infer_fields,
     pack_head,
 )
+from shardio.names import KEY
 
 LIMITED = settings(
     max_examples=150,

@@ -23,9 +23,10 @@ import shardio
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset import fetch
 from shardio.dataset.fetch import Fetch
-from shardio.order import arithmetic as order
-from shardio.order.arithmetic import Epoch, Share
-from shardio.order.subset import Selection, described
+from shardio.order import rng
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Partition
+from shardio.order.subset import Selection, class_index, described
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -139,7 +140,7 @@ def test_every_way_gives_exactly_the_chosen_records_in_the_order_of_their_places
                 unit=unit,
                 shuffle_buffer=buffer,
             )
-            share = Share(
+            share = Partition(
                 epoch,
                 batch_size,
                 rank=rank,
@@ -173,7 +174,7 @@ def test_the_ways_are_the_ones_meant(folder: Path, name: str) -> None:
     selection = Selection(np.arange(0, N, 2), STARTS)
     options = {"seed": 0, "epoch": 0, "canonical_workers": 2, "unit": 2, "shuffle_buffer": 10}
     with way(name):
-        share = Share(Epoch(selection.counts, **options), 4)
+        share = Partition(Epoch(selection.counts, **options), 4)
         got = Fetch(reader(folder, name == "network"), share, selection=selection)
     assert (got.policy, got._exact) == ("hinted" if name == "exact" else name, name == "exact")
 
@@ -192,7 +193,7 @@ def test_only_chosen_records_are_read_and_announced(packed: Packed, name: str) -
         epoch = Epoch(
             selection.counts, seed=1, epoch=0, canonical_workers=4, unit=4, shuffle_buffer=40
         )
-        got = Fetch(of, Share(epoch, 8), selection=selection)
+        got = Fetch(of, Partition(epoch, 8), selection=selection)
         assert len(read(got)) == 160
     storage = of.storage
     assert isinstance(storage, Watched)
@@ -216,7 +217,7 @@ def test_small_gaps_are_read_over(packed: Packed, name: str) -> None:
         epoch = Epoch(
             selection.counts, seed=1, epoch=0, canonical_workers=4, unit=4, shuffle_buffer=40
         )
-        check = read(Fetch(of, Share(epoch, 8), selection=selection))
+        check = read(Fetch(of, Partition(epoch, 8), selection=selection))
     assert sorted(n for n, _ in check) == selection.numbers.tolist()
     storage = of.storage
     assert isinstance(storage, Watched)
@@ -237,7 +238,7 @@ def test_damage_is_told_only_of_chosen_records_and_by_their_number_in_the_shard(
     for first, damaged in ((1, False), (0, True)):
         selection = spread(first, 10, [50, 50])
         with way(name):
-            of = Share(Epoch(selection.counts, **share), 2)
+            of = Partition(Epoch(selection.counts, **share), 2)
             got = Fetch(reader(folder, name == "network"), of, selection=selection)
             if damaged:
                 with pytest.raises(DamageError, match=rf"{path.name}: record 20 at .*k/000070.jpg"):
@@ -573,7 +574,7 @@ def test_pixels_in_a_subset_are_those_in_the_whole(packed: Packed) -> None:
                         got = image.permute(1, 2, 0).numpy().tobytes()
                         assert pixels.setdefault(key, got) == got
         for number in range(21):
-            wanted = crop(jpeg(number), draw=order.draw(5, epoch, number))
+            wanted = crop(jpeg(number), draw=rng.draw(5, epoch, number))
             assert pixels[f"k/{number:06d}.jpg"] == wanted.tobytes()
 
 
@@ -603,3 +604,11 @@ def test_conditions_are_recorded_as_json_has_them() -> None:
     found = described({"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf})
     assert found == {"a": ["nan", "inf", 0.5, None, "x", 2.0], "b": ["-inf"]}
     json.dumps(found, allow_nan=False)
+
+
+def test_a_class_has_its_number() -> None:
+    assert class_index(("a", "b"), "b") == 1
+    with pytest.raises(OptionError, match="there are a, b"):
+        class_index(("a", "b"), "c")
+    with pytest.raises(OptionError, match="no classes"):
+        class_index(None, "c")

@@ -19,8 +19,9 @@ from shardio import ShardDataset
 from shardio.dataset import sequence
 from shardio.dataset.fetch import Fetch, Reader
 from shardio.errors import OptionError
-from shardio.order.arithmetic import Epoch, Share, default_unit
+from shardio.order.epoch import Epoch, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
+from shardio.order.partition import Partition
 from shardio.storage.local import LocalStorage
 from shardio.tuning import tune as tuning
 from shardio.tuning.tune import Tuning, tune
@@ -69,7 +70,7 @@ def drawn(epoch: Epoch, batch_size: int) -> np.ndarray:
     """Virtual positions in the flat order, batch by batch, as a consumer walks the epoch."""
     spans = {}
     found = []
-    for batch in Share(epoch, batch_size):
+    for batch in Partition(epoch, batch_size):
         for span, first, count in batch.pieces:
             if span not in spans:
                 spans[span] = epoch.span_order(span)
@@ -643,7 +644,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
             unit=unit,
             shuffle_buffer=buffer,
         )
-        share = Share(epoch, 32, num_workers=workers)
+        share = Partition(epoch, 32, num_workers=workers)
         fetch = Fetch(reader, share)
         rows = next(iter(fetch))
         own = sum(map(len, filter(None, rows.held or [])))

@@ -34,7 +34,7 @@ from shardio.formats.foreign.webdataset import (
     may_be_tar,
     split_name,
 )
-from shardio.formats.sample import KEY
+from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage import locate
 

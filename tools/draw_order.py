@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardio.order.arithmetic import Epoch, Share
+from shardio.order.epoch import Epoch
+from shardio.order.partition import Partition
 
 SHARDS = (10, 4, 12, 6)
 COLOURS = ("#4477aa", "#ee9944", "#44aa88", "#bb5577")  # told apart without colour vision, too
@@ -109,7 +110,7 @@ step(
     f"{BATCH} in a row are a batch. Ranks take batches in turn, and so do the workers of a rank.",
 )
 for rank in range(RANKS):
-    share = Share(epoch, BATCH, rank=rank, world_size=RANKS)
+    share = Partition(epoch, BATCH, rank=rank, world_size=RANKS)
     for i in range(share.steps):
         first = (i * RANKS + rank) * BATCH
         bracket(first, first + BATCH, 404, f"rank {rank} step {i}")

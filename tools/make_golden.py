@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from shardio.formats import manifest
 from shardio.formats.record import VERSION
-from shardio.formats.sample import KEY, Schema
+from shardio.formats.sample import Schema
+from shardio.names import KEY
 from shardio.packing.shard_writer import ShardWriter, open_own
 from shardio.storage import locate
 from shardio.storage.local import token, write_file

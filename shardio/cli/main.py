@@ -312,6 +312,7 @@ def _ls(options: argparse.Namespace) -> int:
 
     from ..dataset.fetch import Reader
     from ..formats import manifest
+    from ..order.subset import class_index
     from ..storage import locate
 
     storage = locate(options.out)
@@ -323,7 +324,7 @@ def _ls(options: argparse.Namespace) -> int:
         shards = [options.shard]
     label = None
     if options.class_name is not None:
-        label = manifest.class_index(made.classes, options.class_name)
+        label = class_index(made.classes, options.class_name)
         if "label" not in dict(made.schema.fields):
             raise OptionError("--class: the classes here are not those of a field `label`")
     root = None if options.root is None else locate(options.root)
@@ -434,14 +435,14 @@ def _verify(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from ..dataset.fetch import Reader
     from ..formats import manifest
-    from ..order.options import Given
+    from ..order.options import RequestedOptions
     from ..storage import locate
     from ..tuning.explain import advice_text, explain
 
     storage = locate(options.out)
     root = None if options.root is None else locate(options.root)
     reader = Reader(storage, manifest.load(storage), root=root)
-    chosen = Given(
+    chosen = RequestedOptions(
         batch_size=options.batch_size,
         shuffle_buffer=options.shuffle_buffer,
         tail=options.tail,

@@ -22,8 +22,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import DecodeError, OptionError, printable, there_are
-from ..formats.sample import KEY, Sample, Schema, give_text_key
+from ..formats.sample import Sample, Schema, give_text_key
 from ..images import decode as image
+from ..names import KEY
 from ..units import whole
 
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None

@@ -1,7 +1,7 @@
 """Slices and order to records: storage is read in storage order, records are handed out shuffled.
 
 How it works. `Reader` opens a dataset's shards in the process that reads them. `Fetch` walks the
-batches of one consumer (order.Share) and hands out their records. The shuffle buffer is an order,
+batches of one consumer (a Partition) and hands out their records. The shuffle buffer is an order,
 not a pile of bytes; where the bytes wait depends on what is cheapest:
 
     hinted    the default. The page cache is the buffer: as the window of a span moves on, its
@@ -50,8 +50,10 @@ from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest
 from ..formats.sample import Sample
-from ..order.arithmetic import Epoch, Int64s, Share, Slices
+from ..order.epoch import Epoch
 from ..order.options import ALL_BYTES
+from ..order.partition import Partition, RowRanges
+from ..order.rng import Int64s
 from ..order.subset import Selection
 from ..storage import Storage
 from ..storage.local import memory_available
@@ -278,7 +280,7 @@ class Keeping(NamedTuple):
 
 
 def keep(
-    share: Share | Slices,
+    share: Partition | RowRanges,
     mean_bytes: float,
     *,
     network: bool,
@@ -372,7 +374,7 @@ class Fetch:
     def __init__(
         self,
         reader: Reader,
-        share: Share | Slices,
+        share: Partition | RowRanges,
         *,
         selection: Selection | None = None,
         buffer_bytes: int = BUFFER_BYTES,
@@ -463,7 +465,7 @@ class Fetch:
         Without a batch_size, of many steps at a time.
         """
         share = self.share
-        if isinstance(share, Slices) or share.batch_size is not None:
+        if isinstance(share, RowRanges) or share.batch_size is not None:
             for batch in share:
                 yield batch.pieces, batch.repeats, None
             return

@@ -20,9 +20,9 @@ from ..errors import OptionError, name_record, printable, there_are
 from ..formats import manifest
 from ..formats.base import Column
 from ..formats.index import key_hash
-from ..formats.sample import KEY, Sample, give_text_key
-from ..names import key_bytes, key_text
-from ..order import arithmetic as order
+from ..formats.sample import Sample, give_text_key
+from ..names import KEY, key_bytes, key_text
+from ..order import rng
 from ..storage import locate
 from ..units import show_count
 from .decode import Decode, Decoder, record_name
@@ -197,7 +197,7 @@ class ShardSequence(Described, Sequence[Any]):
         return sizes[self._rows.start : self._rows.stop : self._rows.step]
 
     def _item(self, sample: Sample, number: int) -> Any:
-        draw = order.draw(0, 0, number) if self._decoder.wants_draw else 0
+        draw = rng.draw(0, 0, number) if self._decoder.wants_draw else 0
         key = sample[KEY]
         try:
             return self._decoder(sample, number, draw)

@@ -20,11 +20,14 @@ from .. import native as engine
 from .. import units as sizes
 from ..errors import OptionError, ShardioError, StateError, printable
 from ..formats import manifest
-from ..formats.sample import KEY, give_text_key
+from ..formats.sample import give_text_key
 from ..images.decode import Transform
-from ..order import arithmetic as order
-from ..order.arithmetic import Share, Slices, Tail
-from ..order.options import CANONICAL_WORKERS, Given, Options, answered
+from ..names import KEY
+from ..order import rng
+from ..order.epoch import Tail
+from ..order.mixture import Length
+from ..order.options import CANONICAL_WORKERS, Options, RequestedOptions, answered
+from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
 from ..storage import locate
@@ -34,7 +37,7 @@ from .batch_decode import JPEG, RawPixels, raw_pixels
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
-from .mixture import Length, Mixture
+from .mixture import Mixture
 from .sequence import ShardSequence
 from .stream import VALID, Consumers, Items, Stream
 
@@ -171,7 +174,7 @@ class ShardDataset(Described, Stream):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._raw = raw_pixels(self.manifest, self._decoder)
         self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
-        self._given = Given(
+        self._given = RequestedOptions(
             batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
         )
         self._selection = None if where is None else self._where(where)
@@ -364,11 +367,11 @@ class ShardDataset(Described, Stream):
             self._reader.forget()
         return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+    def _read(self, share: Partition, consumers: Consumers) -> Iterator[Items]:
         return self._feed(share, consumers, self.hands_out)
 
     def _feed(
-        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
+        self, reads: Partition | RowRanges, consumers: Consumers, hands_out: bool
     ) -> Iterator[Items]:
         """The items of these reads, in order. hands_out: as `hands_out` of who reads them."""
         fetch = Fetch(
@@ -407,7 +410,7 @@ class ShardDataset(Described, Stream):
             return give_text_key(sample)
         if decoder.pick is not None:
             return decoder.pick(sample)
-        draw = order.draw(seed, epoch, number) if decoder.wants_draw else 0
+        draw = rng.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work, hands_out)
 
     @property

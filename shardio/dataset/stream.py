@@ -6,7 +6,7 @@
     dataset.load_state_dict(state)          # in another run, with any number of workers or ranks
 
 How it works. A stream knows its options and the records of its shards, which is all that decides
-the order. Each worker of each rank asks order.Share which batches are its own. Epoch, and place
+the order. Each worker of each rank asks its Partition which batches are its own. Epoch, and place
 within it, live in an EpochState, which the trainer and all workers share. An iterator keeps the
 epoch it was made for.
 
@@ -34,8 +34,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from .. import units as sizes
 from ..errors import EpochError, OptionError, StateError, as_error, name_record, printable
-from ..order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
+from ..order.epoch import ORDER_VERSION, Tail
 from ..order.options import Options
+from ..order.partition import Partition
+from ..order.rng import Int64s, key
 from ..stack import frames, users_level
 from .collate import Empty, Names, collate, empty, into, own
 from .decode import Work, check_function
@@ -55,7 +57,7 @@ from .epoch_state import (
 
 VALID = "valid"  # the field that tail="exact" adds
 
-Source = Callable[[Share], Iterator[Any]]
+Source = Callable[[Partition], Iterator[Any]]
 
 _END = object()
 
@@ -121,7 +123,7 @@ class Stream(IterableDataset[Any]):
     # --- what subclasses say ---
 
     @abstractmethod
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+    def _read(self, share: Partition, consumers: Consumers) -> Iterator[Items]:
         """A consumer's share, in order; the `rows` of each are used up before the next."""
 
     @abstractmethod
@@ -432,9 +434,9 @@ class Stream(IterableDataset[Any]):
 
     def _share(
         self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
-    ) -> Share:
+    ) -> Partition:
         rank, world_size = self.ranks()
-        return self.options.share(
+        return self.options.partition(
             self.options.epoch(self.counts, epoch),
             rank=rank,
             world_size=world_size,
@@ -479,7 +481,7 @@ class Stream(IterableDataset[Any]):
             )
         return None
 
-    def _steps(self, share: Share) -> int:
+    def _steps(self, share: Partition) -> int:
         if share.steps == 0 and share.tail == "drop" and share.epoch.records and not share.start:
             size = share.batch_size or 1
             raise OptionError(

@@ -540,12 +540,3 @@ def classes_of(other: str) -> tuple[str, ...]:
     if there.classes is None:
         raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
     return there.classes
-
-
-def class_index(classes: Sequence[str] | None, name: str) -> int:
-    """The label of a class. Raises OptionError, listing what there is."""
-    if classes is None:
-        raise OptionError("this dataset has no classes")
-    if name not in classes:
-        raise OptionError(f"no class is called {printable(name)!r}; {there_are(classes, name)}")
-    return list(classes).index(name)

@@ -36,14 +36,13 @@ import msgpack
 import numpy as np
 
 from ..errors import DamageError, OptionError, SampleError, printable
-from ..names import key_bytes, key_text
+from ..names import KEY, key_bytes, key_text
 
 Sample = dict[str, Any]
 Decode = Callable[[bytes, int, int], Sample]
 DecodeRun = Callable[..., Iterator[Sample]]
 Buffer = bytes | bytearray | memoryview
 
-KEY = "__key__"
 KINDS = ("key", "image", "bytes", "array", "int", "float", "bool", "str", "json")
 BLOBS = frozenset(("image", "bytes", "array"))
 

@@ -30,7 +30,7 @@ and here the pixels of that spelling are taken as they are, without PIL.
 Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
 (2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
 `scale`, logarithm of the aspect ratio uniform, ten tries, then the largest central crop within the
-ratios. Random numbers: those of order.py. Orientation: EXIF 2.3, tag 0x0112.
+ratios. Random numbers: those of order/rng. Orientation: EXIF 2.3, tag 0x0112.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ import numpy as np
 
 from .. import native as compiled
 from ..errors import DecodeError, DependencyError, OptionError, ShardioError, printable
-from ..order.arithmetic import word
+from ..order.rng import word
 from ..units import whole
 from . import jpeg_tiles as jpeg
 

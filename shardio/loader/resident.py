@@ -23,7 +23,9 @@ from ..dataset.collate import collate, own, places_of
 from ..dataset.mixture import Mixture
 from ..dataset.stream import Stream, mark_all
 from ..errors import OptionError
-from ..order.arithmetic import Epoch, Int64s, Share
+from ..order.epoch import Epoch
+from ..order.partition import Partition
+from ..order.rng import Int64s
 from ..storage.local import memory_available
 from ..units import show_size
 
@@ -89,12 +91,12 @@ class Resident:
             return self._ragged
         return places_of(self._ragged, batch, (self._fields or ())[: len(batch)] or None)
 
-    def batches(self, share: Share) -> Iterator[Any]:
+    def batches(self, share: Partition) -> Iterator[Any]:
         """The batches of a rank's share, in order."""
         assert self._columns is not None
         return self._batches(self._columns, share)
 
-    def _batches(self, all_columns: dict[int | str, _Column], share: Share) -> Iterator[Any]:
+    def _batches(self, all_columns: dict[int | str, _Column], share: Partition) -> Iterator[Any]:
         epoch, size = share.epoch, share.batch_size or 1
         rows = torch.from_numpy(self._numbers(epoch)).to(self.device)
         columns = list(all_columns.values())

@@ -27,8 +27,8 @@ import torch
 from .. import machine
 from ..dataset.stream import Iteration, Source, Stream, consumers, machines_of
 from ..errors import EpochError, OptionError, printable
-from ..order.arithmetic import Share
 from ..order.options import Options, answered
+from ..order.partition import Partition
 from ..tuning.meter import Made
 from ..units import show_count, show_size, whole
 from . import device as devices
@@ -252,7 +252,7 @@ class ShardLoader:
     def _fill(self, resident: Resident) -> None:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
         options = replace(self.dataset.options, shuffle_buffer=1, tail="pad")
-        share = options.share(options.epoch(self.dataset.counts, 0))
+        share = options.partition(options.epoch(self.dataset.counts, 0))
         crew = self._start()
         try:
             crew.begin(_pass(options, share, self.num_workers), share.steps)
@@ -336,7 +336,7 @@ def _make(
     crew: Processes | Here,
     workers: int,
     target: devices.Target | None,
-    share: Share,
+    share: Partition,
 ) -> Iterator[Any]:
     """The batches of a rank's share, made by a crew."""
     crew.begin(_pass(stream.options, share, workers), share.steps)
@@ -344,7 +344,7 @@ def _make(
     return batches if target is None else devices.Ahead(batches, target)
 
 
-def _pass(options: Options, share: Share, workers: int) -> Pass:
+def _pass(options: Options, share: Partition, workers: int) -> Pass:
     return Pass(
         options,
         share.epoch.epoch,
@@ -355,7 +355,7 @@ def _pass(options: Options, share: Share, workers: int) -> Pass:
     )
 
 
-def _gather(resident: Resident, target: devices.Target | None, share: Share) -> Iterator[Any]:
+def _gather(resident: Resident, target: devices.Target | None, share: Partition) -> Iterator[Any]:
     """The batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is None:

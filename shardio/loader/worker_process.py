@@ -34,8 +34,8 @@ import torch
 
 from ..dataset.stream import Consumers, Items, Stream
 from ..dataset.whereabouts import Whereabouts
-from ..order.arithmetic import key
 from ..order.options import Options
+from ..order.rng import key
 from ..tuning.meter import Made
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
@@ -57,7 +57,7 @@ class Pass(NamedTuple):
     def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
         """What one worker makes its batches of."""
         stream.options = self.options
-        share = self.options.share(
+        share = self.options.partition(
             self.options.epoch(stream.counts, self.epoch),
             rank=self.rank,
             world_size=self.world_size,

@@ -1,10 +1,11 @@
-"""The options that decide an epoch's order: as given, else from a saved state, else the default.
+"""Resolves the options that decide an epoch's order: requested, else saved, else the default.
 
-    Given(batch_size=256).resolve(mean_bytes, records=n)    the options of a new run
-    Given(batch_size=128).resolve(mean_bytes, saved)        those of a run that goes on
+    RequestedOptions(batch_size=256).resolve(mean_bytes, records=n)    the options of a new run
+    RequestedOptions(batch_size=128).resolve(mean_bytes, saved)        those of a run that goes on
 
-A saved state holds all of them but the batch size. What the user did not give is taken from it, so
-that a run goes on in its own order without being told; what the user gave otherwise is an error.
+How it works. A saved state holds all of them but the batch size. An option that the user did not
+request is taken from the state, so that a run goes on in its own order without being told; an
+option that was requested with another value than the saved one is an error.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 
 from .. import units as sizes
 from ..errors import OptionError, StateError, printable
-from . import arithmetic as order
-from .arithmetic import Epoch, Int64s, Share, Tail
+from .epoch import Epoch, Tail, default_unit
+from .partition import Partition
+from .rng import Int64s
 
 # What `shuffle_buffer` is where nobody gives it: all records of a dataset of at most ALL_BYTES or
 # ALL_RECORDS, else SHUFFLE_BUFFER of them. A function of what is read, never of the machine.
@@ -38,7 +40,7 @@ CANONICAL_WORKERS = 64  # divisible by most counts of consumers that share nothi
 
 @dataclass(frozen=True)
 class Options:
-    """What decides the order of every epoch, with the records of the shards."""
+    """Holds the options that, with the records of the shards, decide the order of every epoch."""
 
     batch_size: int | None
     shuffle_buffer: int | None  # records; None: "all"
@@ -49,7 +51,7 @@ class Options:
     shuffle: bool  # False: the order of the index; shuffle_buffer and canonical_workers are 1 then
 
     def epoch(self, shard_records: Int64s, epoch: int) -> Epoch:
-        """One epoch over these shards. Raises OptionError."""
+        """Make one epoch over shards of so many records, (shards,) int64. Raises OptionError."""
         return Epoch(
             shard_records,
             seed=self.seed,
@@ -60,12 +62,16 @@ class Options:
             shuffle=self.shuffle,
         )
 
-    def share(self, epoch: Epoch, **consumer: int) -> Share:
-        """A consumer's share: rank, world_size, worker, num_workers, start, done of order.Share."""
-        return Share(epoch, self.batch_size, tail=self.tail, **consumer)
+    def partition(self, epoch: Epoch, **consumer: int) -> Partition:
+        """Make the partition of one consumer.
+
+        consumer: rank, world_size, worker, num_workers, start and done of Partition. Raises
+        OptionError.
+        """
+        return Partition(epoch, self.batch_size, tail=self.tail, **consumer)
 
     def state(self) -> dict[str, Any]:
-        """The options as a saved state holds them: plain JSON. No shuffle: a buffer of False."""
+        """Return the options as a saved state holds them: plain JSON. No shuffle: buffer False."""
         buffer = "all" if self.shuffle_buffer is None else self.shuffle_buffer
         return {
             "shuffle_buffer": buffer if self.shuffle else False,
@@ -77,8 +83,8 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Given:
-    """The options as the user gave them; None: not given. See ShardDataset for their meaning."""
+class RequestedOptions:
+    """Holds the options that the user requested; None: not requested. ShardDataset says more."""
 
     batch_size: int | None = None
     shuffle_buffer: int | str | None = None
@@ -95,21 +101,22 @@ class Given:
         *,
         records: int | None = None,
     ) -> Options:
-        """All options.
+        """Fill in the options that were not requested, and check all of them.
 
-        mean_bytes  of a record, for a shuffle_buffer in bytes
-        records     that are read, for the default of shuffle_buffer; None: a great many
+        mean_bytes  the mean size of a record, for a shuffle_buffer in bytes
+        saved       the state of a run that goes on
+        records     how many are read, for the default of shuffle_buffer; None: a great many
 
-        Raises OptionError, StateError when the user gave something else than was saved.
+        Raises OptionError, and StateError when the user requested another value than was saved.
         """
         self._check_shuffle()
-        default_unit = 1 if self.batch_size is None else order.default_unit(self.batch_size)
+        unit = 1 if self.batch_size is None else default_unit(self.batch_size)
         values: dict[str, Any] = {
             "shuffle_buffer": "all" if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER,
             "seed": 0,
             "tail": "pad",
             "canonical_workers": CANONICAL_WORKERS,
-            "unit": default_unit,
+            "unit": unit,
         }
         for name in values:
             given = getattr(self, name)
@@ -144,7 +151,7 @@ class Given:
         return options
 
     def _check_shuffle(self) -> None:
-        """Raises OptionError when what is given of shuffling is no choice, or two."""
+        """Raise OptionError when the options of shuffling contradict, or shuffle nothing."""
         if not isinstance(self.shuffle, (bool, np.bool_, type(None))):
             raise OptionError(f"shuffle is {self.shuffle!r}: expected True or False")
         if self.shuffle is not None and not self.shuffle:
@@ -167,7 +174,7 @@ class Given:
 
 
 def shuffled_whole(records: int | None, mean_bytes: float) -> bool:
-    """Say whether the default is to shuffle all of so many records of this mean size."""
+    """Return whether the default is to shuffle all of so many records of this mean size."""
     if records is None:
         return False
     return records <= ALL_RECORDS or records * mean_bytes <= ALL_BYTES
@@ -179,9 +186,10 @@ P = ParamSpec("P")
 def answered(
     owner: str, answers: Mapping[str, str]
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Make an __init__ answer options that others have with an OptionError: what to give here.
+    """Decorate an __init__ to answer options of other libraries by an OptionError with advice.
 
-    Not by **options: whoever checks types, or asks for the signature, is to see the real ones.
+    owner: the class's name. answers: by the option's name, the text that says what to give instead.
+    The __init__ itself takes no **options: type checkers and signatures show the real ones.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
@@ -198,7 +206,7 @@ def answered(
 
 
 def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
-    """A shuffle_buffer option in records; None for "all". Raises OptionError."""
+    """Return a shuffle_buffer option in records; None for "all". Raises OptionError."""
     if shuffle_buffer == "all":
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():

@@ -1,7 +1,8 @@
-"""Some of a dataset's records: which, by the columns of the index or by number. No image is read.
+"""Chooses some of a dataset's records, by the columns of its index or by number.
 
-A selection is a sorted array of record numbers. The order knows only how many records each shard
-has in it; `fetch` asks here which ones they are. So subsets obey the same order law.
+How it works. A selection is a sorted array of record numbers. The order knows only how many records
+each shard has in the selection; `fetch` asks the selection which records these are. So subsets obey
+the same order law. No image is read.
 """
 
 from __future__ import annotations
@@ -17,15 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError, printable
-from ..formats.manifest import class_index
-from ..formats.sample import KEY
-from ..names import key_text
-from .arithmetic import Int64s
+from ..errors import OptionError, printable, there_are
+from ..names import KEY, key_text
+from .rng import Int64s
 
 
 class Selection:
-    """Records of a dataset, by their numbers in it.
+    """Holds records of a dataset, by their numbers in it.
 
     numbers       (n,) int64, ascending, no two alike
     shard_starts  (shards + 1,) int64: the number of each shard's first record; last, of all
@@ -33,6 +32,7 @@ class Selection:
     """
 
     def __init__(self, numbers: Int64s, shard_starts: Int64s) -> None:
+        """Keep the numbers, which become read-only, and find where each shard's begin."""
         self.shard_starts = shard_starts
         numbers.flags.writeable = False  # shared by iterators; forked workers share its pages
         self.numbers = numbers
@@ -40,12 +40,12 @@ class Selection:
 
     @property
     def counts(self) -> Int64s:
-        """(shards,) int64: the records of each shard in the selection."""
+        """Count the records of each shard in the selection: (shards,) int64."""
         return np.diff(self.starts)
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that tell this selection from others, for saved states."""
+        """Return 16 hex digits that tell this selection from others, for saved states."""
         return hashlib.sha256(self.numbers.astype("<i8", copy=False).data).hexdigest()[:16]
 
 
@@ -55,12 +55,12 @@ def where(
     shard_starts: Int64s,
     classes: Sequence[str] | None,
 ) -> Selection:
-    """The records that meet all conditions on columns of the index.
+    """Select the records that meet all conditions on columns of the index.
 
     conditions: by field of kind int, float or bool, or `__key__`: a value, several of them (None
     among them: also records without a value), or a function of the whole column, (N,), masked where
     None, to (N,) bool. Labels may be given by the names of their classes, keys as str or bytes.
-    column: gives a column of the index by the field's name. Raises OptionError.
+    column: returns a column of the index by the field's name. Raises OptionError.
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise OptionError(
@@ -82,9 +82,10 @@ def where(
 
 
 def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None) -> Selection:
-    """The records at these places of a dataset, or of a selection; or of a mask, (n,) bool.
+    """Select records by their places in a dataset, or in the selection `within`.
 
-    Their order does not matter, since every epoch has its own. Raises OptionError.
+    indices: integers in any order, no two alike, since every epoch has its own order; or a mask,
+    (n,) bool. Raises OptionError.
     """
     try:
         if isinstance(indices, np.ma.MaskedArray):  # a condition on a column with None in it
@@ -119,8 +120,17 @@ def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None
     return Selection(array if within is None else within.numbers[array], shard_starts)
 
 
+def class_index(classes: Sequence[str] | None, name: str) -> int:
+    """Return the label of a class. Raises OptionError, which lists the classes that there are."""
+    if classes is None:
+        raise OptionError("this dataset has no classes")
+    if name not in classes:
+        raise OptionError(f"no class is called {printable(name)!r}; {there_are(classes, name)}")
+    return list(classes).index(name)
+
+
 class Word(str):
-    """A value as a command line has it: a number where the column holds numbers."""
+    """Holds a value of a command line: it becomes a number where the column holds numbers."""
 
 
 _CONDITION = re.compile(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", re.DOTALL)
@@ -134,7 +144,7 @@ _ORDERS: dict[str, Callable[[Any, float], Any]] = {
 
 
 def conditions(texts: Iterable[str]) -> dict[str, All]:
-    """Conditions of a command line, as `where` takes them. Raises OptionError.
+    """Parse conditions of a command line to those that `where` takes. Raises OptionError.
 
     label=cat,dog   split!=test   width>=256; `null` stands for no value. Several on one field must
     all hold.
@@ -159,7 +169,7 @@ def conditions(texts: Iterable[str]) -> dict[str, All]:
 
 
 def described(conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Conditions as plain values, for those who read what was asked for; never to be run again."""
+    """Describe conditions by plain JSON values, for a reader; they cannot be run again."""
     found: dict[str, Any] = {}
     for name, wanted in conditions.items():
         if isinstance(wanted, All):
@@ -176,23 +186,25 @@ def described(conditions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether JSON has a number for it."""
+    """Return whether a value is a float that JSON can hold."""
     return isinstance(value, float) and math.isfinite(value)
 
 
 class All(list[Any]):
-    """Several conditions on one column."""
+    """Holds several conditions on one column, all of which must be met."""
 
     def __init__(self) -> None:
+        """Start without a condition."""
         super().__init__()
         self.texts: list[str] = []
 
 
 class Not(list[Any]):
-    """Values that a column must not have."""
+    """Holds values that a column must not have."""
 
 
 def _ordered(text: str, compare: Callable[[Any, float], Any], right: str) -> Callable[[Any], Any]:
+    """Make the condition of a command line's <, <=, > or >=. Raises OptionError."""
     try:
         # Integers as such: floats are other numbers from 2**53 on, where many ids are.
         limit: Any = int(right) if _INTEGER.fullmatch(right) else float(right)
@@ -210,7 +222,7 @@ def _ordered(text: str, compare: Callable[[Any, float], Any], right: str) -> Cal
 def _met(
     name: str, values: Any, wanted: Any, count: int, classes: Sequence[str] | None
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """(count,) bool: which values of a column meet one condition."""
+    """Mark the values of a column that meet one condition: (count,) bool."""
     if callable(wanted):
         met = np.ma.filled(wanted(values), False)
         if met.shape != (count,) or met.dtype != np.bool_:
@@ -225,12 +237,14 @@ def _met(
 
 
 def _several(wanted: Any) -> list[Any]:
+    """Return the values of a condition as a list: one value is a list of one."""
     if isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable):
         return [wanted]
     return list(wanted)
 
 
 def _value(classes: Sequence[str] | None, name: str, value: Any, texts: bool) -> Any:
+    """Turn a wanted value into one that a column can hold. texts: the column holds str."""
     if isinstance(value, bytes) and name == KEY:
         return key_text(value)
     if isinstance(value, str) and name == "label" and not (texts and classes is None):
@@ -249,6 +263,7 @@ def _value(classes: Sequence[str] | None, name: str, value: Any, texts: bool) ->
 
 
 def _number(name: str, text: Word) -> int | float | bool:
+    """Parse the number that a command line gave for a column. Raises OptionError."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -261,7 +276,7 @@ def _number(name: str, text: Word) -> int | float | bool:
 
 
 def _among(column: Any, values: list[Any]) -> Any:
-    """(N,) bool: whether each value of a column is one of these; masked ones where None is."""
+    """Mark the values of a column that are among these: (N,) bool; masked ones if None is."""
     empty, data = np.ma.getmaskarray(column), np.ma.getdata(column)
     numbers = [value for value in values if value is not None]
     if data.dtype.kind == "O":  # np.isin would take 10 s for 1,000 of a million

@@ -26,8 +26,7 @@ from ..formats import manifest
 from ..formats.foreign.writer import Again, Field, Plan, Target
 from ..formats.foreign.writers import target as named_target
 from ..formats.manifest import Manifest
-from ..formats.sample import KEY
-from ..names import file_name, from_file_name, key_bytes
+from ..names import KEY, file_name, from_file_name, key_bytes
 from ..storage import local, local_path
 from ..storage.staging import Staging
 from ..units import show_count

@@ -22,9 +22,8 @@ from .. import units as sizes
 from ..errors import DamageError, OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..formats.record import VERSION
-from ..formats.sample import KEY
-from ..names import key_bytes, key_text
-from ..order import arithmetic as order
+from ..names import KEY, key_bytes, key_text
+from ..order import rng
 from ..storage.lock import PLAN_MAGIC
 from .sources.base import Ints, Listing
 
@@ -162,7 +161,7 @@ def make(listing: Listing, wanted: dict[str, Any], each: int | None = None) -> P
                 "shuffles it nevertheless"
             )
     count = len(listing.keys)
-    packed = order.permutation(count, order.key(order.PACK, seed)) if shuffle else np.arange(count)
+    packed = rng.permutation(count, rng.key(rng.PACK, seed)) if shuffle else np.arange(count)
     listed = listing.sizes[packed]
     bytes_packed = listed if each is None else np.full(count, each, np.int64)
     if shard_size is None:

@@ -19,9 +19,10 @@ from typing import Any
 from .. import units as sizes
 from ..errors import DecodeError, OptionError, SourceError, StorageError, printable
 from ..formats import manifest
-from ..formats.sample import KEY, Sample
+from ..formats.sample import Sample
 from ..images import decode as image
 from ..images import jpeg_tiles as jpeg
+from ..names import KEY
 from ..storage import locate
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
 

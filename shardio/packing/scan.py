@@ -30,8 +30,9 @@ from ..formats.foreign.base import (
 )
 from ..formats.foreign.imagefolder import NoImageError
 from ..formats.index import checksum, key_hash
-from ..formats.sample import KEY, MAX_FIELDS, MAX_KEY, Schema
+from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
+from ..names import KEY
 from ..storage import local, locate
 from ..units import show_count
 from . import process_pool as parallel

@@ -28,10 +28,10 @@ from ..dataset.sequence import ShardSequence
 from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..formats.manifest import Manifest
-from ..formats.sample import BLOBS, KEY, Sample
+from ..formats.sample import BLOBS, Sample
 from ..images import jpeg_tiles as jpeg
 from ..images.filetype import ENDINGS, image_type
-from ..names import key_bytes
+from ..names import KEY, key_bytes
 from ..storage import local, local_path
 from ..units import show_count, show_size
 from .process_pool import Progress

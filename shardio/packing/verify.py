@@ -16,8 +16,8 @@ from ..errors import DamageError, DecodeError, OptionError, StorageError, Versio
 from ..formats import check_format, manifest, open_shard, sha256
 from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
-from ..formats.sample import KEY, Sample
-from ..names import key_text
+from ..formats.sample import Sample
+from ..names import KEY, key_text
 from ..storage import locate
 from ..units import show_count, show_size, whole
 from . import process_pool as parallel

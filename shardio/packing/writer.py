@@ -32,9 +32,9 @@ from ..errors import (
 )
 from ..formats import manifest
 from ..formats.base import MAX_RECORDS, ShardInfo
-from ..formats.sample import KEY, Schema, infer_fields
+from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
-from ..names import key_bytes, key_text
+from ..names import KEY, key_bytes, key_text
 from ..storage import local, local_path, locate, lock
 from ..storage.lock import WRITER_MAGIC
 from . import journal

@@ -1,9 +1,9 @@
 """What training with these options will be like, before it starts: counts, memory, and warnings.
 
-    print(explain(manifest, Given(batch_size=256).resolve(mean_bytes), num_workers=8))
+    print(explain(manifest, RequestedOptions(batch_size=256).resolve(mean_bytes), num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes: steps and shares from
-order.py, where bytes wait from fetch.keep. For up to two million records the epoch's order itself
+Partition, where bytes wait from fetch.keep. For up to two million records the epoch's order itself
 is made, without its bytes, and counted; for more, what a worker reads is told as "about". A warning
 says what is wrong, what it costs, and the one change that mends it.
 """
@@ -25,9 +25,11 @@ from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
 from ..formats.base import Column
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import Manifest
-from ..order import arithmetic as order
-from ..order.arithmetic import Epoch, Int64s, Share
+from ..order.epoch import Epoch, default_unit
 from ..order.options import SHUFFLE_BUFFER, Options, shuffled_whole
+from ..order.partition import Batch, Partition, shared_spans
+from ..order.rng import Int64s
+from ..order.shuffle import SpanOrder
 from ..storage.local import memory_available
 from ..units import show_count, show_size, whole
 
@@ -188,7 +190,7 @@ def explain(
     counts = manifest.shard_records if shard_records is None else shard_records
     epoch = options.epoch(counts, 0)
     each = max(1, workers)
-    share = options.share(epoch, world_size=ranks, num_workers=each)
+    share = options.partition(epoch, world_size=ranks, num_workers=each)
     mean = manifest.mean_bytes
     keeping = fetch.keep(
         share,
@@ -293,9 +295,7 @@ def explain(
 def free_consumers(canonical_workers: int, batch_units: int) -> Iterator[int]:
     """The values of num_workers x world_size with which no two consumers read the same span."""
     for consumers in _divisors(canonical_workers):
-        if not order.shared_spans(
-            canonical_workers, consumers, world_size=1, batch_units=batch_units
-        ):
+        if not shared_spans(canonical_workers, consumers, world_size=1, batch_units=batch_units):
             yield consumers
 
 
@@ -318,7 +318,7 @@ class _Tail(NamedTuple):
     repeated: int
 
 
-def _tail(share: Share) -> _Tail:
+def _tail(share: Partition) -> _Tail:
     """What becomes of the records that fill no batch on every rank."""
     records, size, steps = share.epoch.records, share.batch_size or 1, share.steps
     rows = steps * size * share.world_size
@@ -328,19 +328,19 @@ def _tail(share: Share) -> _Tail:
     return _Tail(size - (rows - records - repeated), 0, repeated)
 
 
-def _last_batches(share: Share) -> Iterator[order.Batch]:
+def _last_batches(share: Partition) -> Iterator[Batch]:
     """Each rank's last batch: only there are records repeated."""
     for rank in range(share.world_size):
         yield replace(share, rank=rank).batch(share.steps - 1)
 
 
-def _countable(share: Share) -> bool:
+def _countable(share: Partition) -> bool:
     spans = min(share.epoch.canonical_workers, share.epoch.units)
     consumers = share.num_workers * share.world_size
     return share.epoch.records <= COUNTED and max(spans, consumers) <= _COUNTED_SPANS
 
 
-def _count(share: Share, manifest: Manifest) -> _Read:
+def _count(share: Partition, manifest: Manifest) -> _Read:
     """Make the epoch's order, span by span, and count who reads what."""
     epoch, units, ranks = share.epoch, share.batch_units, share.world_size
     consumers, shards = share.num_workers * ranks, max(1, len(epoch.shard_records))
@@ -374,7 +374,7 @@ def _count(share: Share, manifest: Manifest) -> _Read:
     )
 
 
-def _estimate(share: Share, mean: float) -> _Read:
+def _estimate(share: Partition, mean: float) -> _Read:
     """About what they read, where counting would take seconds: all shards as if of one size."""
     epoch, shards = share.epoch, int((share.epoch.shard_records > 0).sum())
     workers = (0, share.num_workers - 1)  # with the most steps, and with the fewest
@@ -403,7 +403,7 @@ def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:
     return means
 
 
-def _files_needed(share: Share, shards: int) -> int:
+def _files_needed(share: Partition, shards: int) -> int:
     """Shards that a consumer's windows reach into at once, about.
 
     A record leaves a window of w after w draws on average, and 1 in 7 after more than 2 w.
@@ -580,7 +580,7 @@ def _mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, in
     As if each class were the same share of the dataset.
     """
     starts = np.cumsum(epoch.shard_records) - epoch.shard_records
-    spans: dict[int, order.SpanOrder] = {}
+    spans: dict[int, SpanOrder] = {}
     distinct = alike = 0
     window, pieces = epoch.window, -(-size // epoch.unit)
     draws = pieces * ((1 << 14) + window * window.bit_length())  # of a batch's seeks: 0.03 us each
@@ -816,7 +816,7 @@ def _told(e: Explanation) -> Iterator[tuple[str, str]]:
     yield "order", _order_text(e)
     yield "buffer", _buffer_text(e)
     if size is not None and not e.shuffles_all:
-        usual = e.unit == order.default_unit(size)
+        usual = e.unit == default_unit(size)
         why = "a divisor of batch_size" if usual else "as given"
         spans = show_count(min(e.canonical_workers, size // e.unit), "span")
         yield "unit", f"{e.unit:,}, {why}; a batch mixes {spans}"

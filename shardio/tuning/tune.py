@@ -1,7 +1,7 @@
 """What shuffle buffer should I set? The order is simulated for a ladder of them, and one is named.
 
 How it works. The order is arithmetic, so what a buffer does is known without reading an image: the
-batches of an epoch are drawn by order.Epoch itself, for each buffer and unit, and compared with
+batches of an epoch are drawn by Epoch itself, for each buffer and unit, and compared with
 those of a true uniform shuffle of the same labels. A row, one (buffer, unit), is as good as uniform
 when it
 
@@ -48,9 +48,11 @@ from .. import units as sizes
 from ..dataset import sequence
 from ..dataset.fetch import keep
 from ..errors import OptionError
-from ..order import arithmetic as order
-from ..order.arithmetic import Epoch, Int64s, Share, SpanOrder
+from ..order.epoch import Epoch, default_unit
 from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
+from ..order.partition import Partition
+from ..order.rng import Int64s
+from ..order.shuffle import SpanOrder
 from ..storage import locate
 
 UNIFORM: Final = 200  # uniform shuffles that a mean and its deviation are made of
@@ -104,7 +106,7 @@ class Row:
 
     def is_usual(self, buffer: int | None, batch_size: int) -> bool:
         """Whether these are the options that nobody gave."""
-        return (self.shuffle_buffer, self.unit) == (buffer, order.default_unit(batch_size))
+        return (self.shuffle_buffer, self.unit) == (buffer, default_unit(batch_size))
 
     @property
     def will_do(self) -> bool:
@@ -173,7 +175,7 @@ class Tuning:
     def ladder(self) -> list[Row]:
         """One row for each buffer: that of the default unit, else of the best one."""
         by_buffer = groupby(self.rows, key=lambda row: row.shuffle_buffer)
-        usual = order.default_unit(self.batch_size)
+        usual = default_unit(self.batch_size)
         return [
             min(rows, key=lambda row: (row.unit != usual, self._badness(row)))
             for _, rows in by_buffer
@@ -229,7 +231,7 @@ class Tuning:
     @property
     def unit(self) -> int:
         """The default one."""
-        return order.default_unit(self.batch_size)
+        return default_unit(self.batch_size)
 
     def _head(self) -> str:
         readers = (
@@ -418,8 +420,10 @@ def tune(
         classes, alike, again, moved = simulate(buffer, unit)
         epoch = simulate.epoch(buffer, unit, 0)
         window = _window(records, buffer, canonical_workers)
-        reader = Share(epoch, batch_size, world_size=world_size, num_workers=max(1, num_workers))
-        touched = Share(epoch, batch_size, world_size=world_size).touched
+        reader = Partition(
+            epoch, batch_size, world_size=world_size, num_workers=max(1, num_workers)
+        )
+        touched = Partition(epoch, batch_size, world_size=world_size).touched
         rank = window if buffer is None else min(window, touched * epoch.window)
         evenly = not saturated or not _outside(_even(alike), even_band)
         need = math.ceil(window * mean_bytes)
@@ -450,7 +454,7 @@ def tune(
         total = len(rows) + len(choices) + 1
         for buffer, unit in choices:
             need = math.ceil(_window(records, buffer, canonical_workers) * mean_bytes)
-            if need <= limit or (buffer, unit) == (usual, order.default_unit(batch_size)):
+            if need <= limit or (buffer, unit) == (usual, default_unit(batch_size)):
                 tell(len(rows) + 1, total)
                 rows.append(judge(buffer, unit))
             elif buffer not in left_out:
@@ -537,7 +541,7 @@ def _choices(
     steps = (f * 10**power for power in range(19) for f in (1, 2, 5))
     least = max(2, spans)
     buffers = [step for step in steps if least <= step < min(most + 1, records)]
-    usual = order.default_unit(batch_size)
+    usual = default_unit(batch_size)
     ladder: list[tuple[int | None, int]] = [(buffer, usual) for buffer in buffers]
     ladder.append((None, usual))  # a permutation is the same for every unit
     return ladder, [(b, u) for b in buffers for u in _units(batch_size, spans) if u != usual]
@@ -559,10 +563,10 @@ def _units(batch_size: int, spans: int) -> list[int]:
     units = [batch_size]
     while units[-1] > least:
         units.append(max(least, max(u for u in divisors if u <= max(1, units[-1] // 4))))
-    return sorted({*units, order.default_unit(batch_size)}, reverse=True)
+    return sorted({*units, default_unit(batch_size)}, reverse=True)
 
 
-def _first_batch(share: Share, mean_bytes: float, is_network: bool) -> int:
+def _first_batch(share: Partition, mean_bytes: float, is_network: bool) -> int:
     """Bytes that a worker reads before its first batch, about.
 
     The batch alone: the window is announced as batches go by. But small records on local storage
@@ -579,7 +583,7 @@ def _first_batch(share: Share, mean_bytes: float, is_network: bool) -> int:
     return math.ceil(min(share.batch_units, _spans(epoch)) * block)
 
 
-def _requests(share: Share, mean_bytes: float, is_network: bool) -> tuple[int, int]:
+def _requests(share: Partition, mean_bytes: float, is_network: bool) -> tuple[int, int]:
     """Requests of a cold epoch to storage, and their bytes, for all that read on one machine."""
     epoch, records = share.epoch, share.epoch.records
     kept = keep(

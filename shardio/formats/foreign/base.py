@@ -30,11 +30,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...errors import DamageError, ShardioError, StorageError, VersionError, printable
-from ...names import key_bytes
+from ...names import KEY, key_bytes
 from ...storage.base import File, Storage
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo
 from ..index import SCALARS, checksum, key_hash, pack_column, take_columns
-from ..sample import KEY, MAX_KEY, Sample, pack, unpack, with_text_keys
+from ..sample import MAX_KEY, Sample, pack, unpack, with_text_keys
 
 VERSION = 0
 MAGIC = b"\x89SHI\r\n\x1a\n"

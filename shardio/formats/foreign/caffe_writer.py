@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import ClassVar
 
 from ...errors import DependencyError, OptionError, SampleError, StorageError, printable
-from ..sample import KEY, Sample
+from ...names import KEY
+from ..sample import Sample
 from .protobuf import write_varint
 from .writer import Plan, image_and_label, misfit
 

@@ -26,11 +26,11 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, StorageError, printable
 from ...images.filetype import image_type
-from ...names import file_name, key_text
+from ...names import KEY, file_name, key_text
 from ...storage.base import File, Storage
 from ...units import show_count
 from ..base import Column, Opening, ShardInfo
-from ..sample import KEY, pack, unpack
+from ..sample import pack, unpack
 from .base import ForeignShard, Values, Walked
 
 # Of a path that would lead out of the folder: a part that is empty, or `.`, or `..`.

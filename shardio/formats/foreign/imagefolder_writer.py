@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from ...errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ...images.filetype import ALL_ENDINGS
+from ...names import KEY
 from ...packing.unpack import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
-from ..sample import KEY, Sample
+from ..sample import Sample
 from .writer import Plan, image_and_label, image_extension, misfit
 
 

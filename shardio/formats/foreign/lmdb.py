@@ -43,8 +43,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
+from ...names import KEY
 from ...storage.base import File, Storage
-from ..sample import KEY, pack, unpack
+from ..sample import pack, unpack
 from .base import Values, WrappedFile
 from .protobuf import read_varint
 

@@ -49,8 +49,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DamageError, DependencyError, SourceError, printable
+from ...names import KEY
 from ...storage.base import File, Storage
-from ..sample import KEY, MAX_DIMENSIONS
+from ..sample import MAX_DIMENSIONS
 from .base import Values
 
 INDEX = "index.json"

@@ -28,8 +28,9 @@ import numpy as np
 
 from ...errors import OptionError, SampleError, printable
 from ...images.filetype import image_type
+from ...names import KEY
 from ...storage.local import Draft, token, write_file
-from ..sample import KEY, Sample
+from ..sample import Sample
 from .writer import Again, Plan, check_distinct, json_bytes, key_name, misfit
 
 _SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer

@@ -44,11 +44,12 @@ import numpy as np
 
 from ...errors import DamageError, DependencyError, SampleError, SourceError, printable
 from ...machine import processors
+from ...names import KEY
 from ...storage.base import File, Storage
 from ...storage.local import memory_available
 from ..base import MAX_RECORDS, Opening, ShardInfo
 from ..index import checksum
-from ..sample import KEY, Sample, Schema, pack, pack_head, unpack
+from ..sample import Sample, Schema, pack, pack_head, unpack
 from .base import CONVERT, ForeignShard, Values, WrappedFile, own_key
 
 # Decoded row groups of all processes, one a core: this share of the memory to spare, as the page

@@ -26,10 +26,10 @@ from itertools import pairwise
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
-from ...names import key_bytes
+from ...names import KEY, key_bytes
 from ...storage.base import File, Storage
 from ..base import Column
-from ..sample import KEY, MAX_KEY, pack, unpack
+from ..sample import MAX_KEY, pack, unpack
 from .base import Values, WrappedFile
 
 MAGIC = 0xCED7230A

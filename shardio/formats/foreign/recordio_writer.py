@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...errors import SampleError, printable
-from ..sample import KEY, Sample
+from ...names import KEY
+from ..sample import Sample
 from .recordio import MAGIC
 from .writer import Plan, ShardTarget, image_and_label, misfit
 

@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...errors import OptionError
-from ..sample import KEY, Sample
+from ...names import KEY
+from ..sample import Sample
 from .protobuf import write_varint
 from .tfrecord import checksums, masked
 from .writer import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit

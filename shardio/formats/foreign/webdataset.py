@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
+from ...names import KEY
 from ...storage.base import File
-from ..sample import KEY, MAX_DIMENSIONS, MAX_FIELDS
+from ..sample import MAX_DIMENSIONS, MAX_FIELDS
 from .base import PlainLayout, Values, Walked, check_length, undecodable
 
 _BLOCK = 512

@@ -34,7 +34,8 @@ import numpy as np
 
 from ...errors import OptionError, printable
 from ...images.filetype import ALL_ENDINGS
-from ..sample import KEY, Sample
+from ...names import KEY
+from ..sample import Sample
 from .webdataset import split_name
 from .writer import Field, Plan, ShardTarget, check_distinct, image_extension, json_bytes, misfit
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from ...errors import OptionError, SampleError, printable
 from ...images.filetype import ENDINGS, image_type
+from ...names import KEY
 from ...storage.local import Draft, token, write_file
 from ..manifest import Manifest
-from ..sample import KEY, Sample
+from ..sample import Sample
 
 _BUFFER = 1 << 20  # bytes that one system call writes
 

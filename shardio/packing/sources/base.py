@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import OptionError, SourceChangedError, SourceError, printable
-from ...formats.sample import KEY, MAX_BODY, MAX_HEAD, MAX_KEY, Sample
+from ...formats.sample import MAX_BODY, MAX_HEAD, MAX_KEY, Sample
+from ...names import KEY
 from ...order.subset import where as chosen
 from ..process_pool import Progress
 

@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable
-from ...formats.sample import KEY, MAX_HEAD, Sample, Schema, pack, unpack
+from ...formats.sample import MAX_HEAD, Sample, Schema, pack, unpack
 from ...images.filetype import image_type
-from ...names import key_bytes, key_text
+from ...names import KEY, key_bytes, key_text
 from .base import (
     Ints,
     Listing,

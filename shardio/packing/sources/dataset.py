@@ -17,7 +17,8 @@ from ...dataset.fetch import Reader
 from ...dataset.sequence import ShardSequence
 from ...errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
 from ...formats import manifest
-from ...formats.sample import KEY, Sample
+from ...formats.sample import Sample
+from ...names import KEY
 from .. import index as indexing
 from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
 from .field_names import check_known_fields

@@ -19,10 +19,10 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.foreign.webdataset import field_of
-from ...formats.sample import KEY, MAX_FIELDS, Sample, Schema
+from ...formats.sample import MAX_FIELDS, Sample, Schema
 from ...images.filetype import ALL_ENDINGS, image_type
-from ...names import key_text
-from ...order import arithmetic as order
+from ...names import KEY, key_text
+from ...order import rng
 from .base import (
     MAX_FILE,
     Ints,
@@ -122,8 +122,8 @@ class Files:
         """(records,) what changes when the time of change, or the size, of a file does."""
         words = self.mtimes.view(np.uint64)
         for other in (self.sizes, self.which.astype(np.int64)):
-            words = order.splitmix64(words + np.uint64(order.GAMMA)) ^ other.view(np.uint64)
-        return self._sum(order.splitmix64(words).view(np.int64))  # modulo 2**64
+            words = rng.splitmix64(words + np.uint64(rng.GAMMA)) ^ other.view(np.uint64)
+        return self._sum(rng.splitmix64(words).view(np.int64))  # modulo 2**64
 
     def digest(self) -> str:
         """32 hex digits: which files each record has."""

@@ -21,9 +21,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import OptionError, SourceChangedError, SourceError, printable
-from ...formats.sample import KEY, Sample
+from ...formats.sample import Sample
 from ...images.filetype import ALL_ENDINGS, image_type
-from ...names import key_bytes, key_text
+from ...names import KEY, key_bytes, key_text
 from ...units import show_count
 from .base import (
     MAX_FILE,

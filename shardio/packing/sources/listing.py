@@ -26,8 +26,9 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable, there_are
-from ...formats.sample import KEY, Sample
+from ...formats.sample import Sample
 from ...images.filetype import image_type
+from ...names import KEY
 from . import tables
 from .base import (
     Ints,

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable
-from ...formats.sample import KEY, Sample, Schema
-from ...names import key_bytes, key_text
-from ...order import arithmetic as order
+from ...formats.sample import Sample, Schema
+from ...names import KEY, key_bytes, key_text
+from ...order import rng
 from .base import (
     MAX_FILE,
     Ints,
@@ -404,7 +404,7 @@ def _changes(trees: Sequence[Tree]) -> Ints:
     words = np.zeros(len(trees[0].paths), np.uint64)
     for tree in trees:
         for column in (tree.mtimes, tree.sizes):
-            words = order.splitmix64((words ^ column.view(np.uint64)) + np.uint64(order.GAMMA))
+            words = rng.splitmix64((words ^ column.view(np.uint64)) + np.uint64(rng.GAMMA))
     return words.view(np.int64)
 
 

@@ -1,0 +1,236 @@
+"""Deals the batches of an epoch to its consumers: the workers of each rank.
+
+How it works. The flat order is cut into batches of m units. Batch i * world_size + rank is step i
+of a rank, and worker i mod num_workers of that rank makes it. So a consumer computes its batches
+from four small numbers, without asking anybody. Where records do not fill a batch on every rank,
+the tail says whether the last step is repeated records, short, or left out.
+
+A small example: N = 9 records in units of u = 2 on C = 2 spans, two ranks with batches of 4.
+
+    U = ceil(9 / 2) = 5 units; only the epoch's last one, unit 4, is short (1 record)
+
+    span 0 holds units 0, 2, 4   virtual 0..4     unit     0      1      2      3      4
+    span 1 holds units 1, 3      virtual 5..8     span     0      1      0      1      0
+                                                  draws   0,1    0,1    2,3    2,3     4
+
+>>> epoch = Epoch(
+...     np.array([4, 0, 5]), seed=0, epoch=0, canonical_workers=2, unit=2, shuffle_buffer=4
+... )
+>>> epoch.records, epoch.units, [epoch.span_start(s) for s in (0, 1)]
+(9, 5, [0, 5])
+>>> for batch in Partition(epoch, 4, rank=0, world_size=2, tail="pad"):    # units 0, 1 then 4, 5
+...     print(batch.step, batch.pieces, batch.repeats)                 # (span, first draw, count)
+0 ((0, 0, 2), (1, 0, 2)) []
+1 ((0, 4, 1),) [0 1 2]
+>>> for batch in Partition(epoch, 4, rank=1, world_size=2, tail="pad"):    # units 2, 3 then 6, 7
+...     print(batch.step, batch.pieces, batch.repeats)
+0 ((0, 2, 2), (1, 2, 2)) []
+1 () [3 4 5 6]
+>>> relative = epoch.span_order(0).take(5)                             # span 0's five draws
+>>> epoch.locate(epoch.position(0, relative))                          # -> shard, record in it
+(array([2, 2, 2, 2, 2]), array([0, 1, 3, 4, 2]))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import OptionError
+from .epoch import Epoch, Tail, check_fields, check_tail, default_unit, steps
+from .rng import Int64s
+from .shuffle import NO_ROWS
+
+
+class Batch(NamedTuple):
+    """Holds the rows of one batch: those of the pieces, in order, then the repeats."""
+
+    step: int  # this rank's step since `start`, from 0
+    pieces: tuple[tuple[int, int, int], ...]  # (span, first draw, count): draws of that span
+    repeats: Int64s  # virtual positions of the rows that a tail repeats, (n,)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Holds the part of an epoch that one worker of one rank reads, as batches.
+
+    batch_size  a multiple of the epoch's unit; None: sample mode, one record a step, unit 1
+    tail        how the epoch ends, where records do not fill a batch on every rank:
+                "pad"    repeat records, fewer than batch_size * world_size; with one rank repeat
+                         nothing: its last batch is short
+                "drop"   leave records out, fewer than batch_size * world_size
+                "exact"  as "pad", but with one rank too: every batch is full, and the rows of
+                         Batch.repeats are the ones to be marked as not valid
+    start       units already consumed by all ranks together
+    done        batches that this worker has made since `start`, and does not make again
+
+    At its step i the rank takes the units start + (i * world_size + rank) * m ... + m - 1, where
+    m = batch_size / unit; worker i mod num_workers makes that batch. Raises OptionError for
+    values out of range, and for a unit that does not divide batch_size.
+    """
+
+    epoch: Epoch
+    batch_size: int | None
+    _: KW_ONLY
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    num_workers: int = 1
+    tail: Tail = "pad"
+    start: int = 0
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields, and turn numpy's integers into Python's."""
+        unit = self.epoch.unit
+        if self.batch_size is None:
+            if unit != 1:
+                raise OptionError(
+                    f"unit is {unit}: expected 1 without a batch_size; give one, or no unit."
+                )
+        else:
+            check_fields(self, batch_size=(1,))
+            if self.batch_size % unit:
+                raise OptionError(
+                    f"unit is {unit}, which does not divide batch_size {self.batch_size}; "
+                    f"a divisor is {default_unit(self.batch_size)}."
+                )
+        check_fields(self, world_size=(1,), num_workers=(1,), start=(0,), done=(0,))
+        check_fields(self, rank=(0, self.world_size - 1), worker=(0, self.num_workers - 1))
+        check_tail(self.tail)
+
+    @property
+    def batch_units(self) -> int:
+        """Return m, the units of a batch."""
+        return 1 if self.batch_size is None else self.batch_size // self.epoch.unit
+
+    @cached_property
+    def steps(self) -> int:
+        """Count the steps of this rank, and of every other, from `start` to the epoch's end."""
+        return steps(
+            self.epoch.records,
+            self.batch_size,
+            world_size=self.world_size,
+            tail=self.tail,
+            start=self.start * self.epoch.unit,
+        )
+
+    @property
+    def worker_steps(self) -> range:
+        """Return the steps whose batches this worker makes, in order."""
+        return range(self.worker, self.steps, self.num_workers)[self.done :]
+
+    @property
+    def sharers(self) -> int:
+        """Count the consumers that touch each of this one's spans, this one included."""
+        return sharers(
+            self.epoch.canonical_workers,
+            self.num_workers,
+            world_size=self.world_size,
+            batch_units=self.batch_units,
+        )
+
+    @property
+    def touched(self) -> int:
+        """Count the spans that this consumer touches, at least 1."""
+        spans = min(self.epoch.canonical_workers, max(1, self.epoch.units))
+        return max(1, spans * self.sharers // (self.world_size * self.num_workers))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over the batches of this worker, in order."""
+        return map(self.batch, self.worker_steps)
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of any step of this rank, in [0, steps)."""
+        records, unit = self.epoch.records, self.epoch.unit
+        first = self.start + (step * self.world_size + self.rank) * self.batch_units
+        end = (first + self.batch_units) * unit
+        pieces = self.epoch.pieces(first * unit, min(end, records))
+        if self.tail == "drop" or (self.tail == "pad" and self.world_size == 1):
+            return Batch(step, tuple(pieces), NO_ROWS)
+        # Flat position N + i, which no record has, is virtual record i mod N.
+        missing = range(max(records, first * unit), end)
+        if not missing:
+            return Batch(step, tuple(pieces), NO_ROWS)
+        flat = np.arange(missing.start, missing.stop, dtype=np.int64)
+        return Batch(step, tuple(pieces), (flat - records) % records)
+
+    def samples(self, steps: range) -> tuple[list[tuple[int, int, int]], Int64s, Int64s]:
+        """Return several steps of this rank at once, by span. Only for batch_size None.
+
+        steps: ascending. Returns pieces as in Batch, sorted by span; for each of their rows the
+        index of its step in `steps`, (n,) int64; and for the steps behind the epoch's last record
+        the repeats, (len(steps) - n,) int64 virtual positions.
+        """
+        records = self.epoch.records
+        flat = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
+        flat = flat * self.world_size + (self.start + self.rank)
+        own = int(flat.searchsorted(records))
+        draws, spans = np.divmod(flat[:own], self.epoch.canonical_workers)
+        turn = spans.argsort(kind="stable")
+        draws, spans = draws[turn], spans[turn]
+        new = np.ones(own, bool)  # True where a piece begins
+        new[1:] = (spans[1:] != spans[:-1]) | (draws[1:] != draws[:-1] + 1)
+        first = np.flatnonzero(new)
+        counts = np.diff(first, append=own)
+        pieces = zip(spans[first].tolist(), draws[first].tolist(), counts.tolist(), strict=True)
+        return list(pieces), turn, (flat[own:] - records) % max(1, records)
+
+
+@dataclass(frozen=True, eq=False)
+class RowRanges:
+    """Holds ranges of an epoch's flat order, for a reader that takes rows and not units.
+
+    ranges      (start, stop) in [0, N], ascending; each is a batch
+    batch_size  records of a range, about
+    consumers   how many such readers there are; each touches all spans
+    """
+
+    epoch: Epoch
+    ranges: Iterable[tuple[int, int]]
+    _: KW_ONLY
+    batch_size: int
+    consumers: int = 1
+
+    @property
+    def sharers(self) -> int:
+        """Count the consumers that touch each of this one's spans, this one included."""
+        return self.consumers
+
+    @property
+    def touched(self) -> int:
+        """Count the spans that this consumer touches, at least 1."""
+        return min(self.epoch.canonical_workers, max(1, self.epoch.units))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over the ranges as batches."""
+        for step, (start, stop) in enumerate(self.ranges):
+            yield Batch(step, tuple(self.epoch.pieces(start, stop)), NO_ROWS)
+
+
+def shared_spans(
+    canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int
+) -> bool:
+    """Return whether two consumers can touch one span. batch_units = m, the units of a batch.
+
+    The batch of unit g falls to consumer (g div m) mod P, P = num_workers * world_size. So when
+    P * m divides C = canonical_workers, the span g mod C says whose it is, and none is shared.
+    """
+    each = sharers(canonical_workers, num_workers, world_size=world_size, batch_units=batch_units)
+    return each > 1
+
+
+def sharers(canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
+    """Count the consumers that touch each span of an epoch that is long enough.
+
+    The arguments are those of shared_spans.
+    """
+    consumers = num_workers * world_size
+    # Their batches begin at every multiple of `step` units, on some span modulo C.
+    step = math.gcd(consumers * batch_units, canonical_workers)
+    return consumers * min(batch_units, step) // step
