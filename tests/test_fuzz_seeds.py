@@ -25,7 +25,7 @@ from shardio import native as engine
 from shardio.errors import DecodeError
 from shardio.formats.sample import MAX_HEAD, Schema
 from shardio.images import jpeg_tiles as jpeg
-from shardio.images.decode import Transform
+from shardio.images.transforms import Transform
 
 core: Any = engine.core
 pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")

@@ -1,4 +1,4 @@
-"""shardio/images/decode.py: pixels, limits, boxes and errors, on images made here.
+"""shardio/images/{decode,transforms,resize}.py: pixels, limits, boxes, errors; images made here.
 
 The suite passes on either engine; CI runs it on both. Where two roads must give the same picture,
 "the same" is exact, or within 1 or 2 levels of 255 where rounding may fall either way.
@@ -29,15 +29,10 @@ from PIL import Image, ImageFile, ImageOps, features
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
 from shardio.images import decode as shardio_image
 from shardio.images import jpeg_tiles as jpeg
-from shardio.images.decode import (
-    CenterCrop,
-    RandomResizedCrop,
-    Transform,
-    crop_box,
-    decode,
-    engine,
-    resize_short,
-)
+from shardio.images import transforms
+from shardio.images.decode import decode, engine
+from shardio.images.resize import resize_short
+from shardio.images.transforms import CenterCrop, RandomResizedCrop, Transform, crop_box
 
 IMAGENET = Path("/tmp/data/imagenet")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -679,10 +674,10 @@ def test_draft_takes_the_factor_that_was_chosen():
         for target in {1, width // 2, width // 4, width // 8} - {0}:
             image = Image.open(io.BytesIO(data))
             box = (0, 0, width, width)
-            factor = shardio_image._factor(box, (target, target))
+            factor = transforms._factor(box, (target, target))
             assert factor == next(f for f in (8, 4, 2, 1) if width / target >= f)
-            box = shardio_image._reduced(box, image.size, factor)
-            shardio_image._draft(image, factor)
+            box = transforms._reduced(box, image.size, factor)
+            transforms._draft(image, factor)
             assert image.size[0] == -(-width // factor)
             assert box == (0, 0, width / factor, width / factor)
             image.resize((target, target), box=box)
@@ -777,7 +772,7 @@ def cuts(monkeypatch) -> list[tuple[int, int, int]]:
     made = []
     real = jpeg.Tiles.cut
     monkeypatch.setattr("shardio.native.core", None)
-    monkeypatch.setattr(shardio_image, "_MIN_TILED", 0)
+    monkeypatch.setattr(transforms, "_MIN_TILED", 0)
 
     def cut(self: jpeg.Tiles, box: tuple[int, int, int, int]) -> jpeg.Cut:
         found = real(self, box)
@@ -1195,11 +1190,13 @@ def run_python(code: str) -> str:
 def test_without_pil_the_error_names_both_extras():
     out = run_python(
         "import sys; sys.modules['PIL'] = None\n"
-        "from shardio.images.decode import *; import shardio.images.decode as i\n"
+        "from shardio.images.decode import *\n"
+        "from shardio.images.transforms import *\n"
+        "from shardio.images.resize import *\n"
         "import shardio.errors as e\n"
-        "crop = i.CenterCrop(8)\n"
-        "for f in (lambda: i.decode(b'x'), lambda: crop(b'x'), i.engine,\n"
-        "          lambda: i.resize_short(b'x', 8, 90)):\n"
+        "crop = CenterCrop(8)\n"
+        "for f in (lambda: decode(b'x'), lambda: crop(b'x'), engine,\n"
+        "          lambda: resize_short(b'x', 8, 90)):\n"
         "    try: f()\n"
         "    except e.DependencyError as error: print(error)\n"
     )
@@ -1232,8 +1229,8 @@ def test_a_new_pil_is_taken(monkeypatch, version):
 
 def test_importing_the_module_imports_neither_pil_nor_torch():
     out = run_python(
-        "import sys, shardio.images.decode as i\n"
-        "i.RandomResizedCrop(8); i.crop_box(9, 9, 1, (1, 1), (1, 1))\n"
+        "import sys, shardio.images.resize, shardio.images.transforms as t\n"
+        "t.RandomResizedCrop(8); t.crop_box(9, 9, 1, (1, 1), (1, 1))\n"
         "print([m for m in ('PIL', 'torch') if m in sys.modules])"
     )
     assert out.strip() == "[]"

@@ -9,7 +9,8 @@ from PIL import Image
 
 from shardio import CenterCrop, DecodeError, OptionError, RandomResizedCrop
 from shardio.images import decode as shardio_image
-from shardio.images.decode import decode, gray, move_boxes, stored, stored_pixels
+from shardio.images.decode import decode, gray, stored, stored_pixels
+from shardio.images.transforms import move_boxes
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

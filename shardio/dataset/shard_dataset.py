@@ -21,7 +21,7 @@ from .. import units as sizes
 from ..errors import OptionError, ShardioError, StateError, printable
 from ..formats import manifest
 from ..formats.sample import KEY, give_text_key
-from ..images.decode import Transform
+from ..images.transforms import Transform
 from ..order import arithmetic as order
 from ..order.arithmetic import Share, Slices, Tail
 from ..order.options import CANONICAL_WORKERS, Given, Options, answered

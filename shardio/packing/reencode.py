@@ -22,6 +22,7 @@ from ..formats import manifest
 from ..formats.sample import KEY, Sample
 from ..images import decode as image
 from ..images import jpeg_tiles as jpeg
+from ..images.resize import resize_short, square
 from ..storage import locate
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
 
@@ -77,7 +78,7 @@ class Recoding:
             return False
         try:
             quality = self.quality or QUALITY
-            small = image.resize_short(data, side, quality, max_pixels=self.max_pixels)
+            small = resize_short(data, side, quality, max_pixels=self.max_pixels)
             if small is None:
                 width, height = image._open(data, self.max_pixels).size
                 return bool(min(width, height) > side)
@@ -95,7 +96,7 @@ class Recoding:
             if self.resize is None:
                 array = image.pixels(data, max_pixels=self.max_pixels)
             else:
-                array, enlarged = image.square(data, self.resize, max_pixels=self.max_pixels)
+                array, enlarged = square(data, self.resize, max_pixels=self.max_pixels)
         except DecodeError as error:
             raise Rejected(f"cannot be decoded: {error}") from None
         height, width = array.shape[:2]
