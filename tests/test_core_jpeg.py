@@ -28,7 +28,7 @@ import shardio.images.decode
 from shardio import CenterCrop, RandomResizedCrop
 from shardio import native as engine
 from shardio.errors import DecodeError
-from shardio.images import jpeg_tiles as jpeg
+from shardio.images import jpeg_rewrite
 from shardio.images.decode import _UPRIGHT, _orientation
 
 core = engine.core
@@ -109,7 +109,7 @@ def test_unscaled_crops_are_pils_pixels(
     width, height, sampling, progressive, tiled, interpolation, seed
 ):
     data = written(width, height, sampling, *["-progressive"] * progressive)
-    if tiled and isinstance(made := jpeg.rewrite(data), bytes):
+    if tiled and isinstance(made := jpeg_rewrite.rewrite(data), bytes):
         data = made
     whole, draw = decoded(data), random.Random(seed)
     for _ in range(6):
@@ -172,7 +172,7 @@ def test_scaled_crops_are_pils_draft(sampling):
     draw = random.Random(sampling)
     for width, height in ((333, 217), (128, 64), (65, 130)):
         data = written(width, height, sampling)
-        for image in (data, tile_jpeg(data, jpeg.interval_for(-(-width // 16)))):
+        for image in (data, tile_jpeg(data, jpeg_rewrite.interval_for(-(-width // 16)))):
             for scale in (2, 4, 8):
                 pil = Image.open(io.BytesIO(image))
                 pil.draft("RGB", (max(1, width // scale), max(1, height // scale)))
@@ -314,7 +314,7 @@ def test_transforms_give_the_same_upright_picture(monkeypatch, orientation, tile
     exif[0x0112] = orientation
     data = by_pil(165, 120, exif=exif)
     if tiled:
-        data = jpeg.rewrite(data)
+        data = jpeg_rewrite.rewrite(data)
     used = []
     monkeypatch.setattr(core_crop := CenterCrop, "_by_core", spy(core_crop._by_core, used))
     monkeypatch.setattr(RandomResizedCrop, "_by_core", CenterCrop._by_core)

@@ -28,8 +28,8 @@ from PIL import Image, ImageFile, ImageOps, features
 
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
 from shardio.images import decode as shardio_image
+from shardio.images import jpeg_rewrite, transforms
 from shardio.images import jpeg_tiles as jpeg
-from shardio.images import transforms
 from shardio.images.decode import decode, engine
 from shardio.images.resize import resize_short
 from shardio.images.transforms import CenterCrop, RandomResizedCrop, Transform, crop_box
@@ -757,7 +757,7 @@ def pair(kind: str, width: int, height: int, orientation: int = 1) -> tuple[byte
         plain = turned(orientation, image.convert("L"), "JPEG")
     else:
         plain = turned(orientation, image, "JPEG", subsampling=kind)
-    tiled = jpeg.rewrite(plain)
+    tiled = jpeg_rewrite.rewrite(plain)
     assert isinstance(tiled, bytes)
     return plain, tiled
 
@@ -766,7 +766,7 @@ def pair(kind: str, width: int, height: int, orientation: int = 1) -> tuple[byte
 def cuts(monkeypatch) -> list[tuple[int, int, int]]:
     """Width, height and bytes of the cuts that are made. No picture is too small for tiles."""
     try:
-        jpeg.rewriter()
+        jpeg_rewrite.rewriter()
     except DependencyError:
         pytest.skip("neither core nor jpegtran is here: tile JPEGs are NOT tested")
     made = []
@@ -981,7 +981,7 @@ def test_real_photographs_as_tiles_give_the_same_crops(cuts):
         pytest.skip(f"{IMAGENET} is not here: real photographs are NOT tested")
     for draw, file in enumerate(files):
         plain = file.read_bytes()
-        tiled = jpeg.rewrite(plain)
+        tiled = jpeg_rewrite.rewrite(plain)
         assert isinstance(tiled, bytes)
         for interpolation in FILTERS:
             for fast in (False, True):

@@ -1,4 +1,4 @@
-"""shardio/images/jpeg_tiles.py: where tiles lie, what a cut shows, what a rewrite keeps, and
+"""shardio/images/{jpeg_tiles,jpeg_rewrite}.py: where tiles lie, what cuts show and rewrites keep;
 hostile bytes.
 
 The oracle is PIL's decoder: a cut shows the pixels of the whole, a rewritten file has the same.
@@ -23,8 +23,9 @@ from PIL import Image
 
 from shardio import native as engine
 from shardio.errors import DependencyError
-from shardio.images import jpeg_tiles as jpeg
-from shardio.images.jpeg_tiles import Tiles, Unfit, interval_for, rewrite, tiles
+from shardio.images import jpeg_rewrite, jpeg_tiles
+from shardio.images.jpeg_rewrite import Unfit, interval_for, rewrite
+from shardio.images.jpeg_tiles import Tiles, tiles
 
 IMAGENET = Path("/tmp/data/imagenet")
 CORE = engine.core
@@ -398,7 +399,7 @@ def test_a_rewritten_file_has_the_same_pixels(kind: str, size, progressive: bool
 
 def segments(data: bytes) -> list[bytes]:
     """Its APPn and COM segments."""
-    found = jpeg._file(data)
+    found = jpeg_rewrite._file(data)
     assert not isinstance(found, str)
     return [data[s.at : s.end] for s in found if 0xE0 <= s.marker <= 0xEF or s.marker == 0xFE]
 
@@ -422,7 +423,7 @@ def test_all_that_is_not_the_picture_is_kept_in_its_place(tool: str) -> None:
         segment(0xFE, b""),
         segment(0xED, b"Photoshop 3.0\0"),
     ]
-    head = jpeg._header(plain)
+    head = jpeg_tiles._header(plain)
     assert head is not None
     exif_at = next(s for s in head if s.marker == 0xE1)
     data = b"".join([b"\xff\xd8", *own, plain[exif_at.at :], b"a movie"])
@@ -569,7 +570,7 @@ def test_the_limit_of_pixels_is_checked_before_memory_is_taken(tool: str) -> Non
 
 def test_many_scans_are_refused_before_work(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = made("4:2:0", 203, 97, progressive=True)
-    monkeypatch.setattr(jpeg, "_MAX_SCANS", data.count(b"\xff\xda") - 1)
+    monkeypatch.setattr(jpeg_rewrite, "_MAX_SCANS", data.count(b"\xff\xda") - 1)
     found = rewrite(data)
     assert isinstance(found, Unfit) and "scans" in found.detail
 
@@ -629,7 +630,7 @@ def test_a_jpegtran_that_writes_progressive_files_is_none_for_this(tmp_path, mon
 
 def test_a_jpegtran_that_takes_too_long_is_ended(tmp_path, monkeypatch) -> None:
     program(tmp_path, monkeypatch, "exec tail -f /dev/null")
-    monkeypatch.setattr(jpeg, "_TIME_LIMIT_S", 0.05)
+    monkeypatch.setattr(jpeg_rewrite, "_TIME_LIMIT_S", 0.05)
     found = rewrite(made("4:2:0", 203, 97))
     assert isinstance(found, Unfit) and "more than 0.05 s" in found.detail
 
@@ -638,7 +639,7 @@ def test_without_core_and_jpegtran_the_error_says_what_to_install(monkeypatch) -
     monkeypatch.setattr(engine, "core", None)
     monkeypatch.setenv("PATH", "/nowhere")
     data = made("4:2:0", 203, 97)
-    for call in (jpeg.rewriter, lambda: rewrite(data)):
+    for call in (jpeg_rewrite.rewriter, lambda: rewrite(data)):
         with pytest.raises(DependencyError, match="libjpeg-turbo-progs"):
             call()
 

@@ -25,6 +25,7 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.formats import manifest
+from shardio.images import jpeg_rewrite
 from shardio.images import jpeg_tiles as jpeg
 from shardio.packing.export import export
 from shardio.packing.pack import Packed, commit, pack
@@ -530,7 +531,7 @@ def test_without_memory_the_message_names_the_file(
     def rewrite(data: bytes) -> bytes:
         raise MemoryError  # as the core does
 
-    monkeypatch.setattr(jpeg, "rewrite", rewrite)
+    monkeypatch.setattr(jpeg_rewrite, "rewrite", rewrite)
     with pytest.raises(StorageError, match=r"[ab]/\w+\.\w+: .* memory .*fewer --jobs"):
         pack_one(source, tmp_path / "out", on_error="skip")
     assert not list((tmp_path / "out").glob("*.tmp"))

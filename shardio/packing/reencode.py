@@ -21,7 +21,7 @@ from ..errors import DecodeError, OptionError, SourceError, StorageError, printa
 from ..formats import manifest
 from ..formats.sample import KEY, Sample
 from ..images import decode as image
-from ..images import jpeg_tiles as jpeg
+from ..images import jpeg_rewrite
 from ..images.resize import resize_short, square
 from ..storage import locate
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
@@ -113,11 +113,11 @@ class Recoding:
         if data is None:
             return Tiles()
         try:
-            made = jpeg.rewrite(data, max_pixels=self.max_pixels or jpeg.MAX_PIXELS)
+            made = jpeg_rewrite.rewrite(data, max_pixels=self.max_pixels or jpeg_rewrite.MAX_PIXELS)
         except StorageError as error:  # some files make jpegtran crash
             raise StorageError(f"{printable(sample[KEY])}: {error}") from None
-        if isinstance(made, jpeg.Unfit):
-            return Tiles(images=made.reason == jpeg.ALREADY, others={made.reason: 1})
+        if isinstance(made, jpeg_rewrite.Unfit):
+            return Tiles(images=made.reason == jpeg_rewrite.ALREADY, others={made.reason: 1})
         sample["image"] = made
         return Tiles(images=1, rewritten=1, before=len(data), after=len(made))
 
@@ -217,7 +217,7 @@ def check_tools(wanted: Mapping[str, Any]) -> None:
     if wanted["resize"] is not None or "encode" in wanted:
         image.engine()
     if "jpeg_tiles" in wanted:
-        jpeg.rewriter()
+        jpeg_rewrite.rewriter()
 
 
 def check_fields(listings: Mapping[str, Listing], wanted: Mapping[str, Any]) -> None:
