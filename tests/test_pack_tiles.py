@@ -528,7 +528,7 @@ def test_a_jpegtran_that_does_not_end_well_stops_the_packing_and_damages_nothing
 def test_without_memory_the_message_names_the_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rewrite(data: bytes) -> bytes:
+    def rewrite(data: bytes, *, max_pixels: int) -> bytes:
         raise MemoryError  # as the core does
 
     monkeypatch.setattr(jpeg_rewrite, "rewrite", rewrite)
