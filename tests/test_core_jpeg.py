@@ -29,7 +29,7 @@ from shardio import CenterCrop, RandomResizedCrop
 from shardio import native as engine
 from shardio.errors import DecodeError
 from shardio.images import jpeg_rewrite
-from shardio.images.decode import _UPRIGHT, _orientation
+from shardio.images.decode import UPRIGHT, orientation_of
 
 core = engine.core
 pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")
@@ -425,7 +425,7 @@ def test_orientation_is_pils_or_left_to_it(
     if found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged EXIF
-            pils = _orientation(Image.open(io.BytesIO(data)))
+            pils = orientation_of(Image.open(io.BytesIO(data)))
         assert found == (pils if 1 <= pils <= 8 else 1)
     plain = kind == 3 and count == 1 and offset == 8 and not cut and not xmp and first is None
     if plain and len(values) < 2 and all(1 <= v <= 8 for v in values):
@@ -437,7 +437,7 @@ def test_header_of_what_is_no_jpeg():
     assert core.header(b"\xff\xd8\xff\xff" + by_pil(30, 20)[2:]) == (30, 20, 1)  # fill bytes
     for data in (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n" + bytes(40), by_pil(30, 20)[:100]):
         assert core.header(data) is None
-    assert _UPRIGHT.method == ""
+    assert UPRIGHT.method == ""
 
 
 # The lossless rewrite -------------------------------------------------------------------------

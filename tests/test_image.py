@@ -27,10 +27,16 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, features
 
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
-from shardio.images import decode as shardio_image
-from shardio.images import jpeg_rewrite, transforms
-from shardio.images import jpeg_tiles as jpeg
-from shardio.images.decode import decode, engine
+from shardio.images import jpeg_rewrite, jpeg_tiles, transforms
+from shardio.images.decode import (
+    LEAST_PIL,
+    decode,
+    decode_errors,
+    engine,
+    open_image,
+    pil_module,
+    to_rgb,
+)
 from shardio.images.resize import resize_short
 from shardio.images.transforms import CenterCrop, RandomResizedCrop, Transform, crop_box
 
@@ -60,7 +66,7 @@ def turned(orientation: int, image: Image.Image, kind: str = "PNG", **options) -
 
 
 def to_array(image: Image.Image) -> np.ndarray:
-    return np.array(shardio_image._rgb(image))
+    return np.array(to_rgb(image))
 
 
 def pixels(data: bytes, **options) -> np.ndarray:
@@ -318,9 +324,9 @@ def test_between_pils_two_levels_only_our_limit_counts():
     data = png(10_000, 10_000, 1, 0, b"\0" * 1251 * 10_000)
     with pytest.raises(DecodeError, match="over the limit of 99,999,999"):
         decode(data, max_pixels=99_999_999)
-    assert shardio_image._open(data, 10**8).size == (10_000, 10_000)
+    assert open_image(data, 10**8).size == (10_000, 10_000)
     # 200 million: it would refuse.
-    assert shardio_image._open(png(20_000, 10_000, 1, 0, b""), 2**28).size == (20_000, 10_000)
+    assert open_image(png(20_000, 10_000, 1, 0, b""), 2**28).size == (20_000, 10_000)
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], disposal: int = 0) -> bytes:
@@ -400,7 +406,7 @@ def test_missing_codec_is_named(monkeypatch):
 
 
 def test_text_from_hostile_bytes_cannot_steer_a_terminal():
-    with pytest.raises(DecodeError) as caught, shardio_image._decoding(b""):
+    with pytest.raises(DecodeError) as caught, decode_errors(b""):
         raise ValueError("bad \x1b[2J\n chunk")
     assert str(caught.value) == r"image of 0 bytes: bad \x1b[2J\n chunk"
 
@@ -668,19 +674,25 @@ def test_fast_keeps_the_box_of_turned_jpegs(orientation):
         assert np.abs(slow.astype(int) - fast.astype(int)).mean() < 3
 
 
-def test_draft_takes_the_factor_that_was_chosen():
+def test_draft_takes_the_factor_that_was_chosen(monkeypatch):
+    monkeypatch.setattr("shardio.native.core", None)  # it never asks PIL
+    seen = []
+    resize = Image.Image.resize
+
+    def spy(image, size, resample, box):
+        seen.append((image.size, box))
+        return resize(image, size, resample, box)
+
+    monkeypatch.setattr(Image.Image, "resize", spy)
     for width in (*range(1, 40), 1000, 1001, 1007):
         data = encoded(Image.new("L", (width, width)), "JPEG")
         for target in {1, width // 2, width // 4, width // 8} - {0}:
-            image = Image.open(io.BytesIO(data))
-            box = (0, 0, width, width)
-            factor = transforms._factor(box, (target, target))
-            assert factor == next(f for f in (8, 4, 2, 1) if width / target >= f)
-            box = transforms._reduced(box, image.size, factor)
-            transforms._draft(image, factor)
-            assert image.size[0] == -(-width // factor)
-            assert box == (0, 0, width / factor, width / factor)
-            image.resize((target, target), box=box)
+            seen.clear()
+            CenterCrop(target, target, fast=True)(data)
+            factor = next(f for f in (8, 4, 2, 1) if width / target >= f)
+            [(size, box)] = seen
+            assert size == (-(-width // factor),) * 2
+            assert box == pytest.approx((0, 0, width / factor, width / factor), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -770,16 +782,16 @@ def cuts(monkeypatch) -> list[tuple[int, int, int]]:
     except DependencyError:
         pytest.skip("neither core nor jpegtran is here: tile JPEGs are NOT tested")
     made = []
-    real = jpeg.Tiles.cut
+    real = jpeg_tiles.Tiles.cut
     monkeypatch.setattr("shardio.native.core", None)
-    monkeypatch.setattr(transforms, "_MIN_TILED", 0)
+    monkeypatch.setattr(transforms, "MIN_TILED_PIXELS", 0)
 
-    def cut(self: jpeg.Tiles, box: tuple[int, int, int, int]) -> jpeg.Cut:
+    def cut(self: jpeg_tiles.Tiles, box: tuple[int, int, int, int]) -> jpeg_tiles.Cut:
         found = real(self, box)
         made.append((found.width, found.height, len(found.data)))
         return found
 
-    monkeypatch.setattr(jpeg.Tiles, "cut", cut)
+    monkeypatch.setattr(jpeg_tiles.Tiles, "cut", cut)
     return made
 
 
@@ -921,7 +933,7 @@ def test_orientation_of_tiles_is_left_when_told(cuts):
 def test_small_tile_jpegs_are_decoded_whole(cuts, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("shardio.native.core", None)
-    monkeypatch.setattr(jpeg.Tiles, "cut", None)
+    monkeypatch.setattr(jpeg_tiles.Tiles, "cut", None)
     plain, tiled = pair("4:2:0", 256, 192)
     assert np.array_equal(RandomResizedCrop(64)(tiled, 3), RandomResizedCrop(64)(plain, 3))
 
@@ -942,11 +954,11 @@ def test_errors_of_tile_jpegs_are_those_of_other_jpegs(cuts, monkeypatch):
     for hostile in (broken, tiled[: len(tiled) // 2], odd):
         with_tiles = error(lambda: RandomResizedCrop(64)(hostile, 3))  # noqa: B023
         with monkeypatch.context() as patch:
-            patch.setattr(jpeg, "tiles", lambda *a, **options: None)
+            patch.setattr(jpeg_tiles, "tiles", lambda *a, **options: None)
             assert error(lambda: RandomResizedCrop(64)(hostile, 3)) == with_tiles  # noqa: B023
     with_tiles = error(lambda: crop(tiled))
     assert "399 x 301" in with_tiles
-    monkeypatch.setattr(jpeg, "tiles", lambda *a, **options: None)
+    monkeypatch.setattr(jpeg_tiles, "tiles", lambda *a, **options: None)
     assert error(lambda: crop(tiled)) == with_tiles
 
 
@@ -969,7 +981,7 @@ def test_flipped_bytes_of_tile_jpegs_give_what_the_whole_gives(cuts, monkeypatch
         cuts.clear()
         by_tiles, used = outcome(bytes(hostile), at), bool(cuts)
         with monkeypatch.context() as patch:
-            patch.setattr(jpeg, "tiles", lambda *a, **options: None)
+            patch.setattr(jpeg_tiles, "tiles", lambda *a, **options: None)
             assert by_tiles == outcome(bytes(hostile), at)
         equal.append(used and isinstance(by_tiles, bytes))
     assert sum(equal) > 100
@@ -1208,14 +1220,14 @@ def test_without_pil_the_error_names_both_extras():
 @pytest.mark.parametrize("version", ["9.5.0", "9.5.0.post2", "11.2.1"])
 def test_an_old_pil_is_refused_by_name(monkeypatch, version):
     monkeypatch.setattr("PIL.__version__", version)
-    shardio_image._pil.cache_clear()
+    pil_module.cache_clear()
     with pytest.raises(DependencyError, match=rf"PIL is {version}, expected 11\.3 .*\[pillow\]"):
         decode(encoded(Image.new("RGB", (2, 2))))
 
 
 def test_the_extras_and_the_readme_name_the_same_least_pil():
     root = Path(__file__).resolve().parent.parent
-    least = ".".join(map(str, shardio_image.LEAST_PIL))
+    least = ".".join(map(str, LEAST_PIL))
     extras = (root / "pyproject.toml").read_text()
     assert f'["pillow>={least}"]' in extras and f'["pillow-simd>={least}"]' in extras
     assert f"{least} or newer" in (root / "README.md").read_text()
@@ -1224,7 +1236,7 @@ def test_the_extras_and_the_readme_name_the_same_least_pil():
 @pytest.mark.parametrize("version", ["11.3.0", "12.1.1.post0", "13.0.0.dev0", "unknown"])
 def test_a_new_pil_is_taken(monkeypatch, version):
     monkeypatch.setattr("PIL.__version__", version)
-    assert shardio_image._pil.__wrapped__() is Image
+    assert pil_module.__wrapped__() is Image
 
 
 def test_importing_the_module_imports_neither_pil_nor_torch():

@@ -65,7 +65,7 @@ FORMATS = (
     "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI", "HEIF", "JXL",
 )  # fmt: skip
 
-_ORIENTATION = 0x0112  # the EXIF tag
+ORIENTATION_TAG = 0x0112  # the EXIF tag
 # Comments, other blanks, other depths, and pixels that are too few or too many are for PIL.
 _PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 
@@ -86,7 +86,7 @@ def decode(
     Raises DecodeError if the bytes are no image in one of FORMATS, are cut or damaged, or claim
     too many pixels.
     """
-    return _decoded(data, upright, max_pixels, _rgb)
+    return _decoded(data, upright, max_pixels, to_rgb)
 
 
 def stored(
@@ -98,14 +98,14 @@ def stored(
     stays one (1). Options and errors as `decode` has them: it is turned upright, too, by its own
     EXIF tag, since that moves values and changes none.
     """
-    return _decoded(data, upright, max_pixels, _same)
+    return _decoded(data, upright, max_pixels, _unchanged)
 
 
 def gray(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
     """Decode one image to a loaded PIL image of 8-bit grey, mode L; else as `decode`."""
-    return _decoded(data, upright, max_pixels, _grey)
+    return _decoded(data, upright, max_pixels, _to_gray)
 
 
 def _decoded(
@@ -114,15 +114,15 @@ def _decoded(
     max_pixels: int | None,
     convert: Callable[[Image.Image], Image.Image],
 ) -> Image.Image:
-    with _decoding(data):
-        if (raw := _raw(data, max_pixels)) is not None:
-            return convert(_from_raw(raw))
-        image: Image.Image = _open(data, max_pixels)
+    with decode_errors(data):
+        if (raw := raw_pixels(data, max_pixels)) is not None:
+            return convert(raw_image(raw))
+        image: Image.Image = open_image(data, max_pixels)
         image.load()
-        turn = _turn(image) if upright else _UPRIGHT
+        turn = turn_of(image) if upright else UPRIGHT
         image = convert(image)
         if turn.method:
-            image = image.transpose(_pil().Transpose[turn.method])
+            image = image.transpose(pil_module().Transpose[turn.method])
             for stale in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
                 image.info.pop(stale, None)  # else the next reader turns it a second time
         return image
@@ -136,7 +136,7 @@ def stored_pixels(
     (H, W) uint8 of a palette's indices and of grey, bool of one bit, uint16 of 16; (H, W, C) uint8
     of colours. C-contiguous, writable, the caller's own.
     """
-    return _values(stored(data, upright=upright, max_pixels=max_pixels))
+    return stored_array(stored(data, upright=upright, max_pixels=max_pixels))
 
 
 def pixels(
@@ -147,10 +147,10 @@ def pixels(
     Options and errors as `decode` has them. Raw pixels are only copied: 32 x 32 in 3 us, where
     PIL and numpy take 29, and 224 x 224 in 6 us instead of 84.
     """
-    with _decoding(data):
-        if (raw := _raw(data, max_pixels)) is not None:
+    with decode_errors(data):
+        if (raw := raw_pixels(data, max_pixels)) is not None:
             return raw.copy()
-    return _array(decode(data, upright=upright, max_pixels=max_pixels)).copy()
+    return rgb_array(decode(data, upright=upright, max_pixels=max_pixels)).copy()
 
 
 def ppm(array: NDArray[np.uint8]) -> bytes:
@@ -173,7 +173,7 @@ def engine() -> dict[str, str]:
     name: "pillow-simd" or "pillow". Both install the package PIL and the last one installed wins,
     unseen by pip; `installed` lists each distribution found, so two names there are a warning.
     """
-    _pil()
+    pil_module()
     import importlib.metadata
 
     import PIL
@@ -201,7 +201,7 @@ def engine() -> dict[str, str]:
 
 
 @functools.cache
-def _pil() -> ModuleType:
+def pil_module() -> ModuleType:
     """The module PIL.Image, imported by the first call."""
     install = (
         "Install one engine, not both: pip install 'shardio-torch[simd]' (pillow-simd, compiled "
@@ -226,7 +226,7 @@ def _pil() -> ModuleType:
 # Opening --------------------------------------------------------------------------------------
 
 
-def _raw(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
+def raw_pixels(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
     """(H, W, 3) uint8, a view of the pixels in a PPM as `ppm` spells it; None: PIL shall say."""
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
@@ -240,24 +240,24 @@ def _raw(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
     return np.frombuffer(data, np.uint8, offset=start).reshape(height, width, 3)
 
 
-def _from_raw(raw: NDArray[np.uint8]) -> Image.Image:
+def raw_image(raw: NDArray[np.uint8]) -> Image.Image:
     """6 us for 32 x 32 and 29 for 224 x 224; by PIL's plugin 18 and 63."""
-    image: Image.Image = _pil().frombytes("RGB", (raw.shape[1], raw.shape[0]), raw.data)
+    image: Image.Image = pil_module().frombytes("RGB", (raw.shape[1], raw.shape[0]), raw.data)
     image.format = "PPM"
     return image
 
 
-def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
+def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
     """The lazily opened image (a PIL ImageFile), its header read and its size within the limit.
 
     Image.open would do but for its pixel guard, which has two fixed levels, reads a global of PIL
     and warns between them. Silencing a warning is not safe with threads, so its loop is walked
     here: ask each format's own `accept` for the first 16 bytes, then build that plugin.
     """
-    pil = _pil()
+    pil = pil_module()
     prefix = bytes(data[:16])
     if prefix.startswith(b"GIF8"):
-        _check_pixels("GIF", _gif_size(data), max_pixels)  # PIL allocates in the constructor
+        check_pixels("GIF", _gif_size(data), max_pixels)  # PIL allocates in the constructor
     pil.preinit()
     reason = ""
     for name in FORMATS:
@@ -271,7 +271,7 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
             reason = accepted
         elif accepted:
             image = factory(io.BytesIO(data), "")
-            _check_pixels(name, image.size, max_pixels)
+            check_pixels(name, image.size, max_pixels)
             return image
     raise DecodeError(
         f"{_what(data)}: {reason}" if reason else
@@ -280,13 +280,13 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
     )  # fmt: skip
 
 
-def _check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
+def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
     """Raise DecodeError when there are too many; max_pixels: None is the default of the format."""
     width, height = size
     remedy = f"if it is a true picture, give max_pixels={width * height}"
     if max_pixels is None:
         max_pixels = MAX_WHOLE if name in WHOLE else MAX_PIXELS
-    guard = _pil().MAX_IMAGE_PIXELS
+    guard = pil_module().MAX_IMAGE_PIXELS
     if name in ("GIF", "TIFF") and guard is not None and guard < max_pixels:
         # These two plugins ask PIL's guard again when they allocate, and it would warn.
         max_pixels = guard
@@ -314,7 +314,7 @@ def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
     return width, height
 
 
-def _array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
+def rgb_array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
     """The pixels of an RGB image, or of its mirror image: (H, W, 3) uint8.
 
     By PIL's encoder, as its `tobytes` uses it, but in one piece instead of pieces of 64 KiB, and
@@ -324,7 +324,7 @@ def _array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
     width, height = image.size
     mode, data = "BGR" if mirrored else "RGB", b""
     with suppress(AttributeError, TypeError):  # a PIL that is another one inside
-        encoder = _pil()._getencoder("RGB", "raw", (mode,))
+        encoder = pil_module()._getencoder("RGB", "raw", (mode,))
         encoder.setimage(image.im, (0, 0, width, height))
         data = encoder.encode(3 * width * height)[2]
     if len(data) != 3 * width * height:
@@ -336,7 +336,7 @@ def _array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
     return array[:, ::-1, ::-1] if mirrored else array
 
 
-def _values(image: Image.Image) -> NDArray[Any]:
+def stored_array(image: Image.Image) -> NDArray[Any]:
     """The values of an image of any mode: (H, W) or (H, W, C), of this machine's byte order."""
     array = np.array(image)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -347,7 +347,7 @@ def _values(image: Image.Image) -> NDArray[Any]:
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as PIL has them
 
 
-class _Turn(NamedTuple):
+class Turn(NamedTuple):
     """How a stored image becomes upright, and where an upright box lies in what is stored."""
 
     method: str  # of PIL's Transpose, which counts angles counterclockwise; "" is as it is
@@ -367,26 +367,26 @@ class _Turn(NamedTuple):
         return left, top, right, bottom
 
 
-_UPRIGHT = _Turn("")
-_TURNS = {
-    2: _Turn("FLIP_LEFT_RIGHT", mirror_x=True),
-    3: _Turn("ROTATE_180", mirror_x=True, mirror_y=True),
-    4: _Turn("FLIP_TOP_BOTTOM", mirror_y=True),
-    5: _Turn("TRANSPOSE", swap=True),
-    6: _Turn("ROTATE_270", swap=True, mirror_y=True),
-    7: _Turn("TRANSVERSE", swap=True, mirror_x=True, mirror_y=True),
-    8: _Turn("ROTATE_90", swap=True, mirror_x=True),
+UPRIGHT = Turn("")
+TURNS = {
+    2: Turn("FLIP_LEFT_RIGHT", mirror_x=True),
+    3: Turn("ROTATE_180", mirror_x=True, mirror_y=True),
+    4: Turn("FLIP_TOP_BOTTOM", mirror_y=True),
+    5: Turn("TRANSPOSE", swap=True),
+    6: Turn("ROTATE_270", swap=True, mirror_y=True),
+    7: Turn("TRANSVERSE", swap=True, mirror_x=True, mirror_y=True),
+    8: Turn("ROTATE_90", swap=True, mirror_x=True),
 }
 
 
-def _turn(image: Image.Image) -> _Turn:
-    return _TURNS.get(_orientation(image), _UPRIGHT)
+def turn_of(image: Image.Image) -> Turn:
+    return TURNS.get(orientation_of(image), UPRIGHT)
 
 
-def _orientation(image: Any) -> int:
+def orientation_of(image: Any) -> int:
     """The tag, which may be nonsense; 1 where EXIF is damaged: the pixels are worth keeping."""
     try:
-        value = image.getexif().get(_ORIENTATION, 1)
+        value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:
         return 1
     return value if isinstance(value, int) else 1
@@ -395,7 +395,7 @@ def _orientation(image: Any) -> int:
 # Modes ----------------------------------------------------------------------------------------
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """The image in mode RGB, by the rules at the top; itself if it is RGB already."""
     mode = image.mode
     if mode == "RGB":
@@ -408,7 +408,7 @@ def _rgb(image: Image.Image) -> Image.Image:
             if mode == "I":  # 32 bits signed: what PIL makes of 16-bit PGM and signed TIFF
                 some = np.clip(some, 0, 65535)
             scaled[at : at + 64] = (some.astype(np.uint32) + 128) // 257
-        image = _pil().fromarray(scaled)
+        image = pil_module().fromarray(scaled)
     elif mode == "F":
         raise DecodeError(
             "float pixels (mode F) have no agreed range (0..1 and 0..255 are both in use); "
@@ -422,12 +422,12 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _grey(image: Image.Image) -> Image.Image:
+def _to_gray(image: Image.Image) -> Image.Image:
     """The image in mode L; colours as PIL weighs them, more than 8 bits by the rules at the top."""
-    return image if image.mode == "L" else _rgb(image).convert("L")
+    return image if image.mode == "L" else to_rgb(image).convert("L")
 
 
-def _same(image: Image.Image) -> Image.Image:
+def _unchanged(image: Image.Image) -> Image.Image:
     return image
 
 
@@ -435,7 +435,7 @@ def _same(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _decoding(data: object) -> Iterator[None]:
+def decode_errors(data: object) -> Iterator[None]:
     """Whatever PIL raises on hostile bytes leaves as DecodeError, in one line.
 
     Its plugins raise OSError, SyntaxError, ValueError, struct.error, KeyError, zlib.error and more;

@@ -19,18 +19,18 @@ import numpy as np
 from .. import native as engine
 from ..errors import DependencyError, StorageError, printable
 from .jpeg_tiles import (
-    _APP0,
-    _APP2,
-    _APP15,
-    _DHT,
-    _EOI,
-    _SOS,
-    _Frame,
-    _frame,
-    _header,
-    _is_text,
-    _scan,
-    _Segment,
+    APP0,
+    APP2,
+    APP15,
+    DHT,
+    EOI,
+    SOS,
+    Frame,
+    Segment,
+    is_metadata,
+    read_frame,
+    read_scan,
+    read_segments,
     tiles,
 )
 
@@ -55,7 +55,7 @@ _SHORT_OF = ("Insufficient memory", "temporary file", "out of disk space")
 
 ALREADY = "tiles already"  # the reason of a file that needs no rewriting
 
-_FRAMES = {*range(0xC0, 0xD0)} - {_DHT, 0xC8, 0xCC}  # 0xC8 is reserved, 0xCC is DAC
+_FRAMES = {*range(0xC0, 0xD0)} - {DHT, 0xC8, 0xCC}  # 0xC8 is reserved, 0xCC is DAC
 _SEQUENTIAL = (0xC0, 0xC1, 0xC2)
 
 
@@ -92,17 +92,17 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     )
     if isinstance(done, str):
         return Unfit("damaged", printable(done.removeprefix("damaged: ")))
-    made = _header(done)
+    made = read_segments(done)
     assert made is not None  # libjpeg's own
     grey = bytes([frame.sampling[0][0] << 4 | frame.sampling[0][1]]) if len(frame.ids) == 1 else b""
-    kept = [data[s.at : s.end] for s in segments if _is_text(s.marker)]
+    kept = [data[s.at : s.end] for s in segments if is_metadata(s.marker)]
     drawn = [
         # jpegtran says 1 x 1 for the sampling of a grey picture; there it means nothing.
         done[s.at : s.at + 11] + grey + done[s.at + 12 : s.end]
         if s.marker in _FRAMES and grey
         else done[s.at : s.end]
         for s in made
-        if not _is_text(s.marker)
+        if not is_metadata(s.marker)
     ]
     result = b"".join([b"\xff\xd8", *kept, *drawn, done[made[-1].end :], data[end:]])
     again = tiles(result)
@@ -137,7 +137,7 @@ def interval_for(mcus: int) -> int:
     return min(divisors, key=lambda i: (abs(i - BEST_INTERVAL), i), default=mcus)
 
 
-def _fit(data: bytes, max_pixels: int) -> tuple[list[_Segment], _Frame, int] | Unfit:
+def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unfit:
     """All segments of a file that can be rewritten, its frame, and the restart interval to use."""
     if data[:3] != b"\xff\xd8\xff":
         return Unfit("not a JPEG")
@@ -154,18 +154,18 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[_Segment], _Frame, int] | U
         return Unfit("arithmetic coding")
     if marker not in _SEQUENTIAL or len(frames) > 1:
         return Unfit("lossless or hierarchical")
-    frame = _frame(data, frames[0].at, frames[0].end)
+    frame = read_frame(data, frames[0].at, frames[0].end)
     if frame is None:
         return Unfit("damaged", "its frame header is not well formed")
     if frame.bits != 8:
         return Unfit("not 8 bits", f"{frame.bits} bits")
     if len(frame.ids) not in (1, 3):
         return Unfit("CMYK" if len(frame.ids) == 4 else "neither grey nor RGB")
-    if any(s.marker == _APP2 and data[s.at + 4 : s.at + 8] == b"MPF\0" for s in segments):
+    if any(s.marker == APP2 and data[s.at + 4 : s.at + 8] == b"MPF\0" for s in segments):
         # Its table says at which byte each picture starts.
         return Unfit("several pictures")
-    scans = [i for i, s in enumerate(segments) if s.marker == _SOS]
-    if scans and any(_APP0 <= s.marker <= _APP15 for s in segments[scans[0] :]):
+    scans = [i for i, s in enumerate(segments) if s.marker == SOS]
+    if scans and any(APP0 <= s.marker <= APP15 for s in segments[scans[0] :]):
         # Decoders do not heed them there; before the first scan they would: another orientation,
         # other colours.
         return Unfit("metadata behind the first scan")
@@ -183,21 +183,21 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[_Segment], _Frame, int] | U
     return segments, frame, interval
 
 
-def _file(data: bytes) -> list[_Segment] | str:
+def _file(data: bytes) -> list[Segment] | str:
     """All segments of a file from behind SOI to its EOI, or what is wrong with it."""
     body = np.frombuffer(data, np.uint8)
     marks = np.flatnonzero(body[:-1] == 0xFF)
     codes = body[1:][marks]
     # Within a scan: all but FF 00, which is a byte FF, restart markers, and fill bytes.
     marks = marks[(codes != 0) & (codes & 0xF8 != 0xD0) & (codes != 0xFF)]
-    segments: list[_Segment] = []
+    segments: list[Segment] = []
     at = 2
     for _ in range(_MAX_SCANS + 1):
-        more = _header(data, at)
+        more = read_segments(data, at)
         if more is None:
             return "its segments are not well formed, or it is cut"
         segments += more
-        if more[-1].marker == _EOI:
+        if more[-1].marker == EOI:
             return segments
         following = int(np.searchsorted(marks, more[-1].end))
         if following == marks.size:
@@ -206,13 +206,13 @@ def _file(data: bytes) -> list[_Segment] | str:
     return f"it has more than {_MAX_SCANS} scans"
 
 
-def _complete(data: bytes, segments: list[_Segment], frame: _Frame, *, progressive: bool) -> bool:
+def _complete(data: bytes, segments: list[Segment], frame: Frame, *, progressive: bool) -> bool:
     """Whether the scans together send all bits of all coefficients of all components."""
     low = np.full((len(frame.ids), 64), -1)  # the lowest bit sent so far
     for segment in segments:
-        if segment.marker != _SOS:
+        if segment.marker != SOS:
             continue
-        if (scan := _scan(data, segment)) is None:
+        if (scan := read_scan(data, segment)) is None:
             return False
         ids, first, last, _, bit = scan
         rows = [frame.ids.index(i) for i in ids if i in frame.ids]
@@ -222,7 +222,7 @@ def _complete(data: bytes, segments: list[_Segment], frame: _Frame, *, progressi
     return not low.any()
 
 
-def _bare(data: bytes, segments: list[_Segment]) -> bytes:
+def _bare(data: bytes, segments: list[Segment]) -> bytes:
     """The file with no more than what its picture needs: what libjpeg shall see.
 
     It would drop JFIF's thumbnail, sort JFIF and Adobe before EXIF, and write them where they were
@@ -230,8 +230,8 @@ def _bare(data: bytes, segments: list[_Segment]) -> bytes:
     """
     parts = [b"\xff\xd8"]
     for segment, following in pairwise([*segments, segments[-1]]):
-        if not _is_text(segment.marker):
-            end = following.at if segment.marker == _SOS else segment.end
+        if not is_metadata(segment.marker):
+            end = following.at if segment.marker == SOS else segment.end
             parts.append(data[segment.at : end])
     return b"".join(parts)
 

@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 
 Data = bytes | bytearray | memoryview
 
-_SOI, _EOI, _SOS, _DQT, _DHT, _DRI, _COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xFE
-_APP0, _APP1, _APP2, _APP14, _APP15 = 0xE0, 0xE1, 0xE2, 0xEE, 0xEF
+SOI, EOI, SOS, DQT, DHT, DRI, COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xFE
+APP0, APP1, APP2, APP14, APP15 = 0xE0, 0xE1, 0xE2, 0xEE, 0xEF
 _IN_TURN = bytes(range(0xD0, 0xD8))  # RST0 to RST7
 _SAMPLINGS = frozenset((h, v) for h in range(1, 5) for v in range(1, 5))
 _BASELINE = (0xC0, 0xC1)
 
 
-class _Segment(NamedTuple):
+class Segment(NamedTuple):
     """data[at:end] with its marker and its length."""
 
     marker: int
@@ -44,7 +44,7 @@ class _Segment(NamedTuple):
     end: int
 
 
-class _Frame(NamedTuple):
+class Frame(NamedTuple):
     """What a SOF says.
 
     sampling: (horizontal, vertical) of each component.
@@ -93,7 +93,7 @@ class Tiles:
         head: bytearray,
         size_at: int,
         has_app1: bool,
-        frame: _Frame,
+        frame: Frame,
         interval: int,
         edges: NDArray[np.intp],
     ) -> None:
@@ -157,23 +157,23 @@ def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
 
     For other JPEGs this costs the walk through their header, some microseconds.
     """
-    if bytes(data[:3]) != b"\xff\xd8\xff" or (segments := _header(data)) is None:
+    if bytes(data[:3]) != b"\xff\xd8\xff" or (segments := read_segments(data)) is None:
         return None
     head, kept, size_at, has_app1 = bytearray(), 0, 0, False
     frame, interval = None, 0
     for marker, at, end in segments:
-        if marker in (_DQT, _DHT, _SOS):
+        if marker in (DQT, DHT, SOS):
             continue
-        if marker == _DRI:
+        if marker == DRI:
             if end - at != 6:
                 return None
             interval = data[at + 4] << 8 | data[at + 5]
         elif marker in _BASELINE and frame is None:
-            frame, size_at = _frame(data, at, end), len(head) + at - kept + 5
-        elif not _is_text(marker):
+            frame, size_at = read_frame(data, at, end), len(head) + at - kept + 5
+        elif not is_metadata(marker):
             return None  # another kind of JPEG, or two frames
         else:
-            has_app1 |= marker == _APP1
+            has_app1 |= marker == APP1
             if not _tells_colour(data, marker, at):  # decoders would take it apart once more
                 head += data[kept:at]
                 kept = end
@@ -185,7 +185,7 @@ def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
     columns, rest = divmod(frame.mcus[0], interval)
     count = columns * frame.mcus[1]
     last = segments[-1]
-    if rest or count > len(data) or _scan(data, last) != (frame.ids, 0, 63, 0, 0):
+    if rest or count > len(data) or read_scan(data, last) != (frame.ids, 0, 63, 0, 0):
         return None
     body = np.frombuffer(data, np.uint8)[last.end :]
     codes, found = body[1:], body[:-1] == 0xFF
@@ -208,30 +208,30 @@ def _restarts(count: int) -> bytes:
     return (_IN_TURN * (count // 8 + 1))[: count - 1] + b"\xd9"
 
 
-def _header(data: Data, at: int = 2) -> list[_Segment] | None:
+def read_segments(data: Data, at: int = 2) -> list[Segment] | None:
     """The segments from `at` on, up to and with SOS or EOI; None where they are not well formed."""
-    found: list[_Segment] = []
+    found: list[Segment] = []
     size = len(data)
     while at + 2 <= size and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:  # a fill byte
             at += 1
             continue
-        if marker == _EOI:
-            return [*found, _Segment(marker, at, at + 2)]
-        if marker < 0xC0 or 0xD0 <= marker <= _SOI or at + 4 > size:
+        if marker == EOI:
+            return [*found, Segment(marker, at, at + 2)]
+        if marker < 0xC0 or 0xD0 <= marker <= SOI or at + 4 > size:
             return None  # none that has a length, or no room for it
         end = at + 2 + (data[at + 2] << 8 | data[at + 3])
         if end < at + 4 or end > size:
             return None
-        found.append(_Segment(marker, at, end))
-        if marker == _SOS:
+        found.append(Segment(marker, at, end))
+        if marker == SOS:
             return found
         at = end
     return None
 
 
-def _frame(data: Data, at: int, end: int) -> _Frame | None:
+def read_frame(data: Data, at: int, end: int) -> Frame | None:
     body = bytes(data[at + 4 : end])
     if len(body) < 6 or len(body) != 6 + 3 * body[5]:
         return None
@@ -243,10 +243,10 @@ def _frame(data: Data, at: int, end: int) -> _Frame | None:
     if len(ids) > 1:
         wide, high = 8 * max([h for h, _ in sampling]), 8 * max([v for _, v in sampling])
     mcus = -(-width // wide), -(-height // high)
-    return _Frame(body[0], height, width, ids, sampling, (wide, high), mcus)
+    return Frame(body[0], height, width, ids, sampling, (wide, high), mcus)
 
 
-def _scan(data: Data, segment: _Segment) -> tuple[tuple[int, ...], int, int, int, int] | None:
+def read_scan(data: Data, segment: Segment) -> tuple[tuple[int, ...], int, int, int, int] | None:
     """A SOS: the ids of its components, first and last coefficient, high and low bit."""
     body = bytes(data[segment.at + 4 : segment.end])
     if len(body) < 4 or len(body) != 4 + 2 * body[0]:
@@ -254,13 +254,13 @@ def _scan(data: Data, segment: _Segment) -> tuple[tuple[int, ...], int, int, int
     return tuple(body[1:-3:2]), body[-3], body[-2], body[-1] >> 4, body[-1] & 15
 
 
-def _is_text(marker: int) -> bool:
+def is_metadata(marker: int) -> bool:
     """Whether a segment only says something about the picture: APPn, COM."""
-    return marker == _COM or _APP0 <= marker <= _APP15
+    return marker == COM or APP0 <= marker <= APP15
 
 
 def _tells_colour(data: Data, marker: int, at: int) -> bool:
     """Whether a decoder needs this segment to know what the components are."""
-    if marker == _APP0:
+    if marker == APP0:
         return bytes(data[at + 4 : at + 9]) == b"JFIF\0"
-    return marker == _APP14 and bytes(data[at + 4 : at + 9]) == b"Adobe"
+    return marker == APP14 and bytes(data[at + 4 : at + 9]) == b"Adobe"

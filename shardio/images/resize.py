@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..units import whole
-from .decode import _ORIENTATION, _decoding, _open, _orientation, _pil
+from .decode import ORIENTATION_TAG, decode_errors, open_image, orientation_of, pil_module
 from .transforms import CenterCrop
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def resize_short(
     """
     size = whole("resize_short: size", size, 1)
     quality = whole("resize_short: quality", quality, 1, 100)
-    with _decoding(data):
-        image = _open(data, max_pixels)
+    with decode_errors(data):
+        image = open_image(data, max_pixels)
         width, height = image.size
         short, long = min(image.size), max(image.size)
         if short <= size or image.format not in _REWRITABLE or getattr(image, "n_frames", 1) > 1:
@@ -54,7 +54,7 @@ def resize_short(
         # detail survives. Random 224 crops of ImageNet stored at 256, against the same crops of the
         # originals: lanczos 34.5 dB, bicubic 33.9, bilinear 32.4, box 31.3.
         # No draft() and no reducing_gap: packing happens once.
-        small = _averageable(image).resize(target, _pil().Resampling.LANCZOS)
+        small = _averageable(image).resize(target, pil_module().Resampling.LANCZOS)
         out = io.BytesIO()
         small.save(out, image.format, **options)
         return out.getvalue()
@@ -72,9 +72,9 @@ def square(
     """
     crop = CenterCrop(size, size, interpolation="lanczos", max_pixels=max_pixels)
     out = np.empty((size, size, 3), np.uint8)
-    with _decoding(data):
-        short = min(_open(data, max_pixels).size)
-        crop._by_pil(data, 0, out)
+    with decode_errors(data):
+        short = min(open_image(data, max_pixels).size)
+        crop.by_pil(data, 0, out)
     return out, short < size
 
 
@@ -118,15 +118,15 @@ def _exif(image: Any) -> bytes:
     stands elsewhere: in XMP, in a PNG text) a block with nothing but the orientation.
     """
     own = image.info.get("exif", b"")
-    turned = _orientation(image)
-    fresh = _pil().Exif()
+    turned = orientation_of(image)
+    fresh = pil_module().Exif()
     try:
         fresh.load(own)
-        kept = len(own) <= 65_533 and fresh.get(_ORIENTATION, 1) == turned
+        kept = len(own) <= 65_533 and fresh.get(ORIENTATION_TAG, 1) == turned
     except Exception:
         kept = False
     if kept or (not own and turned == 1):
         return bytes(own)
-    least = _pil().Exif()
-    least[_ORIENTATION] = turned
+    least = pil_module().Exif()
+    least[ORIENTATION_TAG] = turned
     return bytes(least.tobytes())

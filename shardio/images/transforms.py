@@ -33,22 +33,22 @@ from ..order.arithmetic import word
 from ..units import whole
 from . import jpeg_tiles as jpeg
 from .decode import (
-    _TURNS,
-    _UPRIGHT,
     MAX_PIXELS,
+    TURNS,
+    UPRIGHT,
     Box,
-    _array,
-    _check_pixels,
-    _decoding,
-    _from_raw,
-    _open,
-    _pil,
-    _raw,
-    _rgb,
-    _Turn,
-    _turn,
-    _values,
+    Turn,
+    check_pixels,
+    decode_errors,
+    open_image,
+    pil_module,
+    raw_image,
+    raw_pixels,
+    rgb_array,
     stored,
+    stored_array,
+    to_rgb,
+    turn_of,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 # Tile JPEGs with fewer pixels are decoded whole: 192 x 144 take 0.3 ms, and 7 % more by tiles;
 # 256 x 192 take the same either way, 500 x 375 a quarter less by tiles.
-_MIN_TILED = 2**16
+MIN_TILED_PIXELS = 2**16
 
 # How far PIL's filters reach from their centre, in pixels.
 _SUPPORTS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 3, "box": 0.5, "hamming": 1}
@@ -135,9 +135,9 @@ class Transform:
             out = np.empty((*self.size, 3), np.uint8)
         else:
             self._check_out(out)
-        with _decoding(image):
+        with decode_errors(image):
             if compiled.core is None or not self._by_core(image, draw, out):
-                self._by_pil(image, draw, out)
+                self.by_pil(image, draw, out)
         return out
 
     def limited(self, max_pixels: int) -> Transform:
@@ -166,7 +166,7 @@ class Transform:
             if image is None:
                 continue
             if name == main or name in alike:
-                with _decoding(image):
+                with decode_errors(image):
                     image, here = self._sized(image)
                 _check_same(first, size, name, here)
                 sample[name] = self(image, draw, out if name == main else None)
@@ -175,7 +175,7 @@ class Transform:
                     image = stored(image, upright=self.upright, max_pixels=self.max_pixels)
                 here = _checked(image).size
                 _check_same(first, size, name, here)
-                with _decoding(image):
+                with decode_errors(image):
                     sample[name] = self._nearest(image, draw)
             if size is None:
                 size, first = here, name
@@ -190,22 +190,22 @@ class Transform:
     def _sized(self, image: Any) -> tuple[Any, tuple[int, int]]:
         """An image as this takes it, and its width and height when it is upright."""
         if isinstance(image, bytes | bytearray | memoryview):
-            if (raw := _raw(image, self.max_pixels)) is not None:
+            if (raw := raw_pixels(image, self.max_pixels)) is not None:
                 return image, (raw.shape[1], raw.shape[0])
             core = compiled.core
             header = None if core is None else core.header(image)
             if header is not None and (not self.upright or header[2]):
                 width, height, orientation = header
-                swap = self.upright and _TURNS.get(orientation, _UPRIGHT).swap
+                swap = self.upright and TURNS.get(orientation, UPRIGHT).swap
                 return image, (height, width) if swap else (width, height)
-            source = _open(image, self.max_pixels)
+            source = open_image(image, self.max_pixels)
             if source.format not in ("JPEG", "MPO"):
                 source.load()  # once, and not again in `__call__`
                 image = source
         else:
             source = _checked(image)
         width, height = source.size
-        swap = self.upright and _turn(source).swap
+        swap = self.upright and turn_of(source).swap
         return image, (height, width) if swap else (width, height)
 
     def _nearest(self, image: Image.Image, draw: int) -> NDArray[Any]:
@@ -213,7 +213,7 @@ class Transform:
         assert isinstance(self.size, tuple)
         high, wide = self.size
         box, flip = self._box(*image.size, draw)
-        array = _values(image.resize((wide, high), _pil().Resampling.NEAREST, box))
+        array = stored_array(image.resize((wide, high), pil_module().Resampling.NEAREST, box))
         return np.ascontiguousarray(array[:, ::-1]) if flip else array
 
     def _by_core(
@@ -233,9 +233,11 @@ class Transform:
         if (header := core.header(image)) is None or header[0] * header[1] > limit:
             return False
         width, height, orientation = header
-        turn = _UPRIGHT
+        turn = UPRIGHT
         if self.upright and orientation != 1:
-            turn = _TURNS[orientation] if orientation else _turn(_open(image, self.max_pixels))
+            turn = (
+                TURNS[orientation] if orientation else turn_of(open_image(image, self.max_pixels))
+            )
         box, _, factor, flip = self._aim(width, height, turn, draw, self.fast)
         # The core writes pixels as stored; `out` is seen as they lie, so they come out upright.
         if flip:
@@ -261,21 +263,21 @@ class Transform:
                 f"writable numpy array, uint8 of shape {shape}"
             )
 
-    def _by_pil(
+    def by_pil(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> None:
         """Make the result, of whatever there is."""
         source: Any = None
-        tiled, fast, turn = None, False, _UPRIGHT
-        if (raw := _raw(image, self.max_pixels)) is not None:
+        tiled, fast, turn = None, False, UPRIGHT
+        if (raw := raw_pixels(image, self.max_pixels)) is not None:
             width, height = raw.shape[1], raw.shape[0]
         elif isinstance(image, bytes | bytearray | memoryview):
-            tiled = jpeg.tiles(image, min_pixels=_MIN_TILED)
+            tiled = jpeg.tiles(image, min_pixels=MIN_TILED_PIXELS)
             if tiled is None or (tiled.has_app1 and self.upright):
-                source = _open(image, self.max_pixels)
+                source = open_image(image, self.max_pixels)
             else:
                 width, height = tiled.width, tiled.height
-                _check_pixels("JPEG", (width, height), self.max_pixels)
+                check_pixels("JPEG", (width, height), self.max_pixels)
             fast = self.fast and (tiled is not None or source.format in ("JPEG", "MPO"))
         else:
             source = _checked(image)
@@ -284,7 +286,7 @@ class Transform:
                 source.load()  # before size and EXIF are asked: TIFF and PNG settle them here
             width, height = source.size
             if self.upright:
-                turn = _turn(source)
+                turn = turn_of(source)
         box, target, factor, flip = self._aim(width, height, turn, draw, fast)
         if raw is not None:
             left, top = round(box[0]), round(box[1])
@@ -292,7 +294,7 @@ class Transform:
             if box == (left, top, right, bottom):  # what PIL's resize would copy
                 out[...] = raw[top:bottom, left:right][:, :: -1 if flip else 1]
                 return
-            source = _from_raw(raw)
+            source = raw_image(raw)
         elif tiled is not None:
             need = _room(box, target, _SUPPORTS[self.interpolation], width, height, factor)
             source = _placed(tiled.cut(need), width, height, factor)
@@ -302,16 +304,18 @@ class Transform:
         # Every other mode must be RGB before: palettes cannot be averaged, and alpha would
         # weigh the colours.
         if source.mode not in ("RGB", "L"):
-            source = _rgb(source)
+            source = to_rgb(source)
         # `box=` and not crop(): no copy, and at an inner border the filter sees the true
         # neighbours. reducing_gap stays None: it would be faster and change pixels.
-        small = _rgb(source.resize(target, _pil().Resampling[self.interpolation.upper()], box))
+        small = to_rgb(
+            source.resize(target, pil_module().Resampling[self.interpolation.upper()], box)
+        )
         if turn.method:
-            small = small.transpose(_pil().Transpose[turn.method])
-        out[...] = _array(small, mirrored=flip)
+            small = small.transpose(pil_module().Transpose[turn.method])
+        out[...] = rgb_array(small, mirrored=flip)
 
     def _aim(
-        self, width: int, height: int, turn: _Turn, draw: int, fast: bool
+        self, width: int, height: int, turn: Turn, draw: int, fast: bool
     ) -> tuple[Box, tuple[int, int], int, bool]:
         """What to make of width x height pixels, as stored: box, target, factor, flip.
 
@@ -514,7 +518,7 @@ def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple
 
 
 def _checked(image: Any) -> Image.Image:
-    if not isinstance(image, _pil().Image):
+    if not isinstance(image, pil_module().Image):
         raise DecodeError(
             f"expected encoded image bytes or a PIL image, found {type(image).__name__}"
         )
@@ -541,14 +545,14 @@ def _placed(cut: jpeg.Cut, width: int, height: int, factor: int) -> Image.Image:
     mode = "L" if cut.grey else "RGB"
     left, top = cut.left // factor, cut.top // factor
     right, bottom = left + -(-cut.width // factor), top + -(-cut.height // factor)
-    picture: Image.Image = _pil().new(mode, (-(-width // factor), -(-height // factor)), None)
+    picture: Image.Image = pil_module().new(mode, (-(-width // factor), -(-height // factor)), None)
     unread, status = 0, 0
     with suppress(AttributeError, TypeError):  # a PIL that is another one inside
-        decoder = _pil()._getdecoder(mode, "jpeg", (mode, "", factor, 0))
+        decoder = pil_module()._getdecoder(mode, "jpeg", (mode, "", factor, 0))
         decoder.setimage(picture.im, (left, top, right, bottom))
         unread, status = decoder.decode(cut.data)
     if unread >= 0 or status:
-        image = _open(cut.data, None)
+        image = open_image(cut.data, None)
         _draft(image, factor)
         picture.paste(image, (left, top))  # loads it, and so says what is wrong, as ever
     return picture

@@ -80,7 +80,7 @@ class Recoding:
             quality = self.quality or QUALITY
             small = resize_short(data, side, quality, max_pixels=self.max_pixels)
             if small is None:
-                width, height = image._open(data, self.max_pixels).size
+                width, height = image.open_image(data, self.max_pixels).size
                 return bool(min(width, height) > side)
         except DecodeError as error:
             raise Rejected(f"cannot be resized: {error}") from None
