@@ -25,14 +25,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import shardio.images.decode
-from shardio import CenterCrop, RandomResizedCrop
-from shardio import native as engine
+from shardio import CenterCrop, RandomResizedCrop, native
 from shardio.errors import DecodeError
 from shardio.images import jpeg_rewrite
 from shardio.images.decode import UPRIGHT, orientation_of
 
-core = engine.core
-pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")
+core = native.core
+pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {native.missing}")
 needs_cjpeg = pytest.mark.skipif(
     not (shutil.which("cjpeg") and shutil.which("jpegtran")),
     reason="cjpeg and jpegtran are missing (apt-get install libjpeg-turbo-progs)",
@@ -301,9 +300,9 @@ def test_what_decoders_smooth_each_in_its_way_is_left_to_pil():
 
 
 def both(monkeypatch, transform, data, draw=0, out=None):
-    monkeypatch.setattr(engine, "core", core)
+    monkeypatch.setattr(native, "core", core)
     with_core = np.array(transform(data, draw, out))
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     return with_core, transform(data, draw)
 
 
@@ -348,7 +347,7 @@ def test_damage_is_told_in_pils_words(monkeypatch):
     for broken in (data[: len(data) // 2], data[:30], data[:200] + data[260:], b"\xff\xd8\xff"):
         said = []
         for which in (core, None):
-            monkeypatch.setattr(engine, "core", which)
+            monkeypatch.setattr(native, "core", which)
             try:
                 said.append(CenterCrop(16)(broken).tolist())
             except DecodeError as error:
@@ -861,7 +860,7 @@ def test_no_memory_is_an_error_and_no_damage():
     """In a process of its own, with ever less memory: an abort would be seen."""
     with_limits = """
 import os, resource, sys
-from shardio import native as engine
+from shardio import native
 data, found = open(sys.argv[1], "rb").read(), set()
 for room in range(1 << 20, 16 << 20, 1 << 18):
     child = os.fork()
@@ -869,7 +868,7 @@ for room in range(1 << 20, 16 << 20, 1 << 18):
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
         try:
-            os._exit(0 if isinstance(engine.core.rewrite(data, 8), bytes) else 2)
+            os._exit(0 if isinstance(native.core.rewrite(data, 8), bytes) else 2)
         except MemoryError:
             os._exit(1)
     found.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -889,7 +888,7 @@ def test_a_count_that_changes_while_it_is_read_is_not_believed(marker):
     """Of shared memory. The header ends where memory ends, so that reading on would be seen."""
     with_writer = """
 import ctypes, mmap, os, signal, sys
-from shardio import native as engine
+from shardio import native
 header, at = bytes.fromhex(sys.argv[1]), int(sys.argv[2])
 memory, start = mmap.mmap(-1, 2 * mmap.PAGESIZE), mmap.PAGESIZE - len(header)
 memory[start : mmap.PAGESIZE] = header
@@ -904,7 +903,7 @@ if not child:
     os._exit(0)
 data, found = memoryview(memory)[start : mmap.PAGESIZE], set()
 for _ in range(3_000_000):
-    found.add(engine.core.header(data))
+    found.add(native.core.header(data))
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
 print(found)

@@ -21,14 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardio import native as engine
+from shardio import native
 from shardio.errors import DependencyError
 from shardio.images import jpeg_rewrite, jpeg_tiles
 from shardio.images.jpeg_rewrite import Unfit, interval_for, rewrite
 from shardio.images.jpeg_tiles import Tiles, tiles
 
 IMAGENET = Path("/tmp/data/imagenet")
-CORE = engine.core
+CORE = native.core
 # Luma's sampling against that of chroma, as `cjpeg -sample` takes it.
 SAMPLINGS = {
     "4:4:4": "1x1",
@@ -52,7 +52,7 @@ def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     if request.param == "core" and (CORE is None or not hasattr(CORE, "rewrite")):
         pytest.skip("shardio's compiled core is not built: rewriting by it is NOT tested")
     if request.param == "jpegtran":
-        monkeypatch.setattr(engine, "core", None)
+        monkeypatch.setattr(native, "core", None)
     yield request.param
 
 
@@ -386,7 +386,7 @@ def test_a_rewritten_file_has_the_same_pixels(kind: str, size, progressive: bool
     results = []
     for core in {CORE, None}:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "core", core)
+            patch.setattr(native, "core", core)
             results.append(rewrite(data))
     assert all(result == results[0] for result in results)  # both tools write the same bytes
     result = results[0]
@@ -597,7 +597,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
 
 
 def test_a_rewrite_that_changes_coefficients_is_refused(tmp_path, monkeypatch) -> None:
@@ -644,7 +644,7 @@ def test_a_jpegtran_that_takes_too_long_is_ended(tmp_path, monkeypatch) -> None:
 
 
 def test_without_core_and_jpegtran_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     monkeypatch.setenv("PATH", "/nowhere")
     data = made("4:2:0", 203, 97)
     for call in (jpeg_rewrite.rewriter, lambda: rewrite(data)):

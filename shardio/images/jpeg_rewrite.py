@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import native as engine
+from .. import native
 from ..errors import DependencyError, StorageError, printable
 from .jpeg_tiles import (
     APP0,
@@ -86,8 +86,8 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     end = segments[-1].end
     bare = _bare(data, segments)
     done = (
-        engine.core.rewrite(bare, interval, frame.width * frame.height)
-        if engine.core
+        native.core.rewrite(bare, interval, frame.width * frame.height)
+        if native.core
         else _jpegtran(tool, bare, interval)
     )
     if isinstance(done, str):
@@ -116,7 +116,7 @@ def rewriter() -> str:
 
     Raises DependencyError when neither is here.
     """
-    if engine.core is not None:
+    if native.core is not None:
         return "shardio.native._core"
     if (found := shutil.which("jpegtran")) is not None:
         return found

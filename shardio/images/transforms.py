@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native as compiled
+from .. import native
 from ..errors import DecodeError, OptionError, printable
 from ..order.arithmetic import word
 from ..units import whole
-from . import jpeg_tiles as jpeg
+from . import jpeg_tiles
 from .decode import (
     MAX_PIXELS,
     TURNS,
@@ -136,7 +136,7 @@ class Transform:
         else:
             self._check_out(out)
         with decode_errors(image):
-            if compiled.core is None or not self._by_core(image, draw, out):
+            if native.core is None or not self._by_core(image, draw, out):
                 self.by_pil(image, draw, out)
         return out
 
@@ -192,7 +192,7 @@ class Transform:
         if isinstance(image, bytes | bytearray | memoryview):
             if (raw := raw_pixels(image, self.max_pixels)) is not None:
                 return image, (raw.shape[1], raw.shape[0])
-            core = compiled.core
+            core = native.core
             header = None if core is None else core.header(image)
             if header is not None and (not self.upright or header[2]):
                 width, height, orientation = header
@@ -224,7 +224,7 @@ class Transform:
         The pixels are decoded as PIL decodes them, and what the resize makes of them is at most one
         level from Pillow's.
         """
-        core = compiled.core
+        core = native.core
         if core is None or self.interpolation == "nearest" or out.strides[2] != 1:
             return False
         if not isinstance(image, bytes | bytearray | memoryview):
@@ -272,7 +272,7 @@ class Transform:
         if (raw := raw_pixels(image, self.max_pixels)) is not None:
             width, height = raw.shape[1], raw.shape[0]
         elif isinstance(image, bytes | bytearray | memoryview):
-            tiled = jpeg.tiles(image, min_pixels=MIN_TILED_PIXELS)
+            tiled = jpeg_tiles.tiles(image, min_pixels=MIN_TILED_PIXELS)
             if tiled is None or (tiled.has_app1 and self.upright):
                 source = open_image(image, self.max_pixels)
             else:
@@ -531,7 +531,7 @@ def _factor(box: Box, target: tuple[int, int]) -> int:
     return next((f for f in (8, 4, 2) if reduce >= f), 1)
 
 
-def _placed(cut: jpeg.Cut, width: int, height: int, factor: int) -> Image.Image:
+def _placed(cut: jpeg_tiles.Cut, width: int, height: int, factor: int) -> Image.Image:
     """The pixels of a cut at 1 / factor, at their place in the width x height pixels of the whole.
 
     Moving them to 0, 0, and the box with them, would be the obvious way, but PIL computes the
