@@ -1,24 +1,24 @@
-"""Encoded image bytes to uint8 RGB pixels: opening, limits, decoding, raw pixels.
+"""Decodes encoded images to pixels. It also opens images, limits their size, and reads raw PPM.
 
-How it works. An image is opened from its header alone; its size is checked against `max_pixels`
-before a pixel is decoded. It is then decoded and brought to RGB by PIL. Crops are made in
-transforms.py, and the smaller images that packing writes in resize.py. The three are the only door
-to PIL.
+How it works. The header of an image is read first, and its size is checked against `max_pixels`
+before any pixel is decoded. PIL then decodes the image, and the result is brought to RGB, to grey,
+or left as stored. Crops are made in transforms.py, and the smaller images that packing writes in
+resize.py. These three files are the only door to PIL.
 
-Either engine serves: `pillow-simd` or `pillow`; both are the package PIL, `engine()` names the one
-that is active. PIL is imported by the first call, not with this module, and none of its settings
-are changed: they belong to the user's program.
+Two packages install PIL: `pillow-simd` and `pillow`. Either serves, and `engine()` names the active
+one. PIL is imported by the first call, not with this module. None of its settings are changed,
+because they belong to the user's program.
 
-To RGB. 8-bit modes become what PIL's `convert("RGB")` gives: alpha and palette transparency are
-dropped, not blended (what torchvision's loader trains on), CMYK is converted without its profile,
-and a CMYK JPEG is taken as inverted, as Adobe writes it. Grey of more than 8 bits (`I;16`, `I`) is
-taken as 0..65535 and divided by 257, rounded, so 65535 is 255; PIL would clip it at 255, which
-turns nearly every pixel white. RGB of 16 bits is read by PIL as its high byte. Float pixels are
-refused: 0..1 and 0..255 are both in use, and a guess would make some data sets black, silently.
-Animations give their first frame. Colour profiles are not applied.
+To RGB. 8-bit modes become what PIL's `convert("RGB")` gives. Alpha and palette transparency are
+dropped, not blended; torchvision's loader trains on the same pixels. CMYK is converted without its
+profile, and a CMYK JPEG is taken as inverted, as Adobe writes it. Grey of more than 8 bits
+(`I;16`, `I`) is taken as 0..65535 and divided by 257, rounded, so that 65535 becomes 255. PIL would
+clip it at 255, which turns nearly every pixel white. PIL reads RGB of 16 bits as its high byte.
+Float pixels are refused: 0..1 and 0..255 are both in use, and a guess would make some data sets
+black, silently. Animations give their first frame. Colour profiles are not applied.
 
-Raw pixels are binary PPM files. `ppm` writes just one spelling of these: any program shows them,
-and here the pixels of that spelling are taken as they are, without PIL.
+Raw pixels are binary PPM files. `ppm` writes just one of the spellings that the format allows. Any
+program shows such a file. Here its pixels are taken as they are, without PIL.
 
 Source. Orientation: EXIF 2.3, tag 0x0112.
 """
@@ -76,12 +76,12 @@ _PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 def decode(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decode one image to a loaded PIL image of mode RGB.
+    """Decodes one image to a loaded PIL image of mode RGB.
 
-    upright: apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it from
-    `info`. (PIL turns TIFF files while loading, whatever is asked here.)
-    max_pixels: largest width * height to decode, checked from the header; default: MAX_PIXELS, and
-    MAX_WHOLE for the formats that it names.
+    upright: whether to apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it
+    from `info`. (PIL turns TIFF files while loading, whatever is asked here.)
+    max_pixels: the largest width * height to decode, checked from the header. The default is
+    MAX_PIXELS, or MAX_WHOLE for the formats in WHOLE.
 
     Raises DecodeError if the bytes are no image in one of FORMATS, are cut or damaged, or claim
     too many pixels.
@@ -92,11 +92,11 @@ def decode(
 def stored(
     data: bytes | bytearray | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decode one image to a loaded PIL image of the mode that the file has: no value changes.
+    """Decodes one image to a loaded PIL image of the mode that the file has. No value changes.
 
-    A palette image keeps its indices (mode P), 16 bits stay 16 (I;16), grey stays grey (L), one bit
-    stays one (1). Options and errors as `decode` has them: it is turned upright, too, by its own
-    EXIF tag, since that moves values and changes none.
+    A palette image keeps its indices (mode P), 16 bits stay 16 (I;16), grey stays grey (L), and one
+    bit stays one (1). Options and errors are those of `decode`. The image is turned upright, too,
+    by its own EXIF tag, since that moves values and changes none.
     """
     return _decoded(data, upright, max_pixels, _unchanged)
 
@@ -104,7 +104,10 @@ def stored(
 def gray(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decode one image to a loaded PIL image of 8-bit grey, mode L; else as `decode`."""
+    """Decodes one image to a loaded PIL image of 8-bit grey, mode L.
+
+    Options and errors are those of `decode`.
+    """
     return _decoded(data, upright, max_pixels, _to_gray)
 
 
@@ -114,6 +117,7 @@ def _decoded(
     max_pixels: int | None,
     convert: Callable[[Image.Image], Image.Image],
 ) -> Image.Image:
+    """Decodes an image, converts it by `convert`, and turns it upright if asked."""
     with decode_errors(data):
         if (raw := raw_pixels(data, max_pixels)) is not None:
             return convert(raw_image(raw))
@@ -131,10 +135,11 @@ def _decoded(
 def stored_pixels(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[Any]:
-    """Decode one image to an array of the values that are stored, as `stored` reads them.
+    """Decodes one image to an array of the values that are stored, as `stored` reads them.
 
-    (H, W) uint8 of a palette's indices and of grey, bool of one bit, uint16 of 16; (H, W, C) uint8
-    of colours. C-contiguous, writable, the caller's own.
+    The array is (H, W) uint8 for palette indices and grey, (H, W) bool for one bit, (H, W) uint16
+    for 16 bits, and (H, W, C) uint8 for colours. It is C-contiguous, writable, and owned by the
+    caller. Options and errors are those of `decode`.
     """
     return stored_array(stored(data, upright=upright, max_pixels=max_pixels))
 
@@ -142,10 +147,11 @@ def stored_pixels(
 def pixels(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[np.uint8]:
-    """Decode one image to an (H, W, 3) uint8 RGB array, C-contiguous, writable, the caller's own.
+    """Decodes one image to an (H, W, 3) uint8 RGB array.
 
-    Options and errors as `decode` has them. Raw pixels are only copied: 32 x 32 in 3 us, where
-    PIL and numpy take 29, and 224 x 224 in 6 us instead of 84.
+    The array is C-contiguous, writable, and owned by the caller. Options and errors are those of
+    `decode`. Raw pixels are only copied: 32 x 32 take 3 us, where PIL and numpy take 29, and
+    224 x 224 take 6 us instead of 84.
     """
     with decode_errors(data):
         if (raw := raw_pixels(data, max_pixels)) is not None:
@@ -154,13 +160,16 @@ def pixels(
 
 
 def ppm(array: NDArray[np.uint8]) -> bytes:
-    """(H, W, 3) uint8 RGB as a binary PPM: netpbm.sourceforge.net/doc/ppm.html, maxval 255."""
+    """Encodes an (H, W, 3) uint8 RGB array as a binary PPM file of maxval 255.
+
+    Source: netpbm.sourceforge.net/doc/ppm.html.
+    """
     height, width, _ = array.shape
     return ppm_header(height, width) + array.tobytes()
 
 
 def ppm_header(height: int, width: int) -> bytes:
-    """What `ppm` writes before the pixels."""
+    """Returns the header that `ppm` writes before the pixels. Both sizes are in pixels."""
     return b"P6\n%d %d\n255\n" % (width, height)
 
 
@@ -168,10 +177,13 @@ def ppm_header(height: int, width: int) -> bytes:
 
 
 def engine() -> dict[str, str]:
-    """Which PIL is active, as text: name, version, installed, jpeg, zlib.
+    """Describes the active PIL as text. The keys are name, version, installed, jpeg, zlib.
 
-    name: "pillow-simd" or "pillow". Both install the package PIL and the last one installed wins,
-    unseen by pip; `installed` lists each distribution found, so two names there are a warning.
+    name: "pillow-simd" or "pillow". Both install the package PIL. The last one installed wins, and
+    pip does not notice. `installed` lists each distribution found, so two names there are a
+    warning.
+
+    Raises DependencyError as `pil_module` does.
     """
     pil_module()
     import importlib.metadata
@@ -202,7 +214,10 @@ def engine() -> dict[str, str]:
 
 @functools.cache
 def pil_module() -> ModuleType:
-    """The module PIL.Image, imported by the first call."""
+    """Returns the module PIL.Image, which the first call imports.
+
+    Raises DependencyError if PIL does not import, or is older than LEAST_PIL.
+    """
     install = (
         "Install one engine, not both: pip install 'shardio-torch[simd]' (pillow-simd, compiled "
         "here) or pip install 'shardio-torch[pillow]' (a wheel for any platform)"
@@ -227,7 +242,11 @@ def pil_module() -> ModuleType:
 
 
 def raw_pixels(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
-    """(H, W, 3) uint8, a view of the pixels in a PPM as `ppm` spells it; None: PIL shall say."""
+    """Returns the pixels of raw pixel data as a view of its bytes, (H, W, 3) uint8.
+
+    Returns None if the data are no bytes, no PPM file as `ppm` spells it, or more than max_pixels
+    pixels (default: MAX_PIXELS). PIL decodes such data, or says what is wrong with them.
+    """
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
     found = _PPM.match(data)
@@ -241,14 +260,21 @@ def raw_pixels(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
 
 
 def raw_image(raw: NDArray[np.uint8]) -> Image.Image:
-    """6 us for 32 x 32 and 29 for 224 x 224; by PIL's plugin 18 and 63."""
+    """Copies raw pixels, (H, W, 3) uint8, to a PIL image.
+
+    This takes 6 us for 32 x 32 and 29 us for 224 x 224. PIL's plugin takes 18 and 63.
+    """
     image: Image.Image = pil_module().frombytes("RGB", (raw.shape[1], raw.shape[0]), raw.data)
     image.format = "PPM"
     return image
 
 
 def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
-    """The lazily opened image (a PIL ImageFile), its header read and its size within the limit.
+    """Opens an image lazily: its header is read, and its size checked. No pixel is decoded.
+
+    Returns a PIL ImageFile. max_pixels: as for `decode`. Raises DecodeError if the bytes are no
+    image in one of FORMATS or claim too many pixels, and any exception that PIL's plugins raise
+    for damaged bytes. Call it within `decode_errors`.
 
     Image.open would do but for its pixel guard, which has two fixed levels, reads a global of PIL
     and warns between them. Silencing a warning is not safe with threads, so its loop is walked
@@ -281,7 +307,11 @@ def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> 
 
 
 def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
-    """Raise DecodeError when there are too many; max_pixels: None is the default of the format."""
+    """Raises DecodeError if an image has too many pixels.
+
+    name: the format of the image, one of FORMATS. size: width and height in pixels.
+    max_pixels: None means the default of the format.
+    """
     width, height = size
     remedy = f"if it is a true picture, give max_pixels={width * height}"
     if max_pixels is None:
@@ -299,7 +329,10 @@ def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> No
 
 
 def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Width and height that PIL will allocate for a GIF: its screen, grown by its first frame."""
+    """Returns the width and height that PIL will allocate for a GIF.
+
+    They are those of its screen, grown by its first frame.
+    """
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     while at < len(data):
@@ -315,11 +348,12 @@ def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 def rgb_array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
-    """The pixels of an RGB image, or of its mirror image: (H, W, 3) uint8.
+    """Copies the pixels of an RGB image, or of its mirror image, to an (H, W, 3) uint8 array.
 
-    By PIL's encoder, as its `tobytes` uses it, but in one piece instead of pieces of 64 KiB, and
-    without numpy's questions: 224 x 224 in 20 us instead of 40. Blue, green, red, read from the end
-    of each row to its start, is the mirror image; words of 8 bytes take 15 us, PIL's transpose 30.
+    The array may be read-only and may have any strides. PIL's encoder makes the copy, as in PIL's
+    `tobytes`, but in one piece instead of pieces of 64 KiB, and without numpy's questions:
+    224 x 224 take 20 us instead of 40. The mirror image is blue, green, red, read from the end of
+    each row to its start. That takes 15 us in words of 8 bytes, and PIL's transpose takes 30.
     """
     width, height = image.size
     mode, data = "BGR" if mirrored else "RGB", b""
@@ -337,7 +371,10 @@ def rgb_array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8
 
 
 def stored_array(image: Image.Image) -> NDArray[Any]:
-    """The values of an image of any mode: (H, W) or (H, W, C), of this machine's byte order."""
+    """Copies the values of an image of any mode to an array, (H, W) or (H, W, C).
+
+    The array has the byte order of this machine.
+    """
     array = np.array(image)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -348,7 +385,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, as PIL has 
 
 
 class Turn(NamedTuple):
-    """How a stored image becomes upright, and where an upright box lies in what is stored."""
+    """Says how a stored image becomes upright, and where an upright box lies in the stored one."""
 
     method: str  # of PIL's Transpose, which counts angles counterclockwise; "" is as it is
     swap: bool = False  # rows are columns
@@ -356,7 +393,10 @@ class Turn(NamedTuple):
     mirror_y: bool = False
 
     def stored(self, box: Box, width: int, height: int) -> Box:
-        """width, height: of the stored image."""
+        """Maps a box of the upright image to the stored image.
+
+        width, height: of the stored image, in pixels.
+        """
         left, top, right, bottom = box
         if self.swap:
             left, top, right, bottom = top, left, bottom, right
@@ -380,11 +420,15 @@ TURNS = {
 
 
 def turn_of(image: Image.Image) -> Turn:
+    """Returns the turn that makes an opened image upright, by its EXIF orientation."""
     return TURNS.get(orientation_of(image), UPRIGHT)
 
 
 def orientation_of(image: Any) -> int:
-    """The tag, which may be nonsense; 1 where EXIF is damaged: the pixels are worth keeping."""
+    """Returns the EXIF orientation of an opened image. The number may be nonsense.
+
+    Returns 1 if EXIF is missing or damaged, since the pixels are worth keeping.
+    """
     try:
         value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:
@@ -396,7 +440,10 @@ def orientation_of(image: Any) -> int:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in mode RGB, by the rules at the top; itself if it is RGB already."""
+    """Converts an image to mode RGB, by the rules at the top of this file.
+
+    Returns the image itself if it is RGB already. Raises DecodeError for float pixels.
+    """
     mode = image.mode
     if mode == "RGB":
         return image
@@ -423,11 +470,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_gray(image: Image.Image) -> Image.Image:
-    """The image in mode L; colours as PIL weighs them, more than 8 bits by the rules at the top."""
+    """Converts an image to mode L.
+
+    Colours are weighed as PIL weighs them. More than 8 bits follow the rules at the top.
+    """
     return image if image.mode == "L" else to_rgb(image).convert("L")
 
 
 def _unchanged(image: Image.Image) -> Image.Image:
+    """Returns the image itself."""
     return image
 
 
@@ -436,10 +487,11 @@ def _unchanged(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def decode_errors(data: object) -> Iterator[None]:
-    """Whatever PIL raises on hostile bytes leaves as DecodeError, in one line.
+    """Turns any exception that PIL raises for hostile bytes into a DecodeError of one line.
 
-    Its plugins raise OSError, SyntaxError, ValueError, struct.error, KeyError, zlib.error and more;
-    a list would be forever one short. MemoryError is the machine's fault and passes.
+    data: the image that the message is to describe. The plugins of PIL raise OSError, SyntaxError,
+    ValueError, struct.error, KeyError, zlib.error and more; a list would be forever one short.
+    ShardioError passes, and so does MemoryError, which is the machine's fault.
     """
     try:
         yield
@@ -450,10 +502,12 @@ def decode_errors(data: object) -> Iterator[None]:
 
 
 def _what(data: object) -> str:
+    """Describes the data of an image for an error text, by their length or their type."""
     if isinstance(data, bytes | bytearray | memoryview):
         return f"image of {len(data):,} bytes"
     return f"{type(data).__name__} image"
 
 
 def _one_line(error: BaseException) -> str:
+    """Returns the text of an error, safe to print, or the name of its type."""
     return printable(str(error)) or type(error).__name__

@@ -1,9 +1,9 @@
-"""How to write a JPEG so that the pixels of a crop can be found in it: as a tile JPEG.
+"""Rewrites JPEGs as tile JPEGs (jpeg_tiles.py), in which the pixels of a crop can be found.
 
-`rewrite` makes a tile JPEG (jpeg_tiles.py) of another one: the same coefficients coded anew, so the
-same pixels, which is checked for each file.
+`rewrite` codes the same coefficients anew, so the pixels stay the same; this is checked for each
+file. Packing does it once, by the native core or by the program jpegtran.
 
-Bytes in, bytes out; nothing here decodes, and no length is believed before it is checked.
+Bytes come in and go out; nothing here decodes, and no length is believed before it is checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .jpeg_tiles import (
 )
 
 # Rewriting holds all coefficients, 2 bytes for each of 3 components, and twice those of progressive
-# files: so up to 800 MB. (Reading has its own limit, `image.MAX_PIXELS`.)
+# files: so up to 800 MB. (Reading has its own limit, `decode.MAX_PIXELS`.)
 MAX_PIXELS = 2**26
 
 # Smaller pictures are decoded before their tiles are found and joined: 128 x 128 in 0.2 ms.
@@ -60,23 +60,25 @@ _SEQUENTIAL = (0xC0, 0xC1, 0xC2)
 
 
 class Unfit(NamedTuple):
-    """Why a file is not rewritten, and so stays as it is."""
+    """Says why a file is not rewritten, and so stays as it is."""
 
     reason: str  # one of a few, to be counted: "CMYK", "damaged", ...
     detail: str = ""  # of this file
 
 
 def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
-    """The same picture as a tile JPEG, or why this file should stay as it is.
+    """Rewrites a JPEG as a tile JPEG of the same picture, or returns why the file should stay.
 
-    Lossless: quantised coefficients, sampling and tables of quantisation are the same, which is
+    max_pixels: the largest width * height to rewrite.
+
+    It is lossless: quantised coefficients, sampling and quantisation tables stay the same, which is
     proven for this file, so any decoder gives the same pixels. APPn and COM segments are kept as
-    they are, in order (EXIF, ICC profile, comments), and so is what follows the picture.
+    they are, in order (EXIF, ICC profile, comments), and so are the bytes behind the picture.
     Progressive files become sequential ones.
 
-    The work is done by the compiled core, else by the program jpegtran, with the same bytes as
-    result. Raises DependencyError when neither is there (`rewriter` asks before), or jpegtran does
-    not do it; StorageError when jpegtran was killed, or lacked memory; MemoryError of the core.
+    The work is done by the native core, or without it by the program jpegtran; the resulting bytes
+    are the same. Raises DependencyError if neither is there (`rewriter` asks before) or jpegtran
+    does not run, StorageError if jpegtran was killed or lacked memory, and MemoryError of the core.
     """
     tool = rewriter()
     found = _fit(data, max_pixels)
@@ -112,9 +114,9 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
 
 
 def rewriter() -> str:
-    """What `rewrite` would use: the core's name, or jpegtran's path.
+    """Returns the tool that `rewrite` would use: the name of the core, or the path of jpegtran.
 
-    Raises DependencyError when neither is here.
+    Raises DependencyError if neither is here.
     """
     if native.core is not None:
         return "shardio.native._core"
@@ -129,16 +131,19 @@ def rewriter() -> str:
 
 
 def interval_for(mcus: int) -> int:
-    """The restart interval for rows of so many MCUs: the divisor >= 4 that is nearest to 8.
+    """Returns the restart interval for rows of `mcus` MCUs: the divisor >= 4 that is nearest to 8.
 
-    Of two equally near the smaller one. A row of fewer than 4 MCUs is one tile.
+    Of two equally near divisors it is the smaller one. A row of fewer than 4 MCUs is one tile.
     """
     divisors = [i for i in range(LEAST_INTERVAL, mcus + 1) if mcus % i == 0]
     return min(divisors, key=lambda i: (abs(i - BEST_INTERVAL), i), default=mcus)
 
 
 def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unfit:
-    """All segments of a file that can be rewritten, its frame, and the restart interval to use."""
+    """Returns all segments of a file, its frame, and the restart interval to use.
+
+    Returns Unfit if the file cannot be rewritten.
+    """
     if data[:3] != b"\xff\xd8\xff":
         return Unfit("not a JPEG")
     if tiles(data) is not None:
@@ -184,7 +189,10 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unf
 
 
 def _file(data: bytes) -> list[Segment] | str:
-    """All segments of a file from behind SOI to its EOI, or what is wrong with it."""
+    """Returns all segments of a file from behind SOI to its EOI.
+
+    Returns a text that says what is wrong with the file if they cannot be found.
+    """
     body = np.frombuffer(data, np.uint8)
     marks = np.flatnonzero(body[:-1] == 0xFF)
     codes = body[1:][marks]
@@ -207,7 +215,7 @@ def _file(data: bytes) -> list[Segment] | str:
 
 
 def _complete(data: bytes, segments: list[Segment], frame: Frame, *, progressive: bool) -> bool:
-    """Whether the scans together send all bits of all coefficients of all components."""
+    """Returns whether the scans together send all bits of all coefficients of all components."""
     low = np.full((len(frame.ids), 64), -1)  # the lowest bit sent so far
     for segment in segments:
         if segment.marker != SOS:
@@ -223,10 +231,11 @@ def _complete(data: bytes, segments: list[Segment], frame: Frame, *, progressive
 
 
 def _bare(data: bytes, segments: list[Segment]) -> bytes:
-    """The file with no more than what its picture needs: what libjpeg shall see.
+    """Returns the file with no more than its picture needs. This is the input of libjpeg.
 
-    It would drop JFIF's thumbnail, sort JFIF and Adobe before EXIF, and write them where they were
-    not. So APPn and COM go round it; coefficients do not depend on what colours they stand for.
+    libjpeg would drop JFIF's thumbnail, sort JFIF and Adobe before EXIF, and write them where they
+    were not. So APPn and COM go round it; coefficients do not depend on the colours that they
+    stand for.
     """
     parts = [b"\xff\xd8"]
     for segment, following in pairwise([*segments, segments[-1]]):
@@ -237,7 +246,7 @@ def _bare(data: bytes, segments: list[Segment]) -> bytes:
 
 
 def _jpegtran(program: str, bare: bytes, interval: int) -> bytes | str:
-    """The rewrite by jpegtran and its proof, or what jpegtran found wrong.
+    """Rewrites a file by jpegtran and proves the result. Returns a text if jpegtran complains.
 
     Proof: both files, written once more in one way (no restarts, the standard's Huffman tables),
     are equal byte for byte. Such a file follows from size, sampling, tables of quantisation and
@@ -255,10 +264,11 @@ def _jpegtran(program: str, bare: bytes, interval: int) -> bytes | str:
 
 
 def _run(program: str, data: bytes, *options: str) -> bytes | str:
-    """The output of jpegtran, or its complaint: it must be silent, and warnings count as damage.
+    """Returns the output of jpegtran, or its complaint.
 
-    Raises DependencyError when it does not run, StorageError when it was killed, or says that this
-    machine has not what it needs: that tells nothing of the file.
+    jpegtran must be silent: warnings count as damage of the file. Raises DependencyError if it does
+    not run. Raises StorageError if it was killed, or says that this machine lacks memory or disk:
+    that tells nothing of the file.
     """
     try:
         done = subprocess.run(
@@ -291,6 +301,7 @@ def _run(program: str, data: bytes, *options: str) -> bytes | str:
 
 
 def _unusable(program: str, why: str) -> DependencyError:
+    """Makes the error for a jpegtran that does not do its work."""
     return DependencyError(
         f"JPEGs cannot be rewritten: {program} does not run ({printable(why)}). Mend or install it "
         "(Debian, Ubuntu: libjpeg-turbo-progs), and run this again to resume"

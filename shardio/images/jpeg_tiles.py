@@ -1,23 +1,24 @@
-"""Where the pixels of a crop lie inside a JPEG whose tiles can be found.
+"""Finds the pixels of a crop inside a tile JPEG, and cuts out the tiles that hold them.
 
 Three quarters of the time for a photograph go into its entropy coding, which must be read from its
-first bit: what stands in the middle cannot be found. Restart markers are the exception: at each,
-the decoder is byte aligned and starts anew. A *tile JPEG* is an ordinary baseline JPEG with a
-restart marker after every few MCUs (the squares of 8 x 8 to 32 x 32 pixels that a JPEG is coded
-in), a number that divides the MCUs of a row. So its picture lies in the file as a grid of tiles:
+first bit: a part in the middle cannot be found. Restart markers are the exception: at each, the
+decoder is byte aligned and starts anew. A *tile JPEG* is an ordinary baseline JPEG with a restart
+marker after every few MCUs (the squares of 8 x 8 to 32 x 32 pixels that a JPEG is coded in), a
+number that divides the MCUs of a row. So its picture lies in the file as a grid of tiles:
 
     header | tile 0 | RST0 | tile 1 | RST1 | ... | tile 8 | RST0 | ... | last tile | EOI
 
-`tiles` finds them, `Tiles.cut` puts those that a box needs behind a header with their own width and
+`tiles` finds them. `Tiles.cut` puts those that a box needs behind a header with their own width and
 height, with the markers numbered anew: a small JPEG that any decoder reads. Its pixels are those of
 the whole, since in a baseline JPEG nothing but the upsampling of chroma looks beyond an MCU; for
-that the cut has a margin. jpeg_rewrite.py makes a tile JPEG of another one.
+that the cut has a margin. jpeg_rewrite.py makes a tile JPEG of another JPEG.
 
-Bytes in, bytes out; nothing here decodes, and no length is believed before it is checked: whatever
-is not quite a tile JPEG is none (`tiles` gives None), and is decoded whole, as ever.
+Bytes come in and go out; nothing here decodes, and no length is believed before it is checked.
+Bytes that are not quite a tile JPEG are treated as none: `tiles` returns None, and the image is
+decoded whole, as any other.
 
-Source: ITU-T T.81 (the JPEG standard), annex B for markers, A.2 for MCUs, E.1.4 for restarts; what
-the upsampling looks at: jdsample.c and jdmainct.c of libjpeg-turbo.
+Source: ITU-T T.81 (the JPEG standard), annex B for markers, A.2 for MCUs, E.1.4 for restarts. The
+reach of the upsampling: jdsample.c and jdmainct.c of libjpeg-turbo.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BASELINE = (0xC0, 0xC1)
 
 
 class Segment(NamedTuple):
-    """data[at:end] with its marker and its length."""
+    """Marks a segment of a JPEG: data[at:end], with its marker and its length."""
 
     marker: int
     at: int
@@ -45,11 +46,14 @@ class Segment(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a SOF says.
+    """Holds the values of a SOF segment, the frame header.
 
+    bits: of a sample.
+    height, width: in pixels.
+    ids: of the components.
     sampling: (horizontal, vertical) of each component.
     mcu: width and height in pixels of what one MCU of a scan with all components covers.
-    mcus: in a row, and rows.
+    mcus: the number of MCUs in a row, and the number of rows.
     """
 
     bits: int
@@ -62,10 +66,14 @@ class Frame(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A JPEG with a part of the picture."""
+    """Holds a JPEG with a part of the picture.
+
+    left, top: the place of its first pixel in the whole. width, height: its size in pixels.
+    grey: whether there is one component.
+    """
 
     data: bytearray
-    left: int  # where its first pixel lies in the whole
+    left: int
     top: int
     width: int
     height: int
@@ -73,13 +81,13 @@ class Cut(NamedTuple):
 
 
 class Tiles:
-    """Where the tiles of a tile JPEG lie in its bytes.
+    """Says where the tiles of a tile JPEG lie in its bytes.
 
     width, height: of the picture, in pixels as stored.
     tile_width, tile_height: of one tile; those at the right and at the bottom may show less.
     columns, rows: of tiles.
-    grey: there is one component.
-    has_app1: some segment may hold EXIF or XMP, and so an orientation.
+    grey: whether there is one component.
+    has_app1: whether some segment may hold EXIF or XMP, and so an orientation.
     """
 
     __slots__ = (
@@ -97,8 +105,10 @@ class Tiles:
         interval: int,
         edges: NDArray[np.intp],
     ) -> None:
-        """head: what a cut begins with; size_at: where in it height and width stand.
+        """Stores where the tiles lie. `tiles` makes these objects.
 
+        head: the bytes that a cut begins with. size_at: where in it height and width stand.
+        interval: MCUs in a tile.
         edges: where in data each tile starts, and the end of the marker behind the last one.
         """
         self.width, self.height = frame.width, frame.height
@@ -116,11 +126,13 @@ class Tiles:
         self._ends = edges[1:].reshape(shape[::-1])
 
     def cut(self, box: tuple[int, int, int, int]) -> Cut:
-        """A JPEG of the tiles under a box.
+        """Makes a JPEG of the tiles under a box.
 
         box: left, top, right, bottom in pixels as stored, inside the picture and not empty. Decoded
         as the whole would be, the cut has the same pixels there; at its own rim it may not. So too
         where both are decoded at 1/2, 1/4 or 1/8, if the box begins and ends at whole pixels then.
+
+        Raises ValueError if the box is not inside the picture.
         """
         left, top, right, bottom = box
         if not (0 <= left < right <= self.width and 0 <= top < bottom <= self.height):
@@ -147,13 +159,14 @@ class Tiles:
 
 
 def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
-    """The tiles of a tile JPEG; None where these bytes are none, whatever else they may be.
+    """Finds the tiles of a tile JPEG. Returns None if these bytes are none, whatever else they are.
 
-    min_pixels: None also for pictures with fewer.
+    min_pixels: pictures with fewer pixels give None, too.
 
     A tile JPEG here: 8 bits, Huffman coded and sequential, 1 or 3 components in one scan, a restart
     interval of 2 MCUs or more that divides the MCUs of a row, and exactly the restart markers that
-    this makes, in turn, with EOI behind the last tile. What follows EOI is ignored, as decoders do.
+    this makes, in turn, with EOI behind the last tile. Bytes behind EOI are ignored, as decoders
+    ignore them.
 
     For other JPEGs this costs the walk through their header, some microseconds.
     """
@@ -204,12 +217,18 @@ def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
 
 
 def _restarts(count: int) -> bytes:
-    """The second bytes of the markers behind so many tiles: RST0 to RST7 in turn, then EOI."""
+    """Returns the second bytes of the markers behind `count` tiles.
+
+    They are RST0 to RST7 in turn, and EOI behind the last tile.
+    """
     return (_IN_TURN * (count // 8 + 1))[: count - 1] + b"\xd9"
 
 
 def read_segments(data: Data, at: int = 2) -> list[Segment] | None:
-    """The segments from `at` on, up to and with SOS or EOI; None where they are not well formed."""
+    """Returns the segments from `at` on, up to and with SOS or EOI.
+
+    Returns None if they are not well formed, or the data end before.
+    """
     found: list[Segment] = []
     size = len(data)
     while at + 2 <= size and data[at] == 0xFF:
@@ -232,6 +251,7 @@ def read_segments(data: Data, at: int = 2) -> list[Segment] | None:
 
 
 def read_frame(data: Data, at: int, end: int) -> Frame | None:
+    """Reads the frame header, data[at:end]. Returns None if it is not well formed."""
     body = bytes(data[at + 4 : end])
     if len(body) < 6 or len(body) != 6 + 3 * body[5]:
         return None
@@ -247,7 +267,10 @@ def read_frame(data: Data, at: int, end: int) -> Frame | None:
 
 
 def read_scan(data: Data, segment: Segment) -> tuple[tuple[int, ...], int, int, int, int] | None:
-    """A SOS: the ids of its components, first and last coefficient, high and low bit."""
+    """Reads a SOS: the ids of its components, first and last coefficient, high and low bit.
+
+    Returns None if the segment is not well formed.
+    """
     body = bytes(data[segment.at + 4 : segment.end])
     if len(body) < 4 or len(body) != 4 + 2 * body[0]:
         return None
@@ -255,12 +278,12 @@ def read_scan(data: Data, segment: Segment) -> tuple[tuple[int, ...], int, int, 
 
 
 def is_metadata(marker: int) -> bool:
-    """Whether a segment only says something about the picture: APPn, COM."""
+    """Returns whether segments of this marker only describe the picture: APPn, COM."""
     return marker == COM or APP0 <= marker <= APP15
 
 
 def _tells_colour(data: Data, marker: int, at: int) -> bool:
-    """Whether a decoder needs this segment to know what the components are."""
+    """Returns whether a decoder needs this segment to know what the components are."""
     if marker == APP0:
         return bytes(data[at + 4 : at + 9]) == b"JFIF\0"
     return marker == APP14 and bytes(data[at + 4 : at + 9]) == b"Adobe"

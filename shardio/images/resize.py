@@ -1,4 +1,8 @@
-"""Smaller images for packing: the same image with a shorter side, or its central square."""
+"""Makes smaller images for packing. The short side is reduced, or the central square is taken.
+
+Packing writes these images once, so quality comes before speed. They are made by PIL alone, never
+by the native core: what is packed does not depend on where the core was built.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,11 @@ _TIFF_LOSSLESS = ("tiff_lzw", "tiff_adobe_deflate", "packbits")
 def resize_short(
     data: bytes, size: int, quality: int, *, max_pixels: int | None = None
 ) -> bytes | None:
-    """The same image with its short side reduced to `size` pixels, or None to keep the bytes.
+    """Reduces the short side of an image to `size` pixels and encodes it in its own file format.
 
-    None: the short side is `size` or less already, the file is an animation or has several pages,
-    or its format is not one of JPEG, PNG, WebP, BMP, TIFF.
+    Returns None to keep the bytes: the short side is `size` or less already, the file is an
+    animation or has several pages, or its format is not one of JPEG, PNG, WebP, BMP, TIFF.
+
     quality: 1 to 100, for JPEG and lossy WebP; other formats stay lossless. max_pixels: as for
     `decode`.
 
@@ -63,12 +68,11 @@ def resize_short(
 def square(
     data: bytes, size: int, *, max_pixels: int | None = None
 ) -> tuple[NDArray[np.uint8], bool]:
-    """The central square of an image, (size, size, 3) uint8 RGB, and whether that enlarged it.
+    """Returns the central square of an image, and whether the image was enlarged for it.
 
-    The short side becomes `size` pixels, as `resize_short` does it (but an image that is smaller is
-    enlarged), upright; what the long side has more is cut off on both ends. Never by the compiled
-    core: what is packed does not depend on where that was built. max_pixels: as for `decode`.
-    Raises DecodeError.
+    The square is a (size, size, 3) uint8 RGB array, upright. The short side becomes `size` pixels,
+    resampled as `resize_short` does it, but a smaller image is enlarged. The long side is cut off
+    equally on both ends. max_pixels: as for `decode`. Raises DecodeError.
     """
     crop = CenterCrop(size, size, interpolation="lanczos", max_pixels=max_pixels)
     out = np.empty((size, size, 3), np.uint8)
@@ -79,7 +83,7 @@ def square(
 
 
 def _averageable(image: Image.Image) -> Image.Image:
-    """The image in a mode whose pixels can be resampled, losing nothing; for re-encoding."""
+    """Converts an image to a mode whose pixels can be resampled, losing nothing."""
     mode, keyed = image.mode, "transparency" in image.info
     if mode in ("P", "PA"):
         return image.convert("RGBA" if keyed or mode == "PA" else "RGB")
@@ -91,7 +95,10 @@ def _averageable(image: Image.Image) -> Image.Image:
 
 
 def _save_options(image: Any, data: bytes, quality: int) -> dict[str, Any]:
-    """Arguments for save() that keep the file's kind; before load(), which forgets some of them."""
+    """Returns the arguments for save() that keep the file's kind.
+
+    Call it before load(), which forgets some of them.
+    """
     options: dict[str, Any] = {}
     if image.info.get("icc_profile"):
         options["icc_profile"] = image.info["icc_profile"]
@@ -112,10 +119,10 @@ def _save_options(image: Any, data: bytes, quality: int) -> dict[str, Any]:
 
 
 def _exif(image: Any) -> bytes:
-    """EXIF bytes to store with pixels that keep their orientation; empty for none.
+    """Returns the EXIF bytes to store with pixels that keep their orientation; empty for none.
 
-    The file's own where it can be kept; else (too long for one JPEG segment, or the orientation
-    stands elsewhere: in XMP, in a PNG text) a block with nothing but the orientation.
+    They are the file's own where those can be kept. Otherwise (too long for one JPEG segment, or
+    the orientation stands elsewhere: in XMP, in a PNG text) they hold nothing but the orientation.
     """
     own = image.info.get("exif", b"")
     turned = orientation_of(image)

@@ -1,15 +1,15 @@
-"""Encoded image bytes to a crop of one size, uint8 RGB: the built-in transforms.
+"""Turns encoded images into crops of one size. It holds the built-in transforms.
 
-How it works. The two built-in transforms take bytes and hand the crop's box to PIL's
-`resize(box=)`, so that only the crop is resampled, antialiased. A rotated photograph is never
-rotated whole: its box is mapped into the stored orientation and the small result is turned.
+How it works. A built-in transform takes encoded bytes and hands the box of the crop to PIL's
+`resize(box=)`, so that only the crop is resampled, with antialiasing. A rotated photograph is never
+rotated whole: its box is mapped into the stored orientation, and the small result is turned.
 
-Of a tile JPEG (jpeg_tiles.py) only the tiles under the box are decoded; the pixels stay the same.
+Of a tile JPEG (jpeg_tiles.py) only the tiles under the box are decoded. The pixels stay the same.
 
     bytes --open--> header --limit, decode--> pixels --box, resize--> small --turn, flip--> array
 
-Where the compiled core was built, it does the transforms of JPEGs, and PIL the rest: the same
-pixels before the resize, and within one level of Pillow's after it.
+Where the native core was built, it transforms JPEGs, and PIL transforms the rest. The core has the
+same pixels as PIL before the resize, and is within one level of Pillow's after it.
 
 Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
 (2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
@@ -65,21 +65,23 @@ _SUPPORTS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 3, "box": 0.5
 
 @dataclass(frozen=True)
 class Transform:
-    """An image to a uint8 array of one size: the base of the built-in transforms.
+    """Turns one image into a uint8 array of one size. It is the base of the built-in transforms.
 
-    Not a base for yours: any callable serves as `transform=`. What sets these apart is that a
-    dataset hands them encoded bytes, and one random word to draw from.
+    It is not a base for yours: any callable serves as `transform=`, and is given decoded images.
+    A dataset hands a built-in transform encoded bytes, and one random word to draw from.
 
-    size: int, or (height, width), of the result.
+    size: an int, or (height, width), of the result, in pixels.
     interpolation: nearest, bilinear, bicubic, lanczos, box or hamming. All but nearest antialias.
-    fast: let libjpeg decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least that many times
-    larger than the result. Changes pixels a little.
+    fast: whether libjpeg may decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least that many
+    times larger than the result. It changes pixels a little.
     upright, max_pixels: as for `decode`.
     fields: the fields of a sample that one draw is for, such as ("image", "mask"): all of one size.
-    The dataset's first image is resampled as `interpolation` says; of every other one values are
+    The dataset's first image is resampled as `interpolation` says. Of every other one, values are
     taken as stored, by nearest, so that class ids stay what they are. None: the first image alone.
-    boxes: a field of boxes in pixels of the image, [x, y, width, height], which are moved, clipped
-    and, where less than a pixel is left of them, left out: see `move_boxes`.
+    boxes: a field of boxes in pixels of the image, [x, y, width, height]. They are moved and
+    clipped; those of which less than a pixel is left are left out: see `move_boxes`.
+
+    Raises OptionError if an option has another form.
     """
 
     size: int | tuple[int, int]
@@ -91,6 +93,7 @@ class Transform:
     boxes: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Checks the options and brings them to one form. Raises OptionError."""
         where = type(self).__name__
         pair = tuple(self.size) if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(pair) != 2:
@@ -121,14 +124,15 @@ class Transform:
         draw: int = 0,
         out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """One image -> (H, W, 3) uint8 RGB array, C-contiguous, writable, owned by the caller.
+        """Turns one image into an (H, W, 3) uint8 RGB array.
 
         image: encoded bytes, or a PIL image, which is left as it is.
         draw: 64-bit unsigned; the result is a pure function of (image, draw).
         out: an (H, W, 3) uint8 array, with any strides, that is written and returned instead of a
         new one: such as a row of a batch. Nothing is written to it when this raises.
 
-        Raises DecodeError; OptionError when `out` is no such array.
+        A new array is C-contiguous, writable, and owned by the caller. Raises DecodeError;
+        OptionError when `out` is no such array.
         """
         if out is None:
             assert isinstance(self.size, tuple)
@@ -141,7 +145,7 @@ class Transform:
         return out
 
     def limited(self, max_pixels: int) -> Transform:
-        """The same transform with this limit."""
+        """Returns the same transform with this max_pixels."""
         return replace(self, max_pixels=max_pixels)
 
     def together(
@@ -152,10 +156,11 @@ class Transform:
         draw: int,
         out: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Replace in a sample the images of `fields`, and `boxes`, by what one draw makes of them.
+        """Replaces the images of `fields`, and `boxes`, in a sample by the results of one draw.
 
-        main: the field that is made as by calling this, into `out`; so are those in `alike`, into
-        arrays of their own. The others by nearest, values as stored. None stays None.
+        main: the field that is made as by calling this transform, into `out`. The fields in `alike`
+        are made so, too, each into a new array. All other images are resampled by nearest, with
+        values as stored: (H, W) or (H, W, C). None stays None.
 
         Raises DecodeError, also when the images are not of one size.
         """
@@ -188,7 +193,11 @@ class Transform:
                 raise DecodeError(f"{self.boxes!r}: {error}") from None
 
     def _sized(self, image: Any) -> tuple[Any, tuple[int, int]]:
-        """An image as this takes it, and its width and height when it is upright."""
+        """Returns an image in a form that `__call__` takes, and its upright width and height.
+
+        Raw pixels and JPEGs stay bytes. Other bytes become a loaded PIL image, so that they are
+        decoded once.
+        """
         if isinstance(image, bytes | bytearray | memoryview):
             if (raw := raw_pixels(image, self.max_pixels)) is not None:
                 return image, (raw.shape[1], raw.shape[0])
@@ -209,7 +218,10 @@ class Transform:
         return image, (height, width) if swap else (width, height)
 
     def _nearest(self, image: Image.Image, draw: int) -> NDArray[Any]:
-        """The same part of another image, upright already, its values as they are."""
+        """Resamples the same part of another image by nearest, so that its values stay.
+
+        The image must be upright already.
+        """
         assert isinstance(self.size, tuple)
         high, wide = self.size
         box, flip = self._box(*image.size, draw)
@@ -219,10 +231,10 @@ class Transform:
     def _by_core(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> bool:
-        """Let the compiled core make the result; False when this image is nothing for it.
+        """Makes the result by the native core. Returns False if the core cannot make it.
 
-        The pixels are decoded as PIL decodes them, and what the resize makes of them is at most one
-        level from Pillow's.
+        The pixels are decoded as PIL decodes them. After the resize they are at most one level from
+        Pillow's.
         """
         core = native.core
         if core is None or self.interpolation == "nearest" or out.strides[2] != 1:
@@ -252,6 +264,7 @@ class Transform:
         return done
 
     def _check_out(self, out: Any) -> None:
+        """Raises OptionError unless `out` can take the result."""
         shape = (*self.size, 3) if isinstance(self.size, tuple) else ()
         plain = type(out) is np.ndarray and out.dtype == np.uint8
         if plain and out.shape == shape and out.flags.writeable:
@@ -266,7 +279,12 @@ class Transform:
     def by_pil(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> None:
-        """Make the result, of whatever there is."""
+        """Makes the result by PIL, never by the native core, and writes it to `out`.
+
+        The arguments are those of `__call__`. Packing uses this, since what it writes must not
+        depend on where the core was built. Raises DecodeError, and any exception that PIL raises
+        for damaged bytes: call it within `decode_errors`.
+        """
         source: Any = None
         tiled, fast, turn = None, False, UPRIGHT
         if (raw := raw_pixels(image, self.max_pixels)) is not None:
@@ -317,10 +335,11 @@ class Transform:
     def _aim(
         self, width: int, height: int, turn: Turn, draw: int, fast: bool
     ) -> tuple[Box, tuple[int, int], int, bool]:
-        """What to make of width x height pixels, as stored: box, target, factor, flip.
+        """Returns box, target, factor and flip: how to make the result of width x height pixels.
 
-        box: where the crop lies in the picture that is decoded at 1 / factor. target: its size,
-        as PIL has it, in the result before that is turned. flip: whether to mirror what is upright.
+        width, height: as stored. box: the crop in the picture that is decoded at 1 / factor.
+        target: the size of the crop in the result before that is turned, as (width, height).
+        flip: whether to mirror the upright result.
         """
         assert isinstance(self.size, tuple)
         high, wide = self.size
@@ -330,13 +349,16 @@ class Transform:
         return _reduced(box, (width, height), factor), target, factor, flip
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        """The part of an upright width x height image to show, in pixels, and whether mirrored."""
+        """Returns the part of an upright width x height image to show, and whether to mirror it.
+
+        The box is in pixels: left, top, right, bottom.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Crop a random part of the image and resize it: the standard ImageNet training crop.
+    """Crops a random part of the image and resizes it: the standard ImageNet training crop.
 
     scale: the crop's share of the image's area, uniform between these; 0 < low <= high <= 1.
     ratio: width / height of the crop, its logarithm uniform between these; 0 < low <= high.
@@ -349,30 +371,33 @@ class RandomResizedCrop(Transform):
     flip: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Checks the options. Raises OptionError."""
         super().__post_init__()
         object.__setattr__(self, "scale", _check_range("scale", self.scale, 1.0))
         object.__setattr__(self, "ratio", _check_range("ratio", self.ratio, math.inf))
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
+        """Returns the box of `crop_box`, and whether to mirror it."""
         left, top, wide, high, flip = crop_box(width, height, draw, self.scale, self.ratio)
         return (left, top, left + wide, top + high), flip and self.flip
 
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Crop the centre of the image: the standard ImageNet validation crop.
+    """Crops the centre of the image: the standard ImageNet validation crop.
 
-    CenterCrop(224, 256) is torchvision's Resize(256) then CenterCrop(224): the short side becomes
-    256 pixels, then the central 224 x 224 are kept; done here as one resize of the box those pixels
-    come from (equal within 1 level of 255).
-    resize=None: the central pixels themselves, unscaled.
-    An image that is smaller than the crop (after `resize`) is enlarged until it just covers it,
-    where torchvision would pad with black.
+    CenterCrop(224, 256) is torchvision's Resize(256) followed by CenterCrop(224): the short side
+    becomes 256 pixels, then the central 224 x 224 are kept. Here one resize of the box that those
+    pixels come from does both (equal within 1 level of 255).
+    resize=None keeps the central pixels themselves, unscaled.
+    An image that is smaller than the crop (after `resize`) is enlarged until it just covers the
+    crop, where torchvision would pad it with black.
     """
 
     resize: int | None = None
 
     def __post_init__(self) -> None:
+        """Checks the options. Raises OptionError."""
         super().__post_init__()
         if self.resize is None:
             return
@@ -385,6 +410,7 @@ class CenterCrop(Transform):
             )
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
+        """Returns the central box, which is never mirrored. `draw` has no effect."""
         assert isinstance(self.size, tuple)
         high, wide = self.size
         scaled_width, scaled_height = width, height
@@ -410,11 +436,13 @@ class CenterCrop(Transform):
 def crop_box(
     width: int, height: int, draw: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int, bool]:
-    """The random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
+    """Draws the random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
+
+    width, height: of the image. draw: 64-bit unsigned. scale, ratio: as for RandomResizedCrop.
 
     The box is inside the image and at least 1 x 1. Words of `draw`: 1 flip; 2 + 2i and 3 + 2i area
-    and ratio of try i of ten; 22 and 23 the place. Fixed places, so that options which do not
-    concern the box (flip) do not change it.
+    and ratio of try i of ten; 22 and 23 the place. Their places are fixed, so that options which do
+    not concern the box (flip) do not change it.
     """
     flip = bool(word(draw, 1) >> 63)
     area = width * height
@@ -441,17 +469,22 @@ _STALE = frozenset(("segmentation", "keypoints", "num_keypoints", "area"))
 
 
 def move_boxes(value: Any, box: Box, size: tuple[int, int], flip: bool) -> Any:
-    """Boxes of an image as boxes of a crop of it: moved, scaled, mirrored, and clipped to the crop.
+    """Moves boxes of an image to a crop of it: they are shifted, scaled, mirrored, and clipped.
 
     value: one of
         [{"bbox": [x, y, width, height], ...}, ...]    annotations of COCO: dicts
         [[x, y, width, height, ...], ...]              lists; or an array (N, 4 or more)
-    box: of the crop, in pixels of the image. size: (height, width) of the result.
+    box: of the crop, in pixels of the image: left, top, right, bottom.
+    size: (height, width) of the result.
+    flip: whether the result is mirrored.
 
     A box of which less than one pixel is left, in width or height of the result, is left out, with
     all that stands beside it: the rest of its dict (category_id, label, iscrowd), or of its row. Of
     a dict go the values that would be untrue of the crop: segmentation, keypoints, num_keypoints,
-    area. A dict without bbox stays. The value that was given stays as it is. Raises DecodeError.
+    area. A dict without bbox stays. An array comes back as floats: of its own dtype, or float32 for
+    integers. The value that was given stays as it is.
+
+    Raises DecodeError if the value has none of these forms.
     """
     left, top, right, bottom = box
     high, wide = size
@@ -498,6 +531,7 @@ def move_boxes(value: Any, box: Box, size: tuple[int, int], flip: bool) -> Any:
 
 
 def _no_boxes(found: Any) -> DecodeError:
+    """Makes the error for a value that holds no boxes."""
     shape = getattr(found, "shape", None)
     what = printable(repr(found)) if shape is None else f"an array {shape} of {found.dtype}"
     return DecodeError(
@@ -507,6 +541,10 @@ def _no_boxes(found: Any) -> DecodeError:
 
 
 def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple[int, int]) -> None:
+    """Raises DecodeError if the image `name` has another size than the image `first`.
+
+    size, here: (width, height) of `first` and of `name`, in pixels. size is None before the first.
+    """
     if size is not None and size != here:
         raise DecodeError(
             f"{first!r} is {size[0]} x {size[1]} pixels, and {name!r} {here[0]} x {here[1]}: one "
@@ -518,6 +556,7 @@ def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple
 
 
 def _checked(image: Any) -> Image.Image:
+    """Returns the value if it is a PIL image. Raises DecodeError otherwise."""
     if not isinstance(image, pil_module().Image):
         raise DecodeError(
             f"expected encoded image bytes or a PIL image, found {type(image).__name__}"
@@ -526,21 +565,24 @@ def _checked(image: Any) -> Image.Image:
 
 
 def _factor(box: Box, target: tuple[int, int]) -> int:
-    """How much smaller libjpeg may decode: the least of 1, 1/2, 1/4, 1/8 that covers target."""
+    """Returns how many times smaller libjpeg may decode a box that becomes target: 1, 2, 4 or 8.
+
+    target: width and height of the result. The decoded box still covers it.
+    """
     reduce = min((box[2] - box[0]) / target[0], (box[3] - box[1]) / target[1])
     return next((f for f in (8, 4, 2) if reduce >= f), 1)
 
 
 def _placed(cut: jpeg_tiles.Cut, width: int, height: int, factor: int) -> Image.Image:
-    """The pixels of a cut at 1 / factor, at their place in the width x height pixels of the whole.
+    """Decodes a cut at 1 / factor into its place in the width x height pixels of the whole.
 
-    Moving them to 0, 0, and the box with them, would be the obvious way, but PIL computes the
+    Moving the pixels to 0, 0, and the box with them, would be the obvious way, but PIL computes the
     centres of its filters in floating point: at other places it rounds in another way, which ties
     show, in a few pixels of some crops. And from Pillow 13 on the size of the whole decides whether
-    rows or columns are resampled first. Nobody sees what is beside the cut.
+    rows or columns are resampled first. Nobody sees the pixels beside the cut; they are not set.
 
-    By PIL's decoder, as its ImageFile.load uses it, but without its plugin, which would take the
-    header apart once more (50 us), and straight into their place.
+    PIL's decoder is used as its ImageFile.load uses it, but without its plugin, which would take
+    the header apart once more (50 us), and straight into the place.
     """
     mode = "L" if cut.grey else "RGB"
     left, top = cut.left // factor, cut.top // factor
@@ -559,7 +601,7 @@ def _placed(cut: jpeg_tiles.Cut, width: int, height: int, factor: int) -> Image.
 
 
 def _draft(image: Any, factor: int) -> None:
-    """Ask libjpeg for the picture at 1 / factor; for 1 nothing is asked."""
+    """Asks libjpeg for the picture at 1 / factor. For a factor of 1 it asks nothing."""
     if factor > 1:
         width, height = image.size
         # draft takes the least size wanted; W // (W // f) lies in [f, 2f) where the image has 8
@@ -568,7 +610,7 @@ def _draft(image: Any, factor: int) -> None:
 
 
 def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
-    """Where a box of a picture of this size lies when it is decoded at 1 / factor."""
+    """Maps a box of a picture of this size to the same picture decoded at 1 / factor."""
     if factor == 1:
         return box
     return (
@@ -582,12 +624,12 @@ def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
 def _room(
     box: Box, target: tuple[int, int], support: float, width: int, height: int, factor: int
 ) -> tuple[int, int, int, int]:
-    """The pixels that PIL's resize looks at: those under the box and under its filters.
+    """Returns the pixels that PIL's resize reads: those under the box and under its filters.
 
     Each pixel of the result is a filter around its centre in the box, `support` wide on each side,
     in pixels of the result where it shrinks; of the picture's pixels those count whose centres it
-    covers. The box lies in the picture at 1 / factor, what this returns in the width x height
-    pixels of the whole.
+    covers. The box lies in the picture at 1 / factor. The result is left, top, right, bottom in
+    the width x height pixels of the whole.
     """
     sides = []
     for low, high, size, end in zip(box[:2], box[2:], target, (width, height), strict=True):
@@ -603,6 +645,7 @@ def _room(
 
 
 def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
+    """Returns two limits of RandomResizedCrop as (low, high). Raises OptionError."""
     try:
         low, high = (float(v) for v in value)
     except (TypeError, ValueError):
@@ -616,6 +659,7 @@ def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
 
 
 def _check_names(where: str, value: Any) -> tuple[str, ...]:
+    """Returns names of fields as a tuple. Raises OptionError unless each is there once."""
     names = tuple(value) if isinstance(value, tuple | list) else ()
     if not names or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
         example = f"({value!r},)" if isinstance(value, str) else "('image', 'mask')"
@@ -626,5 +670,5 @@ def _check_names(where: str, value: Any) -> tuple[str, ...]:
 
 
 def _uniform(draw: int, k: int) -> float:
-    """Word k as a float in [0, 1): its upper 53 bits."""
+    """Returns word k of a draw as a float in [0, 1), made of its upper 53 bits."""
     return (word(draw, k) >> 11) * 2.0**-53
