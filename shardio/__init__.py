@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from .errors import StorageError as StorageError
     from .errors import VersionError as VersionError
     from .errors import WorkerError as WorkerError
-    from .images.decode import CenterCrop, RandomResizedCrop
+    from .images.transforms import CenterCrop, RandomResizedCrop
     from .loader import device as device
     from .loader.device import normalize
     from .loader.shard_loader import ShardLoader
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 # Each name and the module it lives in. No name is a module's: the module would replace it.
 _HOMES = {
     "BusyError": "errors",
-    "CenterCrop": "images.decode",
+    "CenterCrop": "images.transforms",
     "CollateError": "errors",
     "DamageError": "errors",
     "DecodeError": "errors",
@@ -88,7 +88,7 @@ _HOMES = {
     "NotPackedError": "errors",
     "OptionError": "errors",
     "PerformanceWarning": "native",
-    "RandomResizedCrop": "images.decode",
+    "RandomResizedCrop": "images.transforms",
     "RowError": "errors",
     "SampleError": "errors",
     "ShardDataset": "dataset.shard_dataset",

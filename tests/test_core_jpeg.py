@@ -25,14 +25,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import shardio.images.decode
-from shardio import CenterCrop, RandomResizedCrop
-from shardio import native as engine
+from shardio import CenterCrop, RandomResizedCrop, native
 from shardio.errors import DecodeError
-from shardio.images import jpeg_tiles as jpeg
-from shardio.images.decode import _UPRIGHT, _orientation
+from shardio.images import jpeg_rewrite
+from shardio.images.decode import UPRIGHT, orientation_of
 
-core = engine.core
-pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")
+core = native.core
+pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {native.missing}")
 needs_cjpeg = pytest.mark.skipif(
     not (shutil.which("cjpeg") and shutil.which("jpegtran")),
     reason="cjpeg and jpegtran are missing (apt-get install libjpeg-turbo-progs)",
@@ -109,7 +108,7 @@ def test_unscaled_crops_are_pils_pixels(
     width, height, sampling, progressive, tiled, interpolation, seed
 ):
     data = written(width, height, sampling, *["-progressive"] * progressive)
-    if tiled and isinstance(made := jpeg.rewrite(data), bytes):
+    if tiled and isinstance(made := jpeg_rewrite.rewrite(data), bytes):
         data = made
     whole, draw = decoded(data), random.Random(seed)
     for _ in range(6):
@@ -172,7 +171,7 @@ def test_scaled_crops_are_pils_draft(sampling):
     draw = random.Random(sampling)
     for width, height in ((333, 217), (128, 64), (65, 130)):
         data = written(width, height, sampling)
-        for image in (data, tile_jpeg(data, jpeg.interval_for(-(-width // 16)))):
+        for image in (data, tile_jpeg(data, jpeg_rewrite.interval_for(-(-width // 16)))):
             for scale in (2, 4, 8):
                 pil = Image.open(io.BytesIO(image))
                 pil.draft("RGB", (max(1, width // scale), max(1, height // scale)))
@@ -301,9 +300,9 @@ def test_what_decoders_smooth_each_in_its_way_is_left_to_pil():
 
 
 def both(monkeypatch, transform, data, draw=0, out=None):
-    monkeypatch.setattr(engine, "core", core)
+    monkeypatch.setattr(native, "core", core)
     with_core = np.array(transform(data, draw, out))
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     return with_core, transform(data, draw)
 
 
@@ -314,7 +313,7 @@ def test_transforms_give_the_same_upright_picture(monkeypatch, orientation, tile
     exif[0x0112] = orientation
     data = by_pil(165, 120, exif=exif)
     if tiled:
-        data = jpeg.rewrite(data)
+        data = jpeg_rewrite.rewrite(data)
     used = []
     monkeypatch.setattr(core_crop := CenterCrop, "_by_core", spy(core_crop._by_core, used))
     monkeypatch.setattr(RandomResizedCrop, "_by_core", CenterCrop._by_core)
@@ -348,7 +347,7 @@ def test_damage_is_told_in_pils_words(monkeypatch):
     for broken in (data[: len(data) // 2], data[:30], data[:200] + data[260:], b"\xff\xd8\xff"):
         said = []
         for which in (core, None):
-            monkeypatch.setattr(engine, "core", which)
+            monkeypatch.setattr(native, "core", which)
             try:
                 said.append(CenterCrop(16)(broken).tolist())
             except DecodeError as error:
@@ -425,7 +424,7 @@ def test_orientation_is_pils_or_left_to_it(
     if found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged EXIF
-            pils = _orientation(Image.open(io.BytesIO(data)))
+            pils = orientation_of(Image.open(io.BytesIO(data)))
         assert found == (pils if 1 <= pils <= 8 else 1)
     plain = kind == 3 and count == 1 and offset == 8 and not cut and not xmp and first is None
     if plain and len(values) < 2 and all(1 <= v <= 8 for v in values):
@@ -437,7 +436,7 @@ def test_header_of_what_is_no_jpeg():
     assert core.header(b"\xff\xd8\xff\xff" + by_pil(30, 20)[2:]) == (30, 20, 1)  # fill bytes
     for data in (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n" + bytes(40), by_pil(30, 20)[:100]):
         assert core.header(data) is None
-    assert _UPRIGHT.method == ""
+    assert UPRIGHT.method == ""
 
 
 # The lossless rewrite -------------------------------------------------------------------------
@@ -861,7 +860,7 @@ def test_no_memory_is_an_error_and_no_damage():
     """In a process of its own, with ever less memory: an abort would be seen."""
     with_limits = """
 import os, resource, sys
-from shardio import native as engine
+from shardio import native
 data, found = open(sys.argv[1], "rb").read(), set()
 for room in range(1 << 20, 16 << 20, 1 << 18):
     child = os.fork()
@@ -869,7 +868,7 @@ for room in range(1 << 20, 16 << 20, 1 << 18):
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
         try:
-            os._exit(0 if isinstance(engine.core.rewrite(data, 8), bytes) else 2)
+            os._exit(0 if isinstance(native.core.rewrite(data, 8), bytes) else 2)
         except MemoryError:
             os._exit(1)
     found.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -889,7 +888,7 @@ def test_a_count_that_changes_while_it_is_read_is_not_believed(marker):
     """Of shared memory. The header ends where memory ends, so that reading on would be seen."""
     with_writer = """
 import ctypes, mmap, os, signal, sys
-from shardio import native as engine
+from shardio import native
 header, at = bytes.fromhex(sys.argv[1]), int(sys.argv[2])
 memory, start = mmap.mmap(-1, 2 * mmap.PAGESIZE), mmap.PAGESIZE - len(header)
 memory[start : mmap.PAGESIZE] = header
@@ -904,7 +903,7 @@ if not child:
     os._exit(0)
 data, found = memoryview(memory)[start : mmap.PAGESIZE], set()
 for _ in range(3_000_000):
-    found.add(engine.core.header(data))
+    found.add(native.core.header(data))
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
 print(found)

@@ -21,15 +21,15 @@ import pytest
 import xxhash
 from PIL import Image
 
-from shardio import native as engine
+from shardio import native
 from shardio.errors import DecodeError
 from shardio.formats.sample import MAX_HEAD, Schema
-from shardio.images import jpeg_tiles as jpeg
-from shardio.images.decode import Transform
+from shardio.images.jpeg_tiles import tiles as find_tiles
+from shardio.images.transforms import Transform
 
-core: Any = engine.core
-pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {engine.missing}")
-reads = pytest.mark.skipif(engine.records() is None, reason=f"core: {engine.described()}")
+core: Any = native.core
+pytestmark = pytest.mark.skipif(core is None, reason=f"no compiled core: {native.missing}")
+reads = pytest.mark.skipif(native.records() is None, reason=f"core: {native.described()}")
 
 FOLDER = Path(__file__).parent / "fuzz"
 FILTERS = ("box", "bilinear", "hamming", "bicubic", "lanczos")  # as core.h numbers them
@@ -83,7 +83,7 @@ def test_headers() -> None:
     for name, given in seeds("p"):
         data, found = given.left, core.header(given.left)
         assert found is None or (min(found[:2]) > 0 and 0 <= found[2] <= 8), name
-        tiled = jpeg.tiles(data)
+        tiled = find_tiles(data)
         assert tiled is None or (tiled.width, tiled.height) == (found or ())[:2], name
         if found and found[0] * found[1] <= LIMIT and (pixels := by_pil(data)) is not None:
             assert pixels.shape == (found[1], found[0], 3), name
@@ -167,7 +167,7 @@ def test_crops_are_pils_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         if not done or scale > 1:
             continue
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "core", None)
+            patch.setattr(native, "core", None)
             fixed = Fixed(
                 (height, width),
                 (box[0], box[1], box[2], box[3]),

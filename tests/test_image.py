@@ -1,4 +1,4 @@
-"""shardio/images/decode.py: pixels, limits, boxes and errors, on images made here.
+"""shardio/images/{decode,transforms,resize}.py: pixels, limits, boxes, errors; images made here.
 
 The suite passes on either engine; CI runs it on both. Where two roads must give the same picture,
 "the same" is exact, or within 1 or 2 levels of 255 where rounding may fall either way.
@@ -27,17 +27,18 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, features
 
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
-from shardio.images import decode as shardio_image
-from shardio.images import jpeg_tiles as jpeg
+from shardio.images import jpeg_rewrite, jpeg_tiles, transforms
 from shardio.images.decode import (
-    CenterCrop,
-    RandomResizedCrop,
-    Transform,
-    crop_box,
+    LEAST_PIL,
     decode,
+    decode_errors,
     engine,
-    resize_short,
+    open_image,
+    pil_module,
+    to_rgb,
 )
+from shardio.images.resize import resize_short
+from shardio.images.transforms import CenterCrop, RandomResizedCrop, Transform, crop_box
 
 IMAGENET = Path("/tmp/data/imagenet")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -65,7 +66,7 @@ def turned(orientation: int, image: Image.Image, kind: str = "PNG", **options) -
 
 
 def to_array(image: Image.Image) -> np.ndarray:
-    return np.array(shardio_image._rgb(image))
+    return np.array(to_rgb(image))
 
 
 def pixels(data: bytes, **options) -> np.ndarray:
@@ -323,9 +324,9 @@ def test_between_pils_two_levels_only_our_limit_counts():
     data = png(10_000, 10_000, 1, 0, b"\0" * 1251 * 10_000)
     with pytest.raises(DecodeError, match="over the limit of 99,999,999"):
         decode(data, max_pixels=99_999_999)
-    assert shardio_image._open(data, 10**8).size == (10_000, 10_000)
+    assert open_image(data, 10**8).size == (10_000, 10_000)
     # 200 million: it would refuse.
-    assert shardio_image._open(png(20_000, 10_000, 1, 0, b""), 2**28).size == (20_000, 10_000)
+    assert open_image(png(20_000, 10_000, 1, 0, b""), 2**28).size == (20_000, 10_000)
 
 
 def gif(screen: tuple[int, int], frame: tuple[int, int], disposal: int = 0) -> bytes:
@@ -405,7 +406,7 @@ def test_missing_codec_is_named(monkeypatch):
 
 
 def test_text_from_hostile_bytes_cannot_steer_a_terminal():
-    with pytest.raises(DecodeError) as caught, shardio_image._decoding(b""):
+    with pytest.raises(DecodeError) as caught, decode_errors(b""):
         raise ValueError("bad \x1b[2J\n chunk")
     assert str(caught.value) == r"image of 0 bytes: bad \x1b[2J\n chunk"
 
@@ -673,19 +674,25 @@ def test_fast_keeps_the_box_of_turned_jpegs(orientation):
         assert np.abs(slow.astype(int) - fast.astype(int)).mean() < 3
 
 
-def test_draft_takes_the_factor_that_was_chosen():
+def test_draft_takes_the_factor_that_was_chosen(monkeypatch):
+    monkeypatch.setattr("shardio.native.core", None)  # it never asks PIL
+    seen = []
+    resize = Image.Image.resize
+
+    def spy(image, size, resample, box):
+        seen.append((image.size, box))
+        return resize(image, size, resample, box)
+
+    monkeypatch.setattr(Image.Image, "resize", spy)
     for width in (*range(1, 40), 1000, 1001, 1007):
         data = encoded(Image.new("L", (width, width)), "JPEG")
         for target in {1, width // 2, width // 4, width // 8} - {0}:
-            image = Image.open(io.BytesIO(data))
-            box = (0, 0, width, width)
-            factor = shardio_image._factor(box, (target, target))
-            assert factor == next(f for f in (8, 4, 2, 1) if width / target >= f)
-            box = shardio_image._reduced(box, image.size, factor)
-            shardio_image._draft(image, factor)
-            assert image.size[0] == -(-width // factor)
-            assert box == (0, 0, width / factor, width / factor)
-            image.resize((target, target), box=box)
+            seen.clear()
+            CenterCrop(target, target, fast=True)(data)
+            factor = next(f for f in (8, 4, 2, 1) if width / target >= f)
+            [(size, box)] = seen
+            assert size == (-(-width // factor),) * 2
+            assert box == pytest.approx((0, 0, width / factor, width / factor), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -762,7 +769,7 @@ def pair(kind: str, width: int, height: int, orientation: int = 1) -> tuple[byte
         plain = turned(orientation, image.convert("L"), "JPEG")
     else:
         plain = turned(orientation, image, "JPEG", subsampling=kind)
-    tiled = jpeg.rewrite(plain)
+    tiled = jpeg_rewrite.rewrite(plain)
     assert isinstance(tiled, bytes)
     return plain, tiled
 
@@ -771,20 +778,20 @@ def pair(kind: str, width: int, height: int, orientation: int = 1) -> tuple[byte
 def cuts(monkeypatch) -> list[tuple[int, int, int]]:
     """Width, height and bytes of the cuts that are made. No picture is too small for tiles."""
     try:
-        jpeg.rewriter()
+        jpeg_rewrite.rewriter()
     except DependencyError:
         pytest.skip("neither core nor jpegtran is here: tile JPEGs are NOT tested")
     made = []
-    real = jpeg.Tiles.cut
+    real = jpeg_tiles.Tiles.cut
     monkeypatch.setattr("shardio.native.core", None)
-    monkeypatch.setattr(shardio_image, "_MIN_TILED", 0)
+    monkeypatch.setattr(transforms, "MIN_TILED_PIXELS", 0)
 
-    def cut(self: jpeg.Tiles, box: tuple[int, int, int, int]) -> jpeg.Cut:
+    def cut(self: jpeg_tiles.Tiles, box: tuple[int, int, int, int]) -> jpeg_tiles.Cut:
         found = real(self, box)
         made.append((found.width, found.height, len(found.data)))
         return found
 
-    monkeypatch.setattr(jpeg.Tiles, "cut", cut)
+    monkeypatch.setattr(jpeg_tiles.Tiles, "cut", cut)
     return made
 
 
@@ -926,7 +933,7 @@ def test_orientation_of_tiles_is_left_when_told(cuts):
 def test_small_tile_jpegs_are_decoded_whole(cuts, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("shardio.native.core", None)
-    monkeypatch.setattr(jpeg.Tiles, "cut", None)
+    monkeypatch.setattr(jpeg_tiles.Tiles, "cut", None)
     plain, tiled = pair("4:2:0", 256, 192)
     assert np.array_equal(RandomResizedCrop(64)(tiled, 3), RandomResizedCrop(64)(plain, 3))
 
@@ -947,11 +954,11 @@ def test_errors_of_tile_jpegs_are_those_of_other_jpegs(cuts, monkeypatch):
     for hostile in (broken, tiled[: len(tiled) // 2], odd):
         with_tiles = error(lambda: RandomResizedCrop(64)(hostile, 3))  # noqa: B023
         with monkeypatch.context() as patch:
-            patch.setattr(jpeg, "tiles", lambda *a, **options: None)
+            patch.setattr(jpeg_tiles, "tiles", lambda *a, **options: None)
             assert error(lambda: RandomResizedCrop(64)(hostile, 3)) == with_tiles  # noqa: B023
     with_tiles = error(lambda: crop(tiled))
     assert "399 x 301" in with_tiles
-    monkeypatch.setattr(jpeg, "tiles", lambda *a, **options: None)
+    monkeypatch.setattr(jpeg_tiles, "tiles", lambda *a, **options: None)
     assert error(lambda: crop(tiled)) == with_tiles
 
 
@@ -974,7 +981,7 @@ def test_flipped_bytes_of_tile_jpegs_give_what_the_whole_gives(cuts, monkeypatch
         cuts.clear()
         by_tiles, used = outcome(bytes(hostile), at), bool(cuts)
         with monkeypatch.context() as patch:
-            patch.setattr(jpeg, "tiles", lambda *a, **options: None)
+            patch.setattr(jpeg_tiles, "tiles", lambda *a, **options: None)
             assert by_tiles == outcome(bytes(hostile), at)
         equal.append(used and isinstance(by_tiles, bytes))
     assert sum(equal) > 100
@@ -986,7 +993,7 @@ def test_real_photographs_as_tiles_give_the_same_crops(cuts):
         pytest.skip(f"{IMAGENET} is not here: real photographs are NOT tested")
     for draw, file in enumerate(files):
         plain = file.read_bytes()
-        tiled = jpeg.rewrite(plain)
+        tiled = jpeg_rewrite.rewrite(plain)
         assert isinstance(tiled, bytes)
         for interpolation in FILTERS:
             for fast in (False, True):
@@ -1195,11 +1202,13 @@ def run_python(code: str) -> str:
 def test_without_pil_the_error_names_both_extras():
     out = run_python(
         "import sys; sys.modules['PIL'] = None\n"
-        "from shardio.images.decode import *; import shardio.images.decode as i\n"
+        "from shardio.images.decode import *\n"
+        "from shardio.images.transforms import *\n"
+        "from shardio.images.resize import *\n"
         "import shardio.errors as e\n"
-        "crop = i.CenterCrop(8)\n"
-        "for f in (lambda: i.decode(b'x'), lambda: crop(b'x'), i.engine,\n"
-        "          lambda: i.resize_short(b'x', 8, 90)):\n"
+        "crop = CenterCrop(8)\n"
+        "for f in (lambda: decode(b'x'), lambda: crop(b'x'), engine,\n"
+        "          lambda: resize_short(b'x', 8, 90)):\n"
         "    try: f()\n"
         "    except e.DependencyError as error: print(error)\n"
     )
@@ -1211,14 +1220,14 @@ def test_without_pil_the_error_names_both_extras():
 @pytest.mark.parametrize("version", ["9.5.0", "9.5.0.post2", "11.2.1"])
 def test_an_old_pil_is_refused_by_name(monkeypatch, version):
     monkeypatch.setattr("PIL.__version__", version)
-    shardio_image._pil.cache_clear()
+    pil_module.cache_clear()
     with pytest.raises(DependencyError, match=rf"PIL is {version}, expected 11\.3 .*\[pillow\]"):
         decode(encoded(Image.new("RGB", (2, 2))))
 
 
 def test_the_extras_and_the_readme_name_the_same_least_pil():
     root = Path(__file__).resolve().parent.parent
-    least = ".".join(map(str, shardio_image.LEAST_PIL))
+    least = ".".join(map(str, LEAST_PIL))
     extras = (root / "pyproject.toml").read_text()
     assert f'["pillow>={least}"]' in extras and f'["pillow-simd>={least}"]' in extras
     assert f"{least} or newer" in (root / "README.md").read_text()
@@ -1227,13 +1236,13 @@ def test_the_extras_and_the_readme_name_the_same_least_pil():
 @pytest.mark.parametrize("version", ["11.3.0", "12.1.1.post0", "13.0.0.dev0", "unknown"])
 def test_a_new_pil_is_taken(monkeypatch, version):
     monkeypatch.setattr("PIL.__version__", version)
-    assert shardio_image._pil.__wrapped__() is Image
+    assert pil_module.__wrapped__() is Image
 
 
 def test_importing_the_module_imports_neither_pil_nor_torch():
     out = run_python(
-        "import sys, shardio.images.decode as i\n"
-        "i.RandomResizedCrop(8); i.crop_box(9, 9, 1, (1, 1), (1, 1))\n"
+        "import sys, shardio.images.resize, shardio.images.transforms as t\n"
+        "t.RandomResizedCrop(8); t.crop_box(9, 9, 1, (1, 1), (1, 1))\n"
         "print([m for m in ('PIL', 'torch') if m in sys.modules])"
     )
     assert out.strip() == "[]"

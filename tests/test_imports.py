@@ -34,7 +34,13 @@ DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
     "xxhash": {"formats.index", "formats.record", "packing.writer"},
     "tqdm": {"cli.main"},
-    "PIL": {"images.decode", "tuning.contest", "tuning.specimens"},
+    "PIL": {
+        "images.decode",
+        "images.resize",
+        "images.transforms",
+        "tuning.contest",
+        "tuning.specimens",
+    },
     "torch": {
         "dataset.stream",
         "dataset.epoch_state",

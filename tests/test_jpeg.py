@@ -1,4 +1,4 @@
-"""shardio/images/jpeg_tiles.py: where tiles lie, what a cut shows, what a rewrite keeps, and
+"""shardio/images/{jpeg_tiles,jpeg_rewrite}.py: where tiles lie, what cuts show and rewrites keep;
 hostile bytes.
 
 The oracle is PIL's decoder: a cut shows the pixels of the whole, a rewritten file has the same.
@@ -21,13 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardio import native as engine
+from shardio import native
 from shardio.errors import DependencyError
-from shardio.images import jpeg_tiles as jpeg
-from shardio.images.jpeg_tiles import Tiles, Unfit, interval_for, rewrite, tiles
+from shardio.images import jpeg_rewrite, jpeg_tiles
+from shardio.images.jpeg_rewrite import Unfit, interval_for, rewrite
+from shardio.images.jpeg_tiles import Tiles, tiles
 
 IMAGENET = Path("/tmp/data/imagenet")
-CORE = engine.core
+CORE = native.core
 # Luma's sampling against that of chroma, as `cjpeg -sample` takes it.
 SAMPLINGS = {
     "4:4:4": "1x1",
@@ -51,7 +52,7 @@ def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     if request.param == "core" and (CORE is None or not hasattr(CORE, "rewrite")):
         pytest.skip("shardio's compiled core is not built: rewriting by it is NOT tested")
     if request.param == "jpegtran":
-        monkeypatch.setattr(engine, "core", None)
+        monkeypatch.setattr(native, "core", None)
     yield request.param
 
 
@@ -385,7 +386,7 @@ def test_a_rewritten_file_has_the_same_pixels(kind: str, size, progressive: bool
     results = []
     for core in {CORE, None}:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "core", core)
+            patch.setattr(native, "core", core)
             results.append(rewrite(data))
     assert all(result == results[0] for result in results)  # both tools write the same bytes
     result = results[0]
@@ -398,9 +399,17 @@ def test_a_rewritten_file_has_the_same_pixels(kind: str, size, progressive: bool
 
 def segments(data: bytes) -> list[bytes]:
     """Its APPn and COM segments."""
-    found = jpeg._file(data)
-    assert not isinstance(found, str)
-    return [data[s.at : s.end] for s in found if 0xE0 <= s.marker <= 0xEF or s.marker == 0xFE]
+    at, found = 2, []
+    while data[at : at + 2] != b"\xff\xd9":
+        marker = data[at + 1]
+        if data[at] != 0xFF or marker in (0, 0xFF) or 0xD0 <= marker <= 0xD7:
+            at += 1  # within a scan
+            continue
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if 0xE0 <= marker <= 0xEF or marker == 0xFE:
+            found.append(data[at:end])
+        at = end
+    return found
 
 
 def segment(marker: int, body: bytes) -> bytes:
@@ -422,7 +431,7 @@ def test_all_that_is_not_the_picture_is_kept_in_its_place(tool: str) -> None:
         segment(0xFE, b""),
         segment(0xED, b"Photoshop 3.0\0"),
     ]
-    head = jpeg._header(plain)
+    head = jpeg_tiles.read_segments(plain)
     assert head is not None
     exif_at = next(s for s in head if s.marker == 0xE1)
     data = b"".join([b"\xff\xd8", *own, plain[exif_at.at :], b"a movie"])
@@ -569,7 +578,7 @@ def test_the_limit_of_pixels_is_checked_before_memory_is_taken(tool: str) -> Non
 
 def test_many_scans_are_refused_before_work(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = made("4:2:0", 203, 97, progressive=True)
-    monkeypatch.setattr(jpeg, "_MAX_SCANS", data.count(b"\xff\xda") - 1)
+    monkeypatch.setattr(jpeg_rewrite, "_MAX_SCANS", data.count(b"\xff\xda") - 1)
     found = rewrite(data)
     assert isinstance(found, Unfit) and "scans" in found.detail
 
@@ -588,7 +597,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
 
 
 def test_a_rewrite_that_changes_coefficients_is_refused(tmp_path, monkeypatch) -> None:
@@ -629,16 +638,16 @@ def test_a_jpegtran_that_writes_progressive_files_is_none_for_this(tmp_path, mon
 
 def test_a_jpegtran_that_takes_too_long_is_ended(tmp_path, monkeypatch) -> None:
     program(tmp_path, monkeypatch, "exec tail -f /dev/null")
-    monkeypatch.setattr(jpeg, "_TIME_LIMIT_S", 0.05)
+    monkeypatch.setattr(jpeg_rewrite, "_TIME_LIMIT_S", 0.05)
     found = rewrite(made("4:2:0", 203, 97))
     assert isinstance(found, Unfit) and "more than 0.05 s" in found.detail
 
 
 def test_without_core_and_jpegtran_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     monkeypatch.setenv("PATH", "/nowhere")
     data = made("4:2:0", 203, 97)
-    for call in (jpeg.rewriter, lambda: rewrite(data)):
+    for call in (jpeg_rewrite.rewriter, lambda: rewrite(data)):
         with pytest.raises(DependencyError, match="libjpeg-turbo-progs"):
             call()
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from trees import content, environment, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop
-from shardio import native as engine
+from shardio import CenterCrop, native
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     DependencyError,
@@ -25,7 +24,8 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.formats import manifest
-from shardio.images import jpeg_tiles as jpeg
+from shardio.images import jpeg_rewrite
+from shardio.images.jpeg_tiles import tiles as find_tiles
 from shardio.packing.export import export
 from shardio.packing.pack import Packed, commit, pack
 from shardio.packing.unpack import unpack
@@ -34,7 +34,7 @@ from shardio.packing.writer import Writer
 from shardio.storage import locate
 
 pytestmark = pytest.mark.skipif(
-    engine.core is None and shutil.which("jpegtran") is None,
+    native.core is None and shutil.which("jpegtran") is None,
     reason="neither the compiled core nor jpegtran is here: nothing can be made tiles",
 )
 
@@ -137,7 +137,7 @@ def test_every_image_has_the_pixels_and_metadata_of_its_file(tiled: Path) -> Non
     for key, record in found.items():
         image, own = record["image"], file(key)
         if key.decode() in FIT:
-            assert jpeg.tiles(image) is not None, key
+            assert find_tiles(image) is not None, key
             assert image != own
             assert np.array_equal(pixels(image), pixels(own)), key
         else:
@@ -166,7 +166,7 @@ def test_jpegtran_alone_does_all_that_the_core_does(
     source: Path, tiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = pack_one(source, tmp_path / "one")
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     second = pack_one(source, tmp_path / "two")
     assert (second.tiles, second.tiled, second.untiled) == (8, 7, first.untiled)
     for key, record in records(tmp_path / "two").items():
@@ -473,7 +473,7 @@ def test_grouped_files_are_made_tiles(tmp_path: Path, keep: bool) -> None:
 def test_without_core_and_jpegtran_nothing_is_begun(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DependencyError, match="jpegtran"):
         pack_one(source, tmp_path / "out")
@@ -492,7 +492,7 @@ def fake_jpegtran(folder: Path, script: str, patch: pytest.MonkeyPatch) -> Path:
     program.write_text(f'#!/bin/sh\n{script}\nexec {real} "$@"\n')
     program.chmod(0o755)
     patch.setenv("PATH", str(folder))
-    patch.setattr(engine, "core", None)
+    patch.setattr(native, "core", None)
     return program
 
 
@@ -530,7 +530,7 @@ def test_without_memory_the_message_names_the_file(
     def rewrite(data: bytes, *, max_pixels: int) -> bytes:
         raise MemoryError  # as the core does
 
-    monkeypatch.setattr(jpeg, "rewrite", rewrite)
+    monkeypatch.setattr(jpeg_rewrite, "rewrite", rewrite)
     with pytest.raises(StorageError, match=r"[ab]/\w+\.\w+: .* memory .*fewer --jobs"):
         pack_one(source, tmp_path / "out", on_error="skip")
     assert not list((tmp_path / "out").glob("*.tmp"))

@@ -41,6 +41,7 @@ from shardio.formats.index import checksum
 from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
+from shardio.images import transforms
 from shardio.packing import build_shard as building
 from shardio.packing.export import export
 from shardio.packing.pack import Packed, commit, pack
@@ -378,7 +379,8 @@ def test_pixels_are_taken_as_pil_reads_them(data: bytes) -> None:
     readers: list[Callable[[bytes], Any]] = [image.pixels, image.decode, CenterCrop(2)]
     fast = [outcome(read, data) for read in readers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image, "_raw", lambda data, max_pixels: None)
+        for module in (image, transforms):
+            patch.setattr(module, "raw_pixels", lambda data, max_pixels: None)
         assert fast == [outcome(read, data) for read in readers]
 
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from shardio import CenterCrop, DecodeError, OptionError, RandomResizedCrop
-from shardio.images import decode as shardio_image
-from shardio.images.decode import decode, gray, move_boxes, stored, stored_pixels
+from shardio.images.decode import decode, gray, open_image, stored, stored_pixels
+from shardio.images.transforms import move_boxes
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -279,4 +279,4 @@ def test_a_format_that_decodes_as_a_whole_has_a_lower_limit() -> None:
             read(bytes(wide))
     with pytest.raises(DecodeError, match="over the limit of 67,117,055"):
         decode(bytes(wide), max_pixels=67_117_055)
-    assert shardio_image._open(bytes(wide), 67_117_056).size == (8192, 8193)
+    assert open_image(bytes(wide), 67_117_056).size == (8192, 8193)

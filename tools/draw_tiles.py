@@ -10,7 +10,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from shardio.images import jpeg_tiles as jpeg
+from shardio.images.jpeg_rewrite import rewrite
+from shardio.images.jpeg_tiles import tiles as find_tiles
 
 W, H = 512, 256
 BOX = (176, 84, 344, 212)  # left, top, right, bottom of the crop
@@ -30,9 +31,9 @@ scene = np.clip(scene + grain, 0, 255).astype(np.uint8)
 
 plain = io.BytesIO()
 Image.fromarray(scene).save(plain, "JPEG", quality=90, subsampling="4:2:0")
-data = jpeg.rewrite(plain.getvalue())
+data = rewrite(plain.getvalue())
 assert isinstance(data, bytes)
-tiles = jpeg.tiles(data)
+tiles = find_tiles(data)
 assert tiles is not None
 cut = tiles.cut(BOX)
 columns = range(cut.left // tiles.tile_width, -(-(cut.left + cut.width) // tiles.tile_width))

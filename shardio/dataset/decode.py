@@ -5,9 +5,9 @@
 The first image field is a photograph: it becomes RGB. What other image fields hold may be class
 ids, or depths: they are handed out as stored, unless `decode` says otherwise.
 
-A built-in transform (image.Transform) takes the encoded bytes itself, since it may decode less than
-all of them, and one random word, so that its result does not depend on who reads the sample. Any
-other transform takes the decoded image.
+A built-in transform (images/transforms.py) takes the encoded bytes itself, since it may decode less
+than all of them, and one random word, so that its result does not depend on who reads the sample.
+Any other transform takes the decoded image.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import DecodeError, OptionError, printable, there_are
 from ..formats.sample import Sample, Schema, give_text_key
 from ..images import decode as image
+from ..images import transforms
 from ..names import KEY
 from ..units import whole
 
@@ -126,7 +127,7 @@ class Decoder:
                 )
         self._keyed = KEY in names  # users get keys as str
         functions = _functions(decode, images, main)
-        built_in = transform if isinstance(transform, image.Transform) else None
+        built_in = transform if isinstance(transform, transforms.Transform) else None
         if built_in is not None:
             if max_pixels is not None and built_in.max_pixels is None:
                 built_in = built_in.limited(max_pixels)
@@ -172,7 +173,7 @@ class Decoder:
     @property
     def draws(self) -> bool:
         """Whether the transform, or map, is one that draws; of the user's own nobody knows."""
-        return isinstance(self._transform, image.RandomResizedCrop) or self._map_draws
+        return isinstance(self._transform, transforms.RandomResizedCrop) or self._map_draws
 
     @property
     def maps(self) -> bool:
@@ -256,7 +257,7 @@ def check_function(name: str, given: Any) -> None:
         if given.__module__.partition(".")[0] in ("builtins", "numpy"):
             return
         own = given.__name__
-        size = "224" if issubclass(given, image.Transform) else "..."
+        size = "224" if issubclass(given, transforms.Transform) else "..."
         example = f"{name}={own}({size})"
         raise OptionError(
             f"{name} is the class {own}: expected an object of it, {example}, or a function; "
@@ -297,7 +298,7 @@ def _check_how(shown: str, how: Any, more: str) -> None:
 
 
 def _check_together(
-    transform: image.Transform, main: str, names: Sequence[str], images: Sequence[str]
+    transform: transforms.Transform, main: str, names: Sequence[str], images: Sequence[str]
 ) -> None:
     """Raise OptionError unless a sample has the fields that one draw is for."""
     where, several = type(transform).__name__, transform.fields or (main,)

@@ -1,4 +1,4 @@
-"""Slices and order to records: storage is read in storage order, records are handed out shuffled.
+"""Order and ranges of rows to records: storage is read in its own order, records come shuffled.
 
 How it works. `Reader` opens a dataset's shards in the process that reads them. `Fetch` walks the
 batches of one consumer (a Partition) and hands out their records. The shuffle buffer is an order,

@@ -21,7 +21,7 @@ from .. import units as sizes
 from ..errors import OptionError, ShardioError, StateError, printable
 from ..formats import manifest
 from ..formats.sample import give_text_key
-from ..images.decode import Transform
+from ..images.transforms import Transform
 from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail

@@ -1,58 +1,42 @@
-"""Encoded image bytes to uint8 RGB pixels: decode, crop, resize. The only door to PIL.
+"""Decodes encoded images to pixels. It also opens images, limits their size, and reads raw PPM.
 
-How it works. An image is opened from its header alone; its size is checked against `max_pixels`
-before a pixel is decoded. It is then decoded, brought to RGB, cropped and resized by PIL. The two
-built-in transforms take bytes and hand the crop's box to PIL's `resize(box=)`, so that only the
-crop is resampled, antialiased. A rotated photograph is never rotated whole: its box is mapped into
-the stored orientation and the small result is turned.
+How it works. The header of an image is read first, and its size is checked against `max_pixels`
+before any pixel is decoded. PIL then decodes the image, and the result is brought to RGB, to grey,
+or left as stored. Crops are made in transforms.py, and the smaller images that packing writes in
+resize.py. These three files are the only door to PIL.
 
-Of a tile JPEG (jpeg.py) only the tiles under the box are decoded; the pixels stay the same.
+Two packages install PIL: `pillow-simd` and `pillow`. Either serves, and `engine()` names the active
+one. PIL is imported by the first call, not with this module. None of its settings are changed,
+because they belong to the user's program.
 
-    bytes --open--> header --limit, decode--> pixels --box, resize--> small --turn, flip--> array
+To RGB. 8-bit modes become what PIL's `convert("RGB")` gives. Alpha and palette transparency are
+dropped, not blended; torchvision's loader trains on the same pixels. CMYK is converted without its
+profile, and a CMYK JPEG is taken as inverted, as Adobe writes it. Grey of more than 8 bits
+(`I;16`, `I`) is taken as 0..65535 and divided by 257, rounded, so that 65535 becomes 255. PIL would
+clip it at 255, which turns nearly every pixel white. PIL reads RGB of 16 bits as its high byte.
+Float pixels are refused: 0..1 and 0..255 are both in use, and a guess would make some data sets
+black, silently. Animations give their first frame. Colour profiles are not applied.
 
-Either engine serves: `pillow-simd` or `pillow`; both are the package PIL, `engine()` names the one
-that is active. Where the compiled core was built, it does the transforms of JPEGs, and PIL the
-rest: the same pixels before the resize, and within one level of Pillow's after it. PIL is imported
-by the first call, not with this module, and none of its settings are changed: they belong to the
-user's program.
+Raw pixels are binary PPM files. `ppm` writes just one of the spellings that the format allows. Any
+program shows such a file. Here its pixels are taken as they are, without PIL.
 
-To RGB. 8-bit modes become what PIL's `convert("RGB")` gives: alpha and palette transparency are
-dropped, not blended (what torchvision's loader trains on), CMYK is converted without its profile,
-and a CMYK JPEG is taken as inverted, as Adobe writes it. Grey of more than 8 bits (`I;16`, `I`) is
-taken as 0..65535 and divided by 257, rounded, so 65535 is 255; PIL would clip it at 255, which
-turns nearly every pixel white. RGB of 16 bits is read by PIL as its high byte. Float pixels are
-refused: 0..1 and 0..255 are both in use, and a guess would make some data sets black, silently.
-Animations give their first frame. Colour profiles are not applied.
-
-Raw pixels are binary PPM files. `ppm` writes just one spelling of these: any program shows them,
-and here the pixels of that spelling are taken as they are, without PIL.
-
-Sources. The random box is the "inception crop": Szegedy et al., Going Deeper with Convolutions
-(2014), section 6, in the form that torchvision's RandomResizedCrop made customary: area uniform in
-`scale`, logarithm of the aspect ratio uniform, ten tries, then the largest central crop within the
-ratios. Random numbers: those of order/rng. Orientation: EXIF 2.3, tag 0x0112.
+Source. Orientation: EXIF 2.3, tag 0x0112.
 """
 
 from __future__ import annotations
 
 import functools
 import io
-import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import native as compiled
-from ..errors import DecodeError, DependencyError, OptionError, ShardioError, printable
-from ..order.rng import word
-from ..units import whole
-from . import jpeg_tiles as jpeg
+from ..errors import DecodeError, DependencyError, ShardioError, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,15 +65,7 @@ FORMATS = (
     "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI", "HEIF", "JXL",
 )  # fmt: skip
 
-# Tile JPEGs with fewer pixels are decoded whole: 192 x 144 take 0.3 ms, and 7 % more by tiles;
-# 256 x 192 take the same either way, 500 x 375 a quarter less by tiles.
-_MIN_TILED = 2**16
-
-_REWRITABLE = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
-# How far PIL's filters reach from their centre, in pixels.
-_SUPPORTS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 3, "box": 0.5, "hamming": 1}
-_ORIENTATION = 0x0112  # the EXIF tag
-_TIFF_LOSSLESS = ("tiff_lzw", "tiff_adobe_deflate", "packbits")
+ORIENTATION_TAG = 0x0112  # the EXIF tag
 # Comments, other blanks, other depths, and pixels that are too few or too many are for PIL.
 _PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 
@@ -100,36 +76,39 @@ _PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 def decode(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decode one image to a loaded PIL image of mode RGB.
+    """Decodes one image to a loaded PIL image of mode RGB.
 
-    upright: apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it from
-    `info`. (PIL turns TIFF files while loading, whatever is asked here.)
-    max_pixels: largest width * height to decode, checked from the header; default: MAX_PIXELS, and
-    MAX_WHOLE for the formats that it names.
+    upright: whether to apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it
+    from `info`. (PIL turns TIFF files while loading, whatever is asked here.)
+    max_pixels: the largest width * height to decode, checked from the header. The default is
+    MAX_PIXELS, or MAX_WHOLE for the formats in WHOLE.
 
     Raises DecodeError if the bytes are no image in one of FORMATS, are cut or damaged, or claim
     too many pixels.
     """
-    return _decoded(data, upright, max_pixels, _rgb)
+    return _decoded(data, upright, max_pixels, to_rgb)
 
 
 def stored(
     data: bytes | bytearray | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decode one image to a loaded PIL image of the mode that the file has: no value changes.
+    """Decodes one image to a loaded PIL image of the mode that the file has. No value changes.
 
-    A palette image keeps its indices (mode P), 16 bits stay 16 (I;16), grey stays grey (L), one bit
-    stays one (1). Options and errors as `decode` has them: it is turned upright, too, by its own
-    EXIF tag, since that moves values and changes none.
+    A palette image keeps its indices (mode P), 16 bits stay 16 (I;16), grey stays grey (L), and one
+    bit stays one (1). Options and errors are those of `decode`. The image is turned upright, too,
+    by its own EXIF tag, since that moves values and changes none.
     """
-    return _decoded(data, upright, max_pixels, _same)
+    return _decoded(data, upright, max_pixels, _unchanged)
 
 
 def gray(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decode one image to a loaded PIL image of 8-bit grey, mode L; else as `decode`."""
-    return _decoded(data, upright, max_pixels, _grey)
+    """Decodes one image to a loaded PIL image of 8-bit grey, mode L.
+
+    Options and errors are those of `decode`.
+    """
+    return _decoded(data, upright, max_pixels, _to_gray)
 
 
 def _decoded(
@@ -138,15 +117,16 @@ def _decoded(
     max_pixels: int | None,
     convert: Callable[[Image.Image], Image.Image],
 ) -> Image.Image:
-    with _decoding(data):
-        if (raw := _raw(data, max_pixels)) is not None:
-            return convert(_from_raw(raw))
-        image: Image.Image = _open(data, max_pixels)
+    """Decodes an image, converts it by `convert`, and turns it upright if asked."""
+    with decode_errors(data):
+        if (raw := raw_pixels(data, max_pixels)) is not None:
+            return convert(raw_image(raw))
+        image: Image.Image = open_image(data, max_pixels)
         image.load()
-        turn = _turn(image) if upright else _UPRIGHT
+        turn = turn_of(image) if upright else UPRIGHT
         image = convert(image)
         if turn.method:
-            image = image.transpose(_pil().Transpose[turn.method])
+            image = image.transpose(pil_module().Transpose[turn.method])
             for stale in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
                 image.info.pop(stale, None)  # else the next reader turns it a second time
         return image
@@ -155,558 +135,57 @@ def _decoded(
 def stored_pixels(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[Any]:
-    """Decode one image to an array of the values that are stored, as `stored` reads them.
+    """Decodes one image to an array of the values that are stored, as `stored` reads them.
 
-    (H, W) uint8 of a palette's indices and of grey, bool of one bit, uint16 of 16; (H, W, C) uint8
-    of colours. C-contiguous, writable, the caller's own.
+    The array is (H, W) uint8 for palette indices and grey, (H, W) bool for one bit, (H, W) uint16
+    for 16 bits, and (H, W, C) uint8 for colours. It is C-contiguous, writable, and owned by the
+    caller. Options and errors are those of `decode`.
     """
-    return _values(stored(data, upright=upright, max_pixels=max_pixels))
+    return stored_array(stored(data, upright=upright, max_pixels=max_pixels))
 
 
 def pixels(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[np.uint8]:
-    """Decode one image to an (H, W, 3) uint8 RGB array, C-contiguous, writable, the caller's own.
+    """Decodes one image to an (H, W, 3) uint8 RGB array.
 
-    Options and errors as `decode` has them. Raw pixels are only copied: 32 x 32 in 3 us, where
-    PIL and numpy take 29, and 224 x 224 in 6 us instead of 84.
+    The array is C-contiguous, writable, and owned by the caller. Options and errors are those of
+    `decode`. Raw pixels are only copied: 32 x 32 take 3 us, where PIL and numpy take 29, and
+    224 x 224 take 6 us instead of 84.
     """
-    with _decoding(data):
-        if (raw := _raw(data, max_pixels)) is not None:
+    with decode_errors(data):
+        if (raw := raw_pixels(data, max_pixels)) is not None:
             return raw.copy()
-    return _array(decode(data, upright=upright, max_pixels=max_pixels)).copy()
-
-
-def square(
-    data: bytes, size: int, *, max_pixels: int | None = None
-) -> tuple[NDArray[np.uint8], bool]:
-    """The central square of an image, (size, size, 3) uint8 RGB, and whether that enlarged it.
-
-    The short side becomes `size` pixels, as `resize_short` does it (but an image that is smaller is
-    enlarged), upright; what the long side has more is cut off on both ends. Never by the compiled
-    core: what is packed does not depend on where that was built. max_pixels: as for `decode`.
-    Raises DecodeError.
-    """
-    crop = CenterCrop(size, size, interpolation="lanczos", max_pixels=max_pixels)
-    out = np.empty((size, size, 3), np.uint8)
-    with _decoding(data):
-        short = min(_open(data, max_pixels).size)
-        crop._by_pil(data, 0, out)
-    return out, short < size
+    return rgb_array(decode(data, upright=upright, max_pixels=max_pixels)).copy()
 
 
 def ppm(array: NDArray[np.uint8]) -> bytes:
-    """(H, W, 3) uint8 RGB as a binary PPM: netpbm.sourceforge.net/doc/ppm.html, maxval 255."""
+    """Encodes an (H, W, 3) uint8 RGB array as a binary PPM file of maxval 255.
+
+    Source: netpbm.sourceforge.net/doc/ppm.html.
+    """
     height, width, _ = array.shape
     return ppm_header(height, width) + array.tobytes()
 
 
 def ppm_header(height: int, width: int) -> bytes:
-    """What `ppm` writes before the pixels."""
+    """Returns the header that `ppm` writes before the pixels. Both sizes are in pixels."""
     return b"P6\n%d %d\n255\n" % (width, height)
-
-
-def resize_short(
-    data: bytes, size: int, quality: int, *, max_pixels: int | None = None
-) -> bytes | None:
-    """The same image with its short side reduced to `size` pixels, or None to keep the bytes.
-
-    None: the short side is `size` or less already, the file is an animation or has several pages,
-    or its format is not one of JPEG, PNG, WebP, BMP, TIFF.
-    quality: 1 to 100, for JPEG and lossy WebP; other formats stay lossless. max_pixels: as for
-    `decode`.
-
-    The file format, the aspect (long side rounded), the EXIF bytes, the ICC profile and a JPEG's
-    chroma subsampling are kept; pixels stay in their stored orientation (those of a TIFF come
-    upright, without the tag). Grey, CMYK, alpha and 16-bit grey stay what they are; palettes and
-    1-bit images become RGB(A) and grey, since their pixels cannot be averaged; 16-bit RGB becomes
-    8-bit. The same bytes give the same result with the same PIL and codec libraries (`engine()`).
-
-    Raises DecodeError as `decode` does, OptionError for size or quality.
-    """
-    size = whole("resize_short: size", size, 1)
-    quality = whole("resize_short: quality", quality, 1, 100)
-    with _decoding(data):
-        image = _open(data, max_pixels)
-        width, height = image.size
-        short, long = min(image.size), max(image.size)
-        if short <= size or image.format not in _REWRITABLE or getattr(image, "n_frames", 1) > 1:
-            return None
-        options = _save_options(image, data, quality)
-        image.load()
-        options["exif"] = _exif(image)  # after load: PNG may store it behind the pixels
-        other = max(size, round(long * size / short))
-        target = (size, other) if width <= height else (other, size)
-        # Lanczos: this picture is resampled once more in training, so what counts is how much
-        # detail survives. Random 224 crops of ImageNet stored at 256, against the same crops of the
-        # originals: lanczos 34.5 dB, bicubic 33.9, bilinear 32.4, box 31.3.
-        # No draft() and no reducing_gap: packing happens once.
-        small = _averageable(image).resize(target, _pil().Resampling.LANCZOS)
-        out = io.BytesIO()
-        small.save(out, image.format, **options)
-        return out.getvalue()
-
-
-# Transforms -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Transform:
-    """An image to a uint8 array of one size: the base of the built-in transforms.
-
-    Not a base for yours: any callable serves as `transform=`. What sets these apart is that a
-    dataset hands them encoded bytes, and one random word to draw from.
-
-    size: int, or (height, width), of the result.
-    interpolation: nearest, bilinear, bicubic, lanczos, box or hamming. All but nearest antialias.
-    fast: let libjpeg decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least that many times
-    larger than the result. Changes pixels a little.
-    upright, max_pixels: as for `decode`.
-    fields: the fields of a sample that one draw is for, such as ("image", "mask"): all of one size.
-    The dataset's first image is resampled as `interpolation` says; of every other one values are
-    taken as stored, by nearest, so that class ids stay what they are. None: the first image alone.
-    boxes: a field of boxes in pixels of the image, [x, y, width, height], which are moved, clipped
-    and, where less than a pixel is left of them, left out: see `move_boxes`.
-    """
-
-    size: int | tuple[int, int]
-    interpolation: str = field(default="bilinear", kw_only=True)
-    fast: bool = field(default=False, kw_only=True)
-    upright: bool = field(default=True, kw_only=True)
-    max_pixels: int | None = field(default=None, kw_only=True)
-    fields: tuple[str, ...] | None = field(default=None, kw_only=True)
-    boxes: str | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        where = type(self).__name__
-        pair = tuple(self.size) if isinstance(self.size, tuple | list) else (self.size, self.size)
-        if len(pair) != 2:
-            raise OptionError(
-                f"{where}: size is {self.size!r}, expected an int or (height, width) in pixels"
-            )
-        pair = tuple(whole(f"{where}: size", side, 1, 2**15) for side in pair)
-        object.__setattr__(self, "size", pair)
-        if self.interpolation not in _SUPPORTS:
-            raise OptionError(
-                f"{where}: interpolation is {self.interpolation!r}, expected one of "
-                + ", ".join(_SUPPORTS)
-            )
-        if self.max_pixels is not None:
-            limit = whole(f"{where}: max_pixels", self.max_pixels, 1)
-            object.__setattr__(self, "max_pixels", limit)
-        if self.fields is not None:
-            object.__setattr__(self, "fields", _check_names(where, self.fields))
-        if self.boxes is not None and not isinstance(self.boxes, str):
-            raise OptionError(
-                f"{where}: boxes is {self.boxes!r}, expected the name of one field, such as "
-                "'annotations'"
-            )
-
-    def __call__(
-        self,
-        image: bytes | memoryview | Image.Image,
-        draw: int = 0,
-        out: NDArray[np.uint8] | None = None,
-    ) -> NDArray[np.uint8]:
-        """One image -> (H, W, 3) uint8 RGB array, C-contiguous, writable, owned by the caller.
-
-        image: encoded bytes, or a PIL image, which is left as it is.
-        draw: 64-bit unsigned; the result is a pure function of (image, draw).
-        out: an (H, W, 3) uint8 array, with any strides, that is written and returned instead of a
-        new one: such as a row of a batch. Nothing is written to it when this raises.
-
-        Raises DecodeError; OptionError when `out` is no such array.
-        """
-        if out is None:
-            assert isinstance(self.size, tuple)
-            out = np.empty((*self.size, 3), np.uint8)
-        else:
-            self._check_out(out)
-        with _decoding(image):
-            if compiled.core is None or not self._by_core(image, draw, out):
-                self._by_pil(image, draw, out)
-        return out
-
-    def limited(self, max_pixels: int) -> Transform:
-        """The same transform with this limit."""
-        return replace(self, max_pixels=max_pixels)
-
-    def together(
-        self,
-        sample: dict[str, Any],
-        main: str,
-        alike: Collection[str],
-        draw: int,
-        out: NDArray[np.uint8] | None = None,
-    ) -> None:
-        """Replace in a sample the images of `fields`, and `boxes`, by what one draw makes of them.
-
-        main: the field that is made as by calling this, into `out`; so are those in `alike`, into
-        arrays of their own. The others by nearest, values as stored. None stays None.
-
-        Raises DecodeError, also when the images are not of one size.
-        """
-        size: tuple[int, int] | None = None
-        first = ""
-        for name in self.fields or (main,):
-            image = sample[name]
-            if image is None:
-                continue
-            if name == main or name in alike:
-                with _decoding(image):
-                    image, here = self._sized(image)
-                _check_same(first, size, name, here)
-                sample[name] = self(image, draw, out if name == main else None)
-            else:
-                if isinstance(image, bytes | bytearray | memoryview):
-                    image = stored(image, upright=self.upright, max_pixels=self.max_pixels)
-                here = _checked(image).size
-                _check_same(first, size, name, here)
-                with _decoding(image):
-                    sample[name] = self._nearest(image, draw)
-            if size is None:
-                size, first = here, name
-        if self.boxes is not None and size is not None and sample[self.boxes] is not None:
-            assert isinstance(self.size, tuple)
-            box, flip = self._box(*size, draw)
-            try:
-                sample[self.boxes] = move_boxes(sample[self.boxes], box, self.size, flip)
-            except DecodeError as error:
-                raise DecodeError(f"{self.boxes!r}: {error}") from None
-
-    def _sized(self, image: Any) -> tuple[Any, tuple[int, int]]:
-        """An image as this takes it, and its width and height when it is upright."""
-        if isinstance(image, bytes | bytearray | memoryview):
-            if (raw := _raw(image, self.max_pixels)) is not None:
-                return image, (raw.shape[1], raw.shape[0])
-            core = compiled.core
-            header = None if core is None else core.header(image)
-            if header is not None and (not self.upright or header[2]):
-                width, height, orientation = header
-                swap = self.upright and _TURNS.get(orientation, _UPRIGHT).swap
-                return image, (height, width) if swap else (width, height)
-            source = _open(image, self.max_pixels)
-            if source.format not in ("JPEG", "MPO"):
-                source.load()  # once, and not again in `__call__`
-                image = source
-        else:
-            source = _checked(image)
-        width, height = source.size
-        swap = self.upright and _turn(source).swap
-        return image, (height, width) if swap else (width, height)
-
-    def _nearest(self, image: Image.Image, draw: int) -> NDArray[Any]:
-        """The same part of another image, upright already, its values as they are."""
-        assert isinstance(self.size, tuple)
-        high, wide = self.size
-        box, flip = self._box(*image.size, draw)
-        array = _values(image.resize((wide, high), _pil().Resampling.NEAREST, box))
-        return np.ascontiguousarray(array[:, ::-1]) if flip else array
-
-    def _by_core(
-        self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
-    ) -> bool:
-        """Let the compiled core make the result; False when this image is nothing for it.
-
-        The pixels are decoded as PIL decodes them, and what the resize makes of them is at most one
-        level from Pillow's.
-        """
-        core = compiled.core
-        if core is None or self.interpolation == "nearest" or out.strides[2] != 1:
-            return False
-        if not isinstance(image, bytes | bytearray | memoryview):
-            return False
-        limit = MAX_PIXELS if self.max_pixels is None else self.max_pixels
-        if (header := core.header(image)) is None or header[0] * header[1] > limit:
-            return False
-        width, height, orientation = header
-        turn = _UPRIGHT
-        if self.upright and orientation != 1:
-            turn = _TURNS[orientation] if orientation else _turn(_open(image, self.max_pixels))
-        box, _, factor, flip = self._aim(width, height, turn, draw, self.fast)
-        # The core writes pixels as stored; `out` is seen as they lie, so they come out upright.
-        if flip:
-            out = out[:, ::-1]
-        if turn.swap:
-            out = out.swapaxes(0, 1)
-        if turn.mirror_x:
-            out = out[:, ::-1]
-        if turn.mirror_y:
-            out = out[::-1]
-        done: bool = core.crop(image, box, out, self.interpolation, factor, limit)
-        return done
-
-    def _check_out(self, out: Any) -> None:
-        shape = (*self.size, 3) if isinstance(self.size, tuple) else ()
-        plain = type(out) is np.ndarray and out.dtype == np.uint8
-        if plain and out.shape == shape and out.flags.writeable:
-            return  # 0.3 us; the names of dtypes take 2
-        found = getattr(out, "shape", None), str(getattr(out, "dtype", type(out).__name__))
-        if found != (shape, "uint8") or not out.flags.writeable:
-            raise OptionError(
-                f"{type(self).__name__}: out is {found[1]} of shape {found[0]}, expected a "
-                f"writable numpy array, uint8 of shape {shape}"
-            )
-
-    def _by_pil(
-        self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
-    ) -> None:
-        """Make the result, of whatever there is."""
-        source: Any = None
-        tiled, fast, turn = None, False, _UPRIGHT
-        if (raw := _raw(image, self.max_pixels)) is not None:
-            width, height = raw.shape[1], raw.shape[0]
-        elif isinstance(image, bytes | bytearray | memoryview):
-            tiled = jpeg.tiles(image, min_pixels=_MIN_TILED)
-            if tiled is None or (tiled.has_app1 and self.upright):
-                source = _open(image, self.max_pixels)
-            else:
-                width, height = tiled.width, tiled.height
-                _check_pixels("JPEG", (width, height), self.max_pixels)
-            fast = self.fast and (tiled is not None or source.format in ("JPEG", "MPO"))
-        else:
-            source = _checked(image)
-        if source is not None:
-            if tiled is None and not fast:
-                source.load()  # before size and EXIF are asked: TIFF and PNG settle them here
-            width, height = source.size
-            if self.upright:
-                turn = _turn(source)
-        box, target, factor, flip = self._aim(width, height, turn, draw, fast)
-        if raw is not None:
-            left, top = round(box[0]), round(box[1])
-            right, bottom = left + target[0], top + target[1]
-            if box == (left, top, right, bottom):  # what PIL's resize would copy
-                out[...] = raw[top:bottom, left:right][:, :: -1 if flip else 1]
-                return
-            source = _from_raw(raw)
-        elif tiled is not None:
-            need = _room(box, target, _SUPPORTS[self.interpolation], width, height, factor)
-            source = _placed(tiled.cut(need), width, height, factor)
-        else:
-            _draft(source, factor)
-        # Grey is made RGB after the resize: the same pixels for a third of the work.
-        # Every other mode must be RGB before: palettes cannot be averaged, and alpha would
-        # weigh the colours.
-        if source.mode not in ("RGB", "L"):
-            source = _rgb(source)
-        # `box=` and not crop(): no copy, and at an inner border the filter sees the true
-        # neighbours. reducing_gap stays None: it would be faster and change pixels.
-        small = _rgb(source.resize(target, _pil().Resampling[self.interpolation.upper()], box))
-        if turn.method:
-            small = small.transpose(_pil().Transpose[turn.method])
-        out[...] = _array(small, mirrored=flip)
-
-    def _aim(
-        self, width: int, height: int, turn: _Turn, draw: int, fast: bool
-    ) -> tuple[Box, tuple[int, int], int, bool]:
-        """What to make of width x height pixels, as stored: box, target, factor, flip.
-
-        box: where the crop lies in the picture that is decoded at 1 / factor. target: its size,
-        as PIL has it, in the result before that is turned. flip: whether to mirror what is upright.
-        """
-        assert isinstance(self.size, tuple)
-        high, wide = self.size
-        box, flip = self._box(*((height, width) if turn.swap else (width, height)), draw)
-        box, target = turn.stored(box, width, height), (high, wide) if turn.swap else (wide, high)
-        factor = _factor(box, target) if fast else 1
-        return _reduced(box, (width, height), factor), target, factor, flip
-
-    def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        """The part of an upright width x height image to show, in pixels, and whether mirrored."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class RandomResizedCrop(Transform):
-    """Crop a random part of the image and resize it: the standard ImageNet training crop.
-
-    scale: the crop's share of the image's area, uniform between these; 0 < low <= high <= 1.
-    ratio: width / height of the crop, its logarithm uniform between these; 0 < low <= high.
-    flip: mirror left-right with probability 1/2. The box is the same with and without.
-    Box and flip depend on `draw` and the image's size alone: see `crop_box`.
-    """
-
-    scale: tuple[float, float] = field(default=(0.08, 1.0), kw_only=True)
-    ratio: tuple[float, float] = field(default=(3 / 4, 4 / 3), kw_only=True)
-    flip: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "scale", _check_range("scale", self.scale, 1.0))
-        object.__setattr__(self, "ratio", _check_range("ratio", self.ratio, math.inf))
-
-    def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        left, top, wide, high, flip = crop_box(width, height, draw, self.scale, self.ratio)
-        return (left, top, left + wide, top + high), flip and self.flip
-
-
-@dataclass(frozen=True)
-class CenterCrop(Transform):
-    """Crop the centre of the image: the standard ImageNet validation crop.
-
-    CenterCrop(224, 256) is torchvision's Resize(256) then CenterCrop(224): the short side becomes
-    256 pixels, then the central 224 x 224 are kept; done here as one resize of the box those pixels
-    come from (equal within 1 level of 255).
-    resize=None: the central pixels themselves, unscaled.
-    An image that is smaller than the crop (after `resize`) is enlarged until it just covers it,
-    where torchvision would pad with black.
-    """
-
-    resize: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.resize is None:
-            return
-        assert isinstance(self.size, tuple)
-        object.__setattr__(self, "resize", whole("CenterCrop: resize", self.resize, 1, 2**15))
-        if self.resize < min(self.size):
-            raise OptionError(
-                f"CenterCrop: resize is {self.resize}, less than the crop's short side "
-                f"{min(self.size)}, so no image could fill it: give resize >= {min(self.size)}"
-            )
-
-    def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        assert isinstance(self.size, tuple)
-        high, wide = self.size
-        scaled_width, scaled_height = width, height
-        if self.resize is not None:
-            short = min(width, height)
-            scaled_width = self.resize * width // short  # the long side is cut, as torchvision does
-            scaled_height = self.resize * height // short
-        if scaled_width < wide or scaled_height < high:
-            grow = max(wide / width, high / height)
-            scaled_width = max(wide, round(width * grow))
-            scaled_height = max(high, round(height * grow))
-        left = round((scaled_width - wide) / 2)
-        top = round((scaled_height - high) / 2)
-        x, y = width / scaled_width, height / scaled_height
-        return (
-            left * x,
-            top * y,
-            min(width, (left + wide) * x),  # min: a rounded product may be above, by one bit,
-            min(height, (top + high) * y),  # and a mirrored box would then begin below 0
-        ), False
-
-
-def crop_box(
-    width: int, height: int, draw: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[int, int, int, int, bool]:
-    """The random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
-
-    The box is inside the image and at least 1 x 1. Words of `draw`: 1 flip; 2 + 2i and 3 + 2i area
-    and ratio of try i of ten; 22 and 23 the place. Fixed places, so that options which do not
-    concern the box (flip) do not change it.
-    """
-    flip = bool(word(draw, 1) >> 63)
-    area = width * height
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    for attempt in range(10):
-        target = area * (scale[0] + (scale[1] - scale[0]) * _uniform(draw, 2 + 2 * attempt))
-        aspect = math.exp(low + (high - low) * _uniform(draw, 3 + 2 * attempt))
-        w = round(math.sqrt(target * aspect))
-        h = round(math.sqrt(target / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            left = int((width - w + 1) * _uniform(draw, 22))
-            top = int((height - h + 1) * _uniform(draw, 23))
-            return left, top, w, h, flip
-    w, h = width, height
-    if width / height < ratio[0]:
-        h = max(1, round(width / ratio[0]))
-    elif width / height > ratio[1]:
-        w = max(1, round(height * ratio[1]))
-    return (width - w) // 2, (height - h) // 2, w, h, flip
-
-
-# What annotations say in pixels of the whole image, besides their bbox: untrue of a crop.
-_STALE = frozenset(("segmentation", "keypoints", "num_keypoints", "area"))
-
-
-def move_boxes(value: Any, box: Box, size: tuple[int, int], flip: bool) -> Any:
-    """Boxes of an image as boxes of a crop of it: moved, scaled, mirrored, and clipped to the crop.
-
-    value: one of
-        [{"bbox": [x, y, width, height], ...}, ...]    annotations of COCO: dicts
-        [[x, y, width, height, ...], ...]              lists; or an array (N, 4 or more)
-    box: of the crop, in pixels of the image. size: (height, width) of the result.
-
-    A box of which less than one pixel is left, in width or height of the result, is left out, with
-    all that stands beside it: the rest of its dict (category_id, label, iscrowd), or of its row. Of
-    a dict go the values that would be untrue of the crop: segmentation, keypoints, num_keypoints,
-    area. A dict without bbox stays. The value that was given stays as it is. Raises DecodeError.
-    """
-    left, top, right, bottom = box
-    high, wide = size
-    x_scale, y_scale = wide / (right - left), high / (bottom - top)
-
-    def moved(one: Any) -> list[float] | None:
-        try:
-            x, y, w, h = (float(v) for v in one)
-        except (TypeError, ValueError):
-            raise _no_boxes(one) from None
-        x0, x1 = (min(max((v - left) * x_scale, 0.0), wide) for v in (x, x + w))
-        y0, y1 = (min(max((v - top) * y_scale, 0.0), high) for v in (y, y + h))
-        if flip:
-            x0, x1 = wide - x1, wide - x0
-        seen = x1 - x0 >= 1 and y1 - y0 >= 1
-        return [x0, y0, x1 - x0, y1 - y0] if seen else None
-
-    if isinstance(value, np.ndarray):
-        if value.ndim != 2 or value.shape[1] < 4 or value.dtype.kind not in "iuf":
-            raise _no_boxes(value)
-        rows = [(row, moved(row[:4])) for row in value]
-        dtype = value.dtype if value.dtype.kind == "f" else np.dtype(np.float32)
-        kept = np.array([row for row, there in rows if there], dtype).reshape(-1, value.shape[1])
-        kept[:, :4] = np.array([there for _, there in rows if there], dtype).reshape(-1, 4)
-        return kept
-    if not isinstance(value, list | tuple):
-        raise _no_boxes(value)
-    out: list[Any] = []
-    for one in value:
-        if isinstance(one, dict):
-            found = {name: v for name, v in one.items() if name not in _STALE}
-            if "bbox" in one:
-                there = moved(one["bbox"])
-                if there is None:
-                    continue
-                found["bbox"] = there
-            out.append(found)
-        elif isinstance(one, list | tuple) and len(one) >= 4:
-            if (there := moved(one[:4])) is not None:
-                out.append([*there, *one[4:]])
-        else:
-            raise _no_boxes(one)
-    return out
-
-
-def _no_boxes(found: Any) -> DecodeError:
-    shape = getattr(found, "shape", None)
-    what = printable(repr(found)) if shape is None else f"an array {shape} of {found.dtype}"
-    return DecodeError(
-        "expected boxes: dicts with bbox [x, y, width, height], as COCO has them, or rows that "
-        f"begin so; found {what}. Give `map=` to move boxes of another form"
-    )
-
-
-def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple[int, int]) -> None:
-    if size is not None and size != here:
-        raise DecodeError(
-            f"{first!r} is {size[0]} x {size[1]} pixels, and {name!r} {here[0]} x {here[1]}: one "
-            "crop of several fields needs them of one size. Give `map=` to resize one of them first"
-        )
 
 
 # The engine -----------------------------------------------------------------------------------
 
 
 def engine() -> dict[str, str]:
-    """Which PIL is active, as text: name, version, installed, jpeg, zlib.
+    """Describes the active PIL as text. The keys are name, version, installed, jpeg, zlib.
 
-    name: "pillow-simd" or "pillow". Both install the package PIL and the last one installed wins,
-    unseen by pip; `installed` lists each distribution found, so two names there are a warning.
+    name: "pillow-simd" or "pillow". Both install the package PIL. The last one installed wins, and
+    pip does not notice. `installed` lists each distribution found, so two names there are a
+    warning.
+
+    Raises DependencyError as `pil_module` does.
     """
-    _pil()
+    pil_module()
     import importlib.metadata
 
     import PIL
@@ -734,8 +213,11 @@ def engine() -> dict[str, str]:
 
 
 @functools.cache
-def _pil() -> ModuleType:
-    """The module PIL.Image, imported by the first call."""
+def pil_module() -> ModuleType:
+    """Returns the module PIL.Image, which the first call imports.
+
+    Raises DependencyError if PIL does not import, or is older than LEAST_PIL.
+    """
     install = (
         "Install one engine, not both: pip install 'shardio-torch[simd]' (pillow-simd, compiled "
         "here) or pip install 'shardio-torch[pillow]' (a wheel for any platform)"
@@ -759,8 +241,12 @@ def _pil() -> ModuleType:
 # Opening --------------------------------------------------------------------------------------
 
 
-def _raw(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
-    """(H, W, 3) uint8, a view of the pixels in a PPM as `ppm` spells it; None: PIL shall say."""
+def raw_pixels(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
+    """Returns the pixels of raw pixel data as a view of its bytes, (H, W, 3) uint8.
+
+    Returns None if the data are no bytes, no PPM file as `ppm` spells it, or more than max_pixels
+    pixels (default: MAX_PIXELS). PIL decodes such data, or says what is wrong with them.
+    """
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
     found = _PPM.match(data)
@@ -773,24 +259,31 @@ def _raw(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
     return np.frombuffer(data, np.uint8, offset=start).reshape(height, width, 3)
 
 
-def _from_raw(raw: NDArray[np.uint8]) -> Image.Image:
-    """6 us for 32 x 32 and 29 for 224 x 224; by PIL's plugin 18 and 63."""
-    image: Image.Image = _pil().frombytes("RGB", (raw.shape[1], raw.shape[0]), raw.data)
+def raw_image(raw: NDArray[np.uint8]) -> Image.Image:
+    """Copies raw pixels, (H, W, 3) uint8, to a PIL image.
+
+    This takes 6 us for 32 x 32 and 29 us for 224 x 224. PIL's plugin takes 18 and 63.
+    """
+    image: Image.Image = pil_module().frombytes("RGB", (raw.shape[1], raw.shape[0]), raw.data)
     image.format = "PPM"
     return image
 
 
-def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
-    """The lazily opened image (a PIL ImageFile), its header read and its size within the limit.
+def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
+    """Opens an image lazily: its header is read, and its size checked. No pixel is decoded.
+
+    Returns a PIL ImageFile. max_pixels: as for `decode`. Raises DecodeError if the bytes are no
+    image in one of FORMATS or claim too many pixels, and any exception that PIL's plugins raise
+    for damaged bytes. Call it within `decode_errors`.
 
     Image.open would do but for its pixel guard, which has two fixed levels, reads a global of PIL
     and warns between them. Silencing a warning is not safe with threads, so its loop is walked
     here: ask each format's own `accept` for the first 16 bytes, then build that plugin.
     """
-    pil = _pil()
+    pil = pil_module()
     prefix = bytes(data[:16])
     if prefix.startswith(b"GIF8"):
-        _check_pixels("GIF", _gif_size(data), max_pixels)  # PIL allocates in the constructor
+        check_pixels("GIF", _gif_size(data), max_pixels)  # PIL allocates in the constructor
     pil.preinit()
     reason = ""
     for name in FORMATS:
@@ -804,7 +297,7 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
             reason = accepted
         elif accepted:
             image = factory(io.BytesIO(data), "")
-            _check_pixels(name, image.size, max_pixels)
+            check_pixels(name, image.size, max_pixels)
             return image
     raise DecodeError(
         f"{_what(data)}: {reason}" if reason else
@@ -813,13 +306,17 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
     )  # fmt: skip
 
 
-def _check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
-    """Raise DecodeError when there are too many; max_pixels: None is the default of the format."""
+def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
+    """Raises DecodeError if an image has too many pixels.
+
+    name: the format of the image, one of FORMATS. size: width and height in pixels.
+    max_pixels: None means the default of the format.
+    """
     width, height = size
     remedy = f"if it is a true picture, give max_pixels={width * height}"
     if max_pixels is None:
         max_pixels = MAX_WHOLE if name in WHOLE else MAX_PIXELS
-    guard = _pil().MAX_IMAGE_PIXELS
+    guard = pil_module().MAX_IMAGE_PIXELS
     if name in ("GIF", "TIFF") and guard is not None and guard < max_pixels:
         # These two plugins ask PIL's guard again when they allocate, and it would warn.
         max_pixels = guard
@@ -832,7 +329,10 @@ def _check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> N
 
 
 def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Width and height that PIL will allocate for a GIF: its screen, grown by its first frame."""
+    """Returns the width and height that PIL will allocate for a GIF.
+
+    They are those of its screen, grown by its first frame.
+    """
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     while at < len(data):
@@ -847,17 +347,18 @@ def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
     return width, height
 
 
-def _array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
-    """The pixels of an RGB image, or of its mirror image: (H, W, 3) uint8.
+def rgb_array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
+    """Copies the pixels of an RGB image, or of its mirror image, to an (H, W, 3) uint8 array.
 
-    By PIL's encoder, as its `tobytes` uses it, but in one piece instead of pieces of 64 KiB, and
-    without numpy's questions: 224 x 224 in 20 us instead of 40. Blue, green, red, read from the end
-    of each row to its start, is the mirror image; words of 8 bytes take 15 us, PIL's transpose 30.
+    The array may be read-only and may have any strides. PIL's encoder makes the copy, as in PIL's
+    `tobytes`, but in one piece instead of pieces of 64 KiB, and without numpy's questions:
+    224 x 224 take 20 us instead of 40. The mirror image is blue, green, red, read from the end of
+    each row to its start. That takes 15 us in words of 8 bytes, and PIL's transpose takes 30.
     """
     width, height = image.size
     mode, data = "BGR" if mirrored else "RGB", b""
     with suppress(AttributeError, TypeError):  # a PIL that is another one inside
-        encoder = _pil()._getencoder("RGB", "raw", (mode,))
+        encoder = pil_module()._getencoder("RGB", "raw", (mode,))
         encoder.setimage(image.im, (0, 0, width, height))
         data = encoder.encode(3 * width * height)[2]
     if len(data) != 3 * width * height:
@@ -869,92 +370,13 @@ def _array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
     return array[:, ::-1, ::-1] if mirrored else array
 
 
-def _values(image: Image.Image) -> NDArray[Any]:
-    """The values of an image of any mode: (H, W) or (H, W, C), of this machine's byte order."""
+def stored_array(image: Image.Image) -> NDArray[Any]:
+    """Copies the values of an image of any mode to an array, (H, W) or (H, W, C).
+
+    The array has the byte order of this machine.
+    """
     array = np.array(image)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _checked(image: Any) -> Image.Image:
-    if not isinstance(image, _pil().Image):
-        raise DecodeError(
-            f"expected encoded image bytes or a PIL image, found {type(image).__name__}"
-        )
-    return image  # type: ignore[no-any-return]
-
-
-def _factor(box: Box, target: tuple[int, int]) -> int:
-    """How much smaller libjpeg may decode: the least of 1, 1/2, 1/4, 1/8 that covers target."""
-    reduce = min((box[2] - box[0]) / target[0], (box[3] - box[1]) / target[1])
-    return next((f for f in (8, 4, 2) if reduce >= f), 1)
-
-
-def _placed(cut: jpeg.Cut, width: int, height: int, factor: int) -> Image.Image:
-    """The pixels of a cut at 1 / factor, at their place in the width x height pixels of the whole.
-
-    Moving them to 0, 0, and the box with them, would be the obvious way, but PIL computes the
-    centres of its filters in floating point: at other places it rounds in another way, which ties
-    show, in a few pixels of some crops. And from Pillow 13 on the size of the whole decides whether
-    rows or columns are resampled first. Nobody sees what is beside the cut.
-
-    By PIL's decoder, as its ImageFile.load uses it, but without its plugin, which would take the
-    header apart once more (50 us), and straight into their place.
-    """
-    mode = "L" if cut.grey else "RGB"
-    left, top = cut.left // factor, cut.top // factor
-    right, bottom = left + -(-cut.width // factor), top + -(-cut.height // factor)
-    picture: Image.Image = _pil().new(mode, (-(-width // factor), -(-height // factor)), None)
-    unread, status = 0, 0
-    with suppress(AttributeError, TypeError):  # a PIL that is another one inside
-        decoder = _pil()._getdecoder(mode, "jpeg", (mode, "", factor, 0))
-        decoder.setimage(picture.im, (left, top, right, bottom))
-        unread, status = decoder.decode(cut.data)
-    if unread >= 0 or status:
-        image = _open(cut.data, None)
-        _draft(image, factor)
-        picture.paste(image, (left, top))  # loads it, and so says what is wrong, as ever
-    return picture
-
-
-def _draft(image: Any, factor: int) -> None:
-    """Ask libjpeg for the picture at 1 / factor; for 1 nothing is asked."""
-    if factor > 1:
-        width, height = image.size
-        # draft takes the least size wanted; W // (W // f) lies in [f, 2f) where the image has 8
-        # pixels a side, so it is factor that it takes.
-        image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
-
-
-def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
-    """Where a box of a picture of this size lies when it is decoded at 1 / factor."""
-    if factor == 1:
-        return box
-    return (
-        box[0] / factor,
-        box[1] / factor,
-        min(-(-size[0] // factor), box[2] / factor),
-        min(-(-size[1] // factor), box[3] / factor),
-    )
-
-
-def _room(
-    box: Box, target: tuple[int, int], support: float, width: int, height: int, factor: int
-) -> tuple[int, int, int, int]:
-    """The pixels that PIL's resize looks at: those under the box and under its filters.
-
-    Each pixel of the result is a filter around its centre in the box, `support` wide on each side,
-    in pixels of the result where it shrinks; of the picture's pixels those count whose centres it
-    covers. The box lies in the picture at 1 / factor, what this returns in the width x height
-    pixels of the whole.
-    """
-    sides = []
-    for low, high, size, end in zip(box[:2], box[2:], target, (width, height), strict=True):
-        scale = (high - low) / size
-        beyond = max(0.5, support * max(scale, 1.0) - scale / 2) - 0.49  # 0.01 is for rounding
-        first = max(0, math.floor(low - beyond) * factor)
-        sides.append((first, min(end, math.ceil(high + beyond) * factor)))
-    (left, right), (top, bottom) = sides
-    return left, top, right, bottom
 
 
 # Orientation ----------------------------------------------------------------------------------
@@ -962,8 +384,8 @@ def _room(
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as PIL has them
 
 
-class _Turn(NamedTuple):
-    """How a stored image becomes upright, and where an upright box lies in what is stored."""
+class Turn(NamedTuple):
+    """Says how a stored image becomes upright, and where an upright box lies in the stored one."""
 
     method: str  # of PIL's Transpose, which counts angles counterclockwise; "" is as it is
     swap: bool = False  # rows are columns
@@ -971,7 +393,10 @@ class _Turn(NamedTuple):
     mirror_y: bool = False
 
     def stored(self, box: Box, width: int, height: int) -> Box:
-        """width, height: of the stored image."""
+        """Maps a box of the upright image to the stored image.
+
+        width, height: of the stored image, in pixels.
+        """
         left, top, right, bottom = box
         if self.swap:
             left, top, right, bottom = top, left, bottom, right
@@ -982,26 +407,30 @@ class _Turn(NamedTuple):
         return left, top, right, bottom
 
 
-_UPRIGHT = _Turn("")
-_TURNS = {
-    2: _Turn("FLIP_LEFT_RIGHT", mirror_x=True),
-    3: _Turn("ROTATE_180", mirror_x=True, mirror_y=True),
-    4: _Turn("FLIP_TOP_BOTTOM", mirror_y=True),
-    5: _Turn("TRANSPOSE", swap=True),
-    6: _Turn("ROTATE_270", swap=True, mirror_y=True),
-    7: _Turn("TRANSVERSE", swap=True, mirror_x=True, mirror_y=True),
-    8: _Turn("ROTATE_90", swap=True, mirror_x=True),
+UPRIGHT = Turn("")
+TURNS = {
+    2: Turn("FLIP_LEFT_RIGHT", mirror_x=True),
+    3: Turn("ROTATE_180", mirror_x=True, mirror_y=True),
+    4: Turn("FLIP_TOP_BOTTOM", mirror_y=True),
+    5: Turn("TRANSPOSE", swap=True),
+    6: Turn("ROTATE_270", swap=True, mirror_y=True),
+    7: Turn("TRANSVERSE", swap=True, mirror_x=True, mirror_y=True),
+    8: Turn("ROTATE_90", swap=True, mirror_x=True),
 }
 
 
-def _turn(image: Image.Image) -> _Turn:
-    return _TURNS.get(_orientation(image), _UPRIGHT)
+def turn_of(image: Image.Image) -> Turn:
+    """Returns the turn that makes an opened image upright, by its EXIF orientation."""
+    return TURNS.get(orientation_of(image), UPRIGHT)
 
 
-def _orientation(image: Any) -> int:
-    """The tag, which may be nonsense; 1 where EXIF is damaged: the pixels are worth keeping."""
+def orientation_of(image: Any) -> int:
+    """Returns the EXIF orientation of an opened image. The number may be nonsense.
+
+    Returns 1 if EXIF is missing or damaged, since the pixels are worth keeping.
+    """
     try:
-        value = image.getexif().get(_ORIENTATION, 1)
+        value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:
         return 1
     return value if isinstance(value, int) else 1
@@ -1010,8 +439,11 @@ def _orientation(image: Any) -> int:
 # Modes ----------------------------------------------------------------------------------------
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """The image in mode RGB, by the rules at the top; itself if it is RGB already."""
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts an image to mode RGB, by the rules at the top of this file.
+
+    Returns the image itself if it is RGB already. Raises DecodeError for float pixels.
+    """
     mode = image.mode
     if mode == "RGB":
         return image
@@ -1023,7 +455,7 @@ def _rgb(image: Image.Image) -> Image.Image:
             if mode == "I":  # 32 bits signed: what PIL makes of 16-bit PGM and signed TIFF
                 some = np.clip(some, 0, 65535)
             scaled[at : at + 64] = (some.astype(np.uint32) + 128) // 257
-        image = _pil().fromarray(scaled)
+        image = pil_module().fromarray(scaled)
     elif mode == "F":
         raise DecodeError(
             "float pixels (mode F) have no agreed range (0..1 and 0..255 are both in use); "
@@ -1037,81 +469,29 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _grey(image: Image.Image) -> Image.Image:
-    """The image in mode L; colours as PIL weighs them, more than 8 bits by the rules at the top."""
-    return image if image.mode == "L" else _rgb(image).convert("L")
+def _to_gray(image: Image.Image) -> Image.Image:
+    """Converts an image to mode L.
 
-
-def _same(image: Image.Image) -> Image.Image:
-    return image
-
-
-def _averageable(image: Image.Image) -> Image.Image:
-    """The image in a mode whose pixels can be resampled, losing nothing; for re-encoding."""
-    mode, keyed = image.mode, "transparency" in image.info
-    if mode in ("P", "PA"):
-        return image.convert("RGBA" if keyed or mode == "PA" else "RGB")
-    if mode in ("1", "L"):
-        return image.convert("LA" if keyed else "L")  # a colour key does not survive averaging
-    if mode == "RGB" and keyed:
-        return image.convert("RGBA")
-    return image
-
-
-# Re-encoding ----------------------------------------------------------------------------------
-
-
-def _save_options(image: Any, data: bytes, quality: int) -> dict[str, Any]:
-    """Arguments for save() that keep the file's kind; before load(), which forgets some of them."""
-    options: dict[str, Any] = {}
-    if image.info.get("icc_profile"):
-        options["icc_profile"] = image.info["icc_profile"]
-    if image.format == "JPEG":
-        from PIL import JpegImagePlugin
-
-        # Not optimize=True: libjpeg then wants the whole file in one buffer, which PIL makes too
-        # small for noisy 4:4:4 images at quality 90 and more, and the save fails.
-        options["quality"] = quality
-        sampling = JpegImagePlugin.get_sampling(image)
-        if sampling >= 0:  # -1: one that PIL cannot write; 4:2:0, its default, then
-            options["subsampling"] = sampling
-    elif image.format == "WEBP":
-        options |= {"quality": quality, "lossless": data[12:16] == b"VP8L"}
-    elif image.format == "TIFF" and image.info.get("compression") in _TIFF_LOSSLESS:
-        options["compression"] = image.info["compression"]
-    return options
-
-
-def _exif(image: Any) -> bytes:
-    """EXIF bytes to store with pixels that keep their orientation; empty for none.
-
-    The file's own where it can be kept; else (too long for one JPEG segment, or the orientation
-    stands elsewhere: in XMP, in a PNG text) a block with nothing but the orientation.
+    Colours are weighed as PIL weighs them. More than 8 bits follow the rules at the top.
     """
-    own = image.info.get("exif", b"")
-    turned = _orientation(image)
-    fresh = _pil().Exif()
-    try:
-        fresh.load(own)
-        kept = len(own) <= 65_533 and fresh.get(_ORIENTATION, 1) == turned
-    except Exception:
-        kept = False
-    if kept or (not own and turned == 1):
-        return bytes(own)
-    least = _pil().Exif()
-    least[_ORIENTATION] = turned
-    return bytes(least.tobytes())
+    return image if image.mode == "L" else to_rgb(image).convert("L")
 
 
-# Errors and options ---------------------------------------------------------------------------
+def _unchanged(image: Image.Image) -> Image.Image:
+    """Returns the image itself."""
+    return image
+
+
+# Errors ---------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _decoding(data: object) -> Iterator[None]:
-    """Whatever PIL raises on hostile bytes leaves as DecodeError, in one line.
+def decode_errors(data: object) -> Iterator[None]:
+    """Turns any exception that PIL raises for hostile bytes into a DecodeError of one line.
 
-    Its plugins raise OSError, SyntaxError, ValueError, struct.error, KeyError, zlib.error and more;
-    a list would be forever one short. MemoryError is the machine's fault and passes.
+    data: the image that the message is to describe. The plugins of PIL raise OSError, SyntaxError,
+    ValueError, struct.error, KeyError, zlib.error and more; a list would be forever one short.
+    ShardioError passes, and so does MemoryError, which is the machine's fault.
     """
     try:
         yield
@@ -1122,38 +502,12 @@ def _decoding(data: object) -> Iterator[None]:
 
 
 def _what(data: object) -> str:
+    """Describes the data of an image for an error text, by their length or their type."""
     if isinstance(data, bytes | bytearray | memoryview):
         return f"image of {len(data):,} bytes"
     return f"{type(data).__name__} image"
 
 
 def _one_line(error: BaseException) -> str:
+    """Returns the text of an error, safe to print, or the name of its type."""
     return printable(str(error)) or type(error).__name__
-
-
-def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
-    try:
-        low, high = (float(v) for v in value)
-    except (TypeError, ValueError):
-        low, high = 0.0, 0.0
-    if 0 < low <= high <= limit and high < math.inf:
-        return low, high
-    within = " <= 1" if limit == 1 else ""
-    raise OptionError(
-        f"RandomResizedCrop: {name} is {value!r}, expected (low, high) with 0 < low <= high{within}"
-    )
-
-
-def _check_names(where: str, value: Any) -> tuple[str, ...]:
-    names = tuple(value) if isinstance(value, tuple | list) else ()
-    if not names or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-        example = f"({value!r},)" if isinstance(value, str) else "('image', 'mask')"
-        raise OptionError(
-            f"{where}: fields is {value!r}, expected names of fields, each once, such as {example}"
-        )
-    return names
-
-
-def _uniform(draw: int, k: int) -> float:
-    """Word k as a float in [0, 1): its upper 53 bits."""
-    return (word(draw, k) >> 11) * 2.0**-53

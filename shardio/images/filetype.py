@@ -1,4 +1,4 @@
-"""What kind of image bytes are, by how they begin."""
+"""Tells the format of an image file by its first bytes, and how the names of such files end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ ALL_ENDINGS = frozenset(ending for endings in ENDINGS.values() for ending in end
 
 
 def image_type(start: bytes) -> str | None:
-    """The kind of image a file is by its first 12 bytes or more; None when it is none."""
+    """Returns the format of an image file, such as "JPEG", by its first 12 bytes or more.
+
+    Returns None if the bytes begin no image that the decoders read.
+    """
     for signature, kind in _SIGNATURES:
         if start.startswith(signature):
             return kind

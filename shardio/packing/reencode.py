@@ -21,7 +21,8 @@ from ..errors import DecodeError, OptionError, SourceError, StorageError, printa
 from ..formats import manifest
 from ..formats.sample import Sample
 from ..images import decode as image
-from ..images import jpeg_tiles as jpeg
+from ..images import jpeg_rewrite
+from ..images.resize import resize_short, square
 from ..names import KEY
 from ..storage import locate
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
@@ -78,9 +79,9 @@ class Recoding:
             return False
         try:
             quality = self.quality or QUALITY
-            small = image.resize_short(data, side, quality, max_pixels=self.max_pixels)
+            small = resize_short(data, side, quality, max_pixels=self.max_pixels)
             if small is None:
-                width, height = image._open(data, self.max_pixels).size
+                width, height = image.open_image(data, self.max_pixels).size
                 return bool(min(width, height) > side)
         except DecodeError as error:
             raise Rejected(f"cannot be resized: {error}") from None
@@ -96,7 +97,7 @@ class Recoding:
             if self.resize is None:
                 array = image.pixels(data, max_pixels=self.max_pixels)
             else:
-                array, enlarged = image.square(data, self.resize, max_pixels=self.max_pixels)
+                array, enlarged = square(data, self.resize, max_pixels=self.max_pixels)
         except DecodeError as error:
             raise Rejected(f"cannot be decoded: {error}") from None
         height, width = array.shape[:2]
@@ -113,11 +114,11 @@ class Recoding:
         if data is None:
             return Tiles()
         try:
-            made = jpeg.rewrite(data, max_pixels=self.max_pixels or jpeg.MAX_PIXELS)
+            made = jpeg_rewrite.rewrite(data, max_pixels=self.max_pixels or jpeg_rewrite.MAX_PIXELS)
         except StorageError as error:  # some files make jpegtran crash
             raise StorageError(f"{printable(sample[KEY])}: {error}") from None
-        if isinstance(made, jpeg.Unfit):
-            return Tiles(images=made.reason == jpeg.ALREADY, others={made.reason: 1})
+        if isinstance(made, jpeg_rewrite.Unfit):
+            return Tiles(images=made.reason == jpeg_rewrite.ALREADY, others={made.reason: 1})
         sample["image"] = made
         return Tiles(images=1, rewritten=1, before=len(data), after=len(made))
 
@@ -217,7 +218,7 @@ def check_tools(wanted: Mapping[str, Any]) -> None:
     if wanted["resize"] is not None or "encode" in wanted:
         image.engine()
     if "jpeg_tiles" in wanted:
-        jpeg.rewriter()
+        jpeg_rewrite.rewriter()
 
 
 def check_fields(listings: Mapping[str, Listing], wanted: Mapping[str, Any]) -> None:

@@ -286,7 +286,7 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 def _dataset(request: dict[str, Any]) -> ShardDataset:
     from .. import native as engine
     from ..dataset.shard_dataset import ShardDataset
-    from ..images.decode import RandomResizedCrop
+    from ..images.transforms import RandomResizedCrop
 
     warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]

@@ -33,7 +33,7 @@ from ..dataset import sequence
 from ..dataset.shard_dataset import ShardDataset
 from ..errors import StorageError, printable
 from ..formats import manifest
-from ..images.decode import RandomResizedCrop, crop_box
+from ..images.transforms import RandomResizedCrop, crop_box
 from ..loader.shard_loader import ShardLoader
 from ..names import file_name
 from ..storage import locate
