@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -18,7 +19,7 @@ from typing import Any
 
 from . import engine, manifest, order, sizes
 from .collating import Empty, images, numbers, planes
-from .decoding import Decode, Decoder, Work, record_name
+from .decoding import LABEL, Decode, Decoder, Work, record_name
 from .errors import OptionError, ShardioError, StateError, printable
 from .explaining import Explanation, explain
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
@@ -31,6 +32,7 @@ from .sample import KEY, give_text_key
 from .selection import Selection, among
 from .selection import where as select_where
 from .sequence import ShardSequence
+from .stack import users_level
 from .storage import locate
 from .stream import VALID, Consumers, Items, Stream
 from .tuning import Tuning, labels_of, tune
@@ -180,6 +182,8 @@ class ShardDataset(Described, Stream):
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
         self._advise(transform)
+        own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
+        self._label_names = self.manifest.classes if own else None  # of labels as they are stored
 
     @staticmethod
     def mix(
@@ -343,6 +347,18 @@ class ShardDataset(Described, Stream):
             if engine.records() is None:
                 engine.advise("records of raw pixels are read by Python, slower")
             return
+        boxes = "annotations"  # of COCO
+        if (
+            isinstance(transform, Transform)
+            and transform.boxes is None
+            and self.manifest.options.get("source") == "coco"
+            and boxes in (self._decoder.fields or self.manifest.schema.names)
+        ):
+            warnings.warn(
+                f"{type(transform).__name__} crops the images, and their boxes stay those of the "
+                f"whole images: give {type(transform).__name__}(..., boxes={boxes!r})",
+                stacklevel=users_level(),
+            )
         crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
         if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
             does = "decodes and crops" if crops else "decodes"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, groupby, islice, pairwise, repeat
+from itertools import chain, groupby, islice, pairwise, repeat, zip_longest
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
@@ -390,6 +390,18 @@ def _alike(datasets: Sequence[Any]) -> Any:
                     f"0: {printable(repr(here))}; give both the same"
                 )
     for number, dataset in enumerate(datasets):
+        ours, theirs = first._label_names, dataset._label_names
+        if None not in (ours, theirs) and ours != theirs:
+            at = next(i for i, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1])
+            here, there = (
+                printable(repr(names[at])) if at < len(names) else "no class"
+                for names in (ours, theirs)
+            )
+            raise OptionError(
+                f"mix: label {at} is {there} in dataset {number}, and {here} in dataset 0; pack "
+                "one with --classes of the other's directory, or give a target_transform, or leave "
+                "'label' out of `fields`"
+            )
         if not dataset.records:
             raise OptionError(f"mix: dataset {number} holds no records")
     return first
