@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
+from shardio import RandomResizedCrop, ShardDataset
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
 from shardio.packing import build_shard as building
@@ -411,6 +412,14 @@ def test_a_changed_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read(3)
     with pytest.raises(SourceChangedError, match="was changed"):
         pack_one(path, tmp_path / "out")
+
+
+def test_a_crop_that_leaves_the_boxes_behind_is_told(tmp_path: Path) -> None:
+    pack_one(coco(tmp_path), tmp_path / "out")
+    with pytest.warns(UserWarning, match=r"boxes stay .*RandomResizedCrop\(\.\.\., boxes='annotat"):
+        ShardDataset(tmp_path / "out", transform=RandomResizedCrop(8))
+    ShardDataset(tmp_path / "out", transform=RandomResizedCrop(8, boxes="annotations"))
+    ShardDataset(tmp_path / "out", fields=("image",), transform=RandomResizedCrop(8))
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import io
 import pickle
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -581,9 +582,49 @@ def test_every_image_of_a_crop_is_a_tensor_then(scenes: Path) -> None:
 
 
 def test_arrays_that_were_asked_for_stay_arrays(scenes: Path) -> None:
-    assert shardio.open(scenes, transform=CenterCrop(8))[0]["image"].shape == (8, 8, 3)
+    alone = CenterCrop(8, fields=("image",))
+    assert shardio.open(scenes, transform=alone)[0]["image"].shape == (8, 8, 3)
     one = next(iter(ShardDataset(scenes, decode="numpy")))
     assert type(one["image"]) is np.ndarray and one["image"].shape == (16, 24, 3)
+
+
+def test_a_crop_that_would_leave_a_mask_behind_is_refused(scenes: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"crops 'image' alone, and no longer fits 'mask'.*fields="
+    ):
+        ShardDataset(scenes, fields=("image", "mask"), transform=RandomResizedCrop(8))
+    for fields in (("image", "mask"), ("image",)):
+        ShardDataset(
+            scenes, fields=("image", "mask"), transform=RandomResizedCrop(8, fields=fields)
+        )
+    ShardDataset(scenes, fields=("image", "label"), transform=RandomResizedCrop(8))
+
+
+def returns_a_dict(picture: Any, **more: Any) -> Any:
+    return {"image": picture} | more
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transform": lambda picture: picture.thumbnail((4, 4))}, "transform returned None"),
+        ({"map": lambda sample: sample.update(label=1)}, "map returned None"),
+        ({"transform": returns_a_dict}, "transform returned a dict"),
+    ],
+)
+def test_what_a_function_forgot_to_return_is_told(
+    scenes: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        list(ShardDataset(scenes, batch_size=2, **options))
+    if sys.version_info >= (3, 11):
+        assert "record" in caught.value.__notes__[0]
+
+
+def test_a_map_of_image_and_mask_is_not_given_a_generator_for_a_mask(scenes: Path) -> None:
+    with pytest.raises(OptionError, match="second argument called 'mask', which would be a numpy"):
+        ShardDataset(scenes, map=lambda image, mask: (image, mask))
+    ShardDataset(scenes, map=lambda sample, generator: sample)
 
 
 # --- batches of unlike rows -----------------------------------------------------------------------

@@ -811,6 +811,23 @@ def test_what_cannot_be_mixed_is_told(folders: list[Path]) -> None:
             ShardDataset.mix(datasets)  # type: ignore[arg-type]
 
 
+def test_labels_that_mean_other_classes_are_not_mixed(tmp_path: Path) -> None:
+    def animals(name: str, classes: Sequence[str], **options: Any) -> Any:
+        folder = make(tmp_path / name, [5], classes=classes)
+        return ShardDataset(folder, batch_size=2, decode=None, fields=("label",), **options)
+
+    cats = animals("a", ["cat", "dog", "eel"])
+    for other, message in (
+        (["cat", "eel"], "label 1 is 'eel' in dataset 1, and 'dog' in dataset 0; pack one with"),
+        (["cat", "dog", "eel", "fox"], "label 3 is 'fox' in dataset 1, and no class in dataset 0"),
+    ):
+        name = "-".join(other)
+        with pytest.raises(OptionError, match=re.escape(message)):
+            ShardDataset.mix([cats, animals(name, other)])
+        mapped = animals(name, other, target_transform=lambda label: label)
+        assert ShardDataset.mix([cats, mapped], weights=[1, 1])
+
+
 def test_drop_that_leaves_nothing_is_refused(folders: list[Path]) -> None:
     with pytest.raises(OptionError, match="tail='drop' leaves nothing"):
         mixed(folders, length=7, tail="drop")

@@ -133,6 +133,14 @@ class Decoder:
                 built_in = built_in.limited(max_pixels)
             assert main is not None
             _check_together(built_in, main, names, images)
+            seen = [n for n in images if n in names and n != main and functions[n] is not None]
+            if seen and not built_in.fields:
+                where = type(built_in).__name__
+                raise OptionError(
+                    f"transform: {where} crops {main!r} alone, and no longer fits {seen[0]!r}, "
+                    f"which samples have too: give {where}(..., fields={(main, *seen)!r}), which "
+                    f"crops all alike, or fields={(main,)!r} where they are to differ"
+                )
         elif transform is not None and _takes_names_only(transform):
             transform = _ByName(transform)
             if main is not None and functions.get(main) is image.decode:
@@ -141,7 +149,7 @@ class Decoder:
         self._main = main if transform is not None else None
         self._target_transform = target_transform
         self._map = map
-        self._map_draws = map is not None and _takes_generator(map)
+        self._map_draws = map is not None and _takes_generator(map, names)
         self._planes = planes
         # Of built-in transforms: the fields that they make; of them those like the first.
         self._made: tuple[str, ...] = ()
@@ -213,7 +221,10 @@ class Decoder:
                 work.decoded = perf_counter()
             if self._main is not None and (self._together or sample[self._main] is not None):
                 if not self._built_in:
-                    sample[self._main] = self._transform(sample[self._main])  # type: ignore[misc]
+                    made = self._transform(sample[self._main])  # type: ignore[misc]
+                    if made is None or (type(made) is dict and IMAGE in made):
+                        raise _unusable("transform", made)
+                    sample[self._main] = made
                 else:
                     out = None if work is None else work.out
                     if out is not None and out.shape != self._shape:
@@ -237,9 +248,13 @@ class Decoder:
             item = tuple([sample[name] for name in self.fields])
         if self._map is None:
             return item
-        if not self._map_draws:
-            return self._map(item)
-        return self._map(item, np.random.Generator(np.random.Philox(key=draw)))
+        if self._map_draws:
+            item = self._map(item, np.random.Generator(np.random.Philox(key=draw)))
+        else:
+            item = self._map(item)
+        if item is None:
+            raise _unusable("map", None)
+        return item
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -334,7 +349,17 @@ def _takes_names_only(function: Callable[..., Any]) -> bool:
     }
 
 
-def _takes_generator(function: Callable[..., Any]) -> bool:
+def _unusable(name: str, made: Any) -> OptionError:
+    """Return the error for what no training can use, of a function of the user's."""
+    if made is None:
+        return OptionError(f"{name} returned None: does it change its argument, without `return`?")
+    return OptionError(
+        f"{name} returned a dict: it is given the image alone, and returns the image. For what "
+        "takes and returns several fields give map=, and a transform of albumentations itself"
+    )
+
+
+def _takes_generator(function: Callable[..., Any], names: Sequence[str]) -> bool:
     """Whether a map takes a generator beside the sample. Raises OptionError for what is no map."""
     check_function("map", function)
     expected = "expected a function of a sample, or of a sample and a numpy.random.Generator"
@@ -351,6 +376,11 @@ def _takes_generator(function: Callable[..., Any]) -> bool:
     needed = sum(one.default is inspect.Parameter.empty for one in places)
     if needed > 2 or (not places and not several):
         raise OptionError(f"map takes {needed} arguments: {expected}")
+    if needed == 2 and places[1].name in {*names, "target", "targets", "labels", "masks", "boxes"}:
+        raise OptionError(
+            f"map takes a second argument called {places[1].name!r}, which would be a "
+            f"numpy.random.Generator: {expected}; a sample has all its fields"
+        )
     return needed == 2
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, islice, pairwise, repeat
+from itertools import chain, groupby, islice, pairwise, repeat, zip_longest
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -256,6 +256,18 @@ def _check_alike(datasets: Sequence[Any]) -> Any:
                     f"0: {printable(repr(here))}; give both the same"
                 )
     for number, dataset in enumerate(datasets):
+        ours, theirs = first._label_names, dataset._label_names
+        if None not in (ours, theirs) and ours != theirs:
+            at = next(i for i, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1])
+            here, there = (
+                printable(repr(names[at])) if at < len(names) else "no class"
+                for names in (ours, theirs)
+            )
+            raise OptionError(
+                f"mix: label {at} is {there} in dataset {number}, and {here} in dataset 0; pack "
+                "one with --classes of the other's directory, or give a target_transform, or leave "
+                "'label' out of `fields`"
+            )
         if not dataset.records:
             raise OptionError(f"mix: dataset {number} holds no records")
     return first

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -30,12 +31,13 @@ from ..order.options import CANONICAL_WORKERS, Options, RequestedOptions, answer
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
+from ..stack import users_level
 from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
 from .batch_decode import JPEG, RawPixels, raw_pixels
 from .collate import Empty, images, numbers, planes
-from .decode import Decode, Decoder, Work, record_name
+from .decode import LABEL, Decode, Decoder, Work, record_name
 from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
 from .mixture import Mixture
 from .sequence import ShardSequence
@@ -186,6 +188,8 @@ class ShardDataset(Described, Stream):
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
         self._advise(transform)
+        own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
+        self._label_names = self.manifest.classes if own else None  # of labels as they are stored
 
     @staticmethod
     def mix(
@@ -349,6 +353,18 @@ class ShardDataset(Described, Stream):
             if engine.records() is None:
                 engine.advise("records of raw pixels are read by Python, slower")
             return
+        boxes = "annotations"  # of COCO
+        if (
+            isinstance(transform, Transform)
+            and transform.boxes is None
+            and self.manifest.options.get("source") == "coco"
+            and boxes in (self._decoder.fields or self.manifest.schema.names)
+        ):
+            warnings.warn(
+                f"{type(transform).__name__} crops the images, and their boxes stay those of the "
+                f"whole images: give {type(transform).__name__}(..., boxes={boxes!r})",
+                stacklevel=users_level(),
+            )
         crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
         if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
             does = "decodes and crops" if crops else "decodes"
