@@ -33,7 +33,8 @@ def memory(name):
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1e3 * 1.024
 
 from shardio.formats import manifest
-from shardio.dataset.fetch import Fetch, Reader
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader
 from shardio.order.options import Given
 from shardio.storage import locate
 

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from datasets import flip, make, payload, shard_files
 
-from shardio.dataset import fetch
-from shardio.dataset.fetch import Fetch, Reader, Rows
+from shardio.dataset import buffering
+from shardio.dataset.fetch import Fetch, Rows
+from shardio.dataset.reader import Reader
+from shardio.dataset.reader import read as read_row
+from shardio.dataset.window import RAMP
 from shardio.errors import DamageError
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
@@ -125,7 +128,7 @@ def numbered(epoch: Epoch, virtual: order.Int64s) -> list[int]:
 
 def samples(got: Fetch, rows: Rows) -> Iterator[tuple[int, Sample]]:
     """The number of each row in the dataset, and its sample."""
-    return ((row[0], fetch.read(row)) for row in got.rows(rows))
+    return ((row[0], read_row(row)) for row in got.rows(rows))
 
 
 def read(got: Fetch) -> list[tuple[int, Sample]]:
@@ -145,14 +148,14 @@ def check(got: list[tuple[int, Sample]], numbers: list[int]) -> None:
 @pytest.fixture
 def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Makes small test datasets take one of the ways that bytes can take."""
-    monkeypatch.setattr(fetch, "RUN", 1000)
-    monkeypatch.setattr(fetch, "LEAST_BLOCK", 100)
-    monkeypatch.setattr(fetch, "AHEAD", 8)
+    monkeypatch.setattr(buffering, "RUN", 1000)
+    monkeypatch.setattr(buffering, "LEAST_BLOCK", 100)
+    monkeypatch.setattr(buffering, "AHEAD", 8)
     if request.param == "hinted":
-        monkeypatch.setattr(fetch, "SMALL", 0)
+        monkeypatch.setattr(buffering, "SMALL", 0)
     if request.param == "held in tiny chunks":
-        monkeypatch.setattr(fetch, "_CHUNK", 3)
-        monkeypatch.setattr(fetch, "RUN", 100)
+        monkeypatch.setattr("shardio.dataset.window.CHUNK", 3)
+        monkeypatch.setattr(buffering, "RUN", 100)
     yield request.param.split()[0]
 
 
@@ -201,7 +204,7 @@ def test_consumers_that_share_spans_read_their_own_records(
             for rows, pairs in batches:
                 assert rows.size == len(pairs)
                 seen += [number for number, _ in pairs[: rows.valid]]
-            assert got.held_bytes <= fetch.HELD_BYTES
+            assert got.held_bytes <= buffering.HELD_BYTES
     assert sorted(seen) == list(range(N))
 
 
@@ -233,7 +236,7 @@ def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) 
         list(samples(got, rows))
     assert got.held_bytes == 0
     window = got.share.epoch.window * 8 * got.reader.mean_bytes
-    assert window / 2 < most < window + 8 * 2 * fetch.RUN + 8 * 100
+    assert window / 2 < most < window + 8 * 2 * buffering.RUN + 8 * 100
 
 
 @pytest.mark.parametrize("policy", ["network"], indirect=True)
@@ -299,7 +302,7 @@ def test_a_resume_reads_little_of_what_was_read_before(packed: Packed, policy: s
     assert isinstance(storage, Watched)
     for ranges in (storage.reads, storage.announced):
         traffic = sum(stop - start for _, start, stop in ranges)
-        assert traffic < (1600 - 180 * 8 + 150) * of.mean_bytes + 8 * fetch.RUN
+        assert traffic < (1600 - 180 * 8 + 150) * of.mean_bytes + 8 * buffering.RUN
 
 
 @pytest.mark.parametrize("policy", ["held", "held in tiny chunks", "network"], indirect=True)
@@ -311,7 +314,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
     last = 0
     for rows in got:
-        assert got.held_bytes < 1.5 * window + 2 * fetch.RUN
+        assert got.held_bytes < 1.5 * window + 2 * buffering.RUN
         last = got.held_bytes
         check(list(samples(got, rows)), rows.numbers.tolist())
     assert last <= of.epoch.unit * 100  # but for what others hand out after this one's last
@@ -368,7 +371,7 @@ def test_everything_is_announced_before_it_is_read(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Datasets of tests count as larger than what is read whole before the first batch."""
-    monkeypatch.setattr(fetch, "ALL_BYTES", 0)
+    monkeypatch.setattr(buffering, "ALL_BYTES", 0)
 
 
 @pytest.mark.usefixtures("large")
@@ -393,7 +396,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
     job: dict[str, int],
 ) -> None:
     counts = [500] * 4
-    monkeypatch.setattr(fetch, "memory_available", lambda: memory)
+    monkeypatch.setattr(buffering, "memory_available", lambda: memory)
     of = share(counts, 8, shuffle_buffer=shuffle_buffer)
     got = Fetch(reader(packed(counts), network), of, **job)
     storage = got.reader.storage
@@ -403,7 +406,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
         check(list(samples(got, rows)), expected(of)[handed : handed + rows.size])
         handed += rows.size
         ahead = sum(stop - start for _, start, stop in storage.announced)
-        assert ahead <= (handed + fetch.AHEAD + 8) * got.reader.mean_bytes * 1.2
+        assert ahead <= (handed + buffering.AHEAD + 8) * got.reader.mean_bytes * 1.2
     places = [(name, start) for name, start, _ in storage.announced]
     assert len(set(places)) == len(places)  # nothing twice
 
@@ -427,7 +430,7 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
         check(list(samples(got, rows)), numbers[handed : handed + rows.size])
         handed += rows.size
         steps += of.num_workers
-        if 8 * steps > 4000 / fetch.RAMP + 16:
+        if 8 * steps > 4000 / RAMP + 16:
             break
     announced = list(storage.announced)
     for shard in shards:  # all of each, without a gap
@@ -437,8 +440,8 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
             at = max(at, stop)
         assert at == shard.offset(499) + int(shard.sizes[499])
     # In runs, but for records of the first batches that were ahead of them.
-    alone = sum(stop - start < fetch.RUN / 2 for _, start, stop in announced)
-    assert alone < 0.6 * 4000 / fetch.RAMP
+    alone = sum(stop - start < buffering.RUN / 2 for _, start, stop in announced)
+    assert alone < 0.6 * 4000 / RAMP
     assert len(list(batches)) > 100 and len(storage.announced) == len(announced)  # no more
 
 
@@ -459,7 +462,7 @@ def test_a_resume_is_ramped_too_where_all_is_announced(
         list(samples(got, rows))
         announced = sum(stop - start for _, start, stop in storage.announced)
         drawn = handed + rows.size + (16 if batch_size else 64 + rows.size)
-        assert announced < ((fetch.RAMP + 1) * drawn) * got.reader.mean_bytes + 2 * fetch.RUN
+        assert announced < ((RAMP + 1) * drawn) * got.reader.mean_bytes + 2 * buffering.RUN
         handed += rows.size
 
 
@@ -512,7 +515,7 @@ def test_a_small_dataset_that_is_shuffled_as_a_whole_is_read_before_its_first_ba
             assert (name, start) == (shard.name, place)
             at, place = at + 1, stop
         assert place == shard.offset(counts[number] - 1) + int(shard.sizes[-1])
-    assert at == len(early) < 1.5 * of.epoch.records * got.reader.mean_bytes / fetch.RUN
+    assert at == len(early) < 1.5 * of.epoch.records * got.reader.mean_bytes / buffering.RUN
     check(read(Fetch(got.reader, of)), expected(of))
 
 
@@ -545,7 +548,7 @@ def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed
     assert isinstance(storage, Watched)
     next(iter(got))
     announced = sum(stop - start for _, start, stop in storage.announced)
-    assert announced < (fetch.AHEAD + 64) * 1.1 * got.reader.mean_bytes
+    assert announced < (buffering.AHEAD + 64) * 1.1 * got.reader.mean_bytes
 
 
 @pytest.mark.usefixtures("large")
@@ -564,7 +567,7 @@ def test_the_window_is_not_announced_before_the_first_batch(
     assert 0 < first < 20 * got.reader.mean_bytes  # two batches, not the window of 2,000
     next(batches)
     second = sum(stop - start for _, start, stop in storage.announced)
-    assert second < 28 * got.reader.mean_bytes + 8 * 2 * fetch.RUN
+    assert second < 28 * got.reader.mean_bytes + 8 * 2 * buffering.RUN
     for _ in range(200):
         next(batches)
     later = sum(stop - start for _, start, stop in storage.announced)
@@ -603,8 +606,8 @@ def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     sizes = sorted(stop - start for _, start, stop in storage.announced)
-    assert sizes[len(sizes) // 2] > 0.8 * fetch.RUN
-    assert sizes[-1] <= fetch.RUN
+    assert sizes[len(sizes) // 2] > 0.8 * buffering.RUN
+    assert sizes[-1] <= buffering.RUN
 
 
 def test_a_missing_shard_is_named(packed: Packed) -> None:
@@ -668,16 +671,16 @@ def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
 
 FEW_DESCRIPTORS = """
 import os, resource, sys
-from shardio.dataset import fetch
+from shardio.dataset import reader as readers
 from shardio.formats import manifest
 from shardio.storage import locate
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 storage = locate(sys.argv[1])
 found = manifest.load(storage)
 assert found.shards == 80
-default = fetch.Reader(storage, found)
+default = readers.Reader(storage, found)
 assert default.limit == 16
-greedy = [fetch.Reader(storage, found, limit=80) for _ in range(2)]
+greedy = [readers.Reader(storage, found, limit=80) for _ in range(2)]
 for reader in (default, *greedy):
     for _ in range(2):
         for shard in range(80):
@@ -689,7 +692,7 @@ try:
         kept.append(os.dup(0))
 except OSError:
     pass
-fetch.Reader(storage, found).shard(5)  # the other readers give theirs back
+readers.Reader(storage, found).shard(5)  # the other readers give theirs back
 """
 
 
@@ -745,7 +748,8 @@ def test_threads_share_a_reader(packed: Packed) -> None:
 RSS = """
 import sys, resource
 from pathlib import Path
-from shardio.dataset import fetch
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader, read
 from shardio.formats import manifest
 from shardio.order import arithmetic as order
 from shardio.storage import locate
@@ -754,14 +758,14 @@ def private():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) >> 10
 storage = locate(sys.argv[1])
-reader = fetch.Reader(storage, manifest.load(storage))
+reader = Reader(storage, manifest.load(storage))
 def run(buffer):
     epoch = order.Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
                         unit=8, shuffle_buffer=buffer)
-    got = fetch.Fetch(reader, order.Share(epoch, 64))
+    got = Fetch(reader, order.Share(epoch, 64))
     most = 0
     for rows in got:
-        for _ in map(fetch.read, got.rows(rows)):
+        for _ in map(read, got.rows(rows)):
             pass
         most = max(most, private())
     return got.policy, most

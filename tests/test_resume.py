@@ -253,7 +253,7 @@ def test_the_middle_of_an_epoch_costs_no_more_than_the_window(
 
     monkeypatch.setattr(Fetch, "_hold", hold)
     monkeypatch.setattr(Fetch, "_announce", announce)
-    monkeypatch.setattr("shardio.dataset.fetch.RUN", 1)
+    monkeypatch.setattr("shardio.dataset.buffering.RUN", 1)
     next(iter(again))
     assert sum(counts) + 10 <= 160 + 2 * 8 * 10
 

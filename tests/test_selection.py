@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset import fetch
+from shardio.dataset import buffering
 from shardio.dataset.fetch import Fetch
 from shardio.order import arithmetic as order
 from shardio.order.arithmetic import Epoch, Share
@@ -85,14 +85,14 @@ def that(holds: Callable[[int], bool]) -> list[int]:
 def way(name: str) -> Iterator[None]:
     """Makes small test datasets take one of the ways that bytes can take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "RUN", 500)
-        patch.setattr(fetch, "LEAST_BLOCK", 1)
-        patch.setattr(fetch, "AHEAD", 8)
-        patch.setattr(fetch, "GAP", 300)
+        patch.setattr(buffering, "RUN", 500)
+        patch.setattr(buffering, "LEAST_BLOCK", 1)
+        patch.setattr(buffering, "AHEAD", 8)
+        patch.setattr(buffering, "GAP", 300)
         if name in ("hinted", "exact"):
-            patch.setattr(fetch, "SMALL", 0)
+            patch.setattr(buffering, "SMALL", 0)
         if name == "exact":
-            patch.setattr(fetch, "memory_available", lambda: 0)
+            patch.setattr(buffering, "memory_available", lambda: 0)
         yield
 
 

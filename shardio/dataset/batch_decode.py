@@ -22,8 +22,9 @@ from ..formats.manifest import Manifest
 from ..formats.record import RecordShard
 from ..formats.sample import BLOBS
 from ..images import decode as image
+from .buffering import SMALL
 from .decode import IMAGE, Decoder
-from .fetch import SMALL, Part
+from .reader import Part
 
 JPEG = b"\xff\xd8\xff"  # how each begins
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then

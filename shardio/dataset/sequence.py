@@ -26,7 +26,7 @@ from ..order import arithmetic as order
 from ..storage import locate
 from ..units import show_count
 from .decode import Decode, Decoder, record_name
-from .fetch import Described, Reader
+from .reader import Described, Reader
 
 
 def open(

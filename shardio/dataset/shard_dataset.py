@@ -31,10 +31,12 @@ from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
 from .batch_decode import JPEG, RawPixels, raw_pixels
+from .buffering import BUFFER_BYTES, apart, read_by_core
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name
-from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
+from .fetch import Fetch, Rows
 from .mixture import Length, Mixture
+from .reader import Described, Reader, Row, read
 from .sequence import ShardSequence
 from .stream import VALID, Consumers, Items, Stream
 

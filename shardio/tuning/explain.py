@@ -3,9 +3,9 @@
     print(explain(manifest, Given(batch_size=256).resolve(mean_bytes), num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes: steps and shares from
-order.py, where bytes wait from fetch.keep. For up to two million records the epoch's order itself
-is made, without its bytes, and counted; for more, what a worker reads is told as "about". A warning
-says what is wrong, what it costs, and the one change that mends it.
+order.py, where bytes wait from buffering.keep. For up to two million records the epoch's order
+itself is made, without its bytes, and counted; for more, what a worker reads is told as "about". A
+warning says what is wrong, what it costs, and the one change that mends it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..dataset import fetch
-from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
+from ..dataset import buffering, reader
+from ..dataset.buffering import BUFFER_BYTES, KEPT, RUN, Keeping
+from ..dataset.reader import OPEN_SHARDS
 from ..formats.base import Column
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import Manifest
@@ -110,7 +111,7 @@ class Explanation:
     sharers: int  # consumers that read the same span, at most
     free_consumers: tuple[int, ...]  # values of num_workers x world_size with which none share
     # Where the bytes wait, and memory in the worst case
-    policy: str  # fetch.Keeping's: "hinted", "held", "network"
+    policy: str  # buffering.Keeping's: "hinted", "held", "network"
     next_batches_only: bool  # only the records of the next batches are announced
     all_first: bool  # all are announced, or read, before the first batch
     files_open: int  # at most, in each process
@@ -174,7 +175,7 @@ def explain(
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
                       where the manifest does not say whether packing shuffled
     many              as Fetch has it; default: as far as the manifest tells
-    apart             fetch.apart of a subset; default: of all records
+    apart             buffering.apart of a subset; default: of all records
 
     Raises OptionError.
     """
@@ -190,7 +191,7 @@ def explain(
     each = max(1, workers)
     share = options.share(epoch, world_size=ranks, num_workers=each)
     mean = manifest.mean_bytes
-    keeping = fetch.keep(
+    keeping = buffering.keep(
         share,
         mean,
         network=is_network,
@@ -198,13 +199,13 @@ def explain(
         local_consumers=each * here,
         machines=-(-ranks // here),
         available_bytes=available,
-        many=fetch.read_by_core(manifest) if many is None else many,
-        apart=apart or partial(fetch.apart, manifest, None),
+        many=buffering.read_by_core(manifest) if many is None else many,
+        apart=apart or partial(buffering.apart, manifest, None),
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, mean)
     tail = _tail(share)
     shards = int((epoch.shard_records > 0).sum())
-    limit = fetch.spare_descriptors() if files_limit is None else files_limit
+    limit = reader.spare_descriptors() if files_limit is None else files_limit
     files = min(limit, shards)
     largest = np.sort(manifest.shard_records[epoch.shard_records > 0])[shards - files :]
     # The longest span, and the shortest of those that have records.

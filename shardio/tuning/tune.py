@@ -46,7 +46,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import units as sizes
 from ..dataset import sequence
-from ..dataset.fetch import keep
+from ..dataset.buffering import keep
 from ..errors import OptionError
 from ..order import arithmetic as order
 from ..order.arithmetic import Epoch, Int64s, Share, SpanOrder

@@ -1,0 +1,159 @@
+"""Decide where the bytes of a consumer's shuffle windows wait.
+
+The shuffle buffer is an order, not a pile of bytes; where the bytes wait depends on what is
+cheapest:
+
+    hinted    the default. The page cache is the buffer: as the window of a span moves on, its
+              storage is announced in runs of adjacent records, 1 MiB each, and each record is
+              read when it is handed out. Costs the process next to nothing, and all workers of a
+              machine share the pages.
+    held      small records, in windows that fit HELD_BYTES: each span is read in blocks, and the
+              raw bytes of each record wait in this process. 0.9 KB: 0.7 us a record less.
+    network   hints to a network file system are not to be trusted: held, up to `buffer_bytes` on
+              this machine; where that is full, blocks are left out and their records are read one
+              by one when handed out, so nothing is read twice.
+
+A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
+the first batch would wait behind it. So the first batches announce their own records, exactly, one
+batch ahead, and the window grows RAMP records for each one handed out. A dataset of small records
+that is shuffled as a whole is one window, announced so from its first byte to its last. One of at
+most ALL_BYTES is announced before the first batch, or read, where hints are not to be trusted:
+sequential reads, on any storage, for one epoch's worth of which nobody waits long. Where
+storage order does not help (larger records are shuffled as a whole, a span is shared with other
+machines, or memory is too short to keep the windows until they are used) all announcements are of
+that kind: the order is arithmetic, so what the next batches need is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import native as engine
+from ..formats.manifest import Manifest
+from ..order.arithmetic import Int64s, Share, Slices
+from ..order.options import ALL_BYTES
+from ..order.subset import Selection
+from ..storage.local import memory_available
+
+HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
+SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB
+RUN = 1 << 20  # bytes of storage that are read or announced at a time
+# Of a block of small local records, which takes memory in each process for each span that it reads.
+# CIFAR, 64 spans: the same speed as 1 MiB, warm and cold, and 20 MB less in each of two processes.
+HELD_RUN = 128 << 10
+# Unwanted bytes between records of a selection that are read rather than sought over. Of 0.9 KB
+# records, warm, each 30th: 8.3 us a record, and 20 us with 64 KiB.
+GAP = 16 << 10
+LEAST_BLOCK = 64 << 10  # with less room than this per span, held blocks are not worth it
+BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
+# Share of the available memory that announced windows may take; with more, the kernel drops pages
+# before their use. 2 GiB of photographs, 1 GiB of memory, a window of 1 GiB: 1.9 times the payload
+# is read; 1.2 when only a quarter of the blocks is announced, 1.03 when just the next batches are.
+KEPT = 0.25
+AHEAD = 256  # records announced ahead of use where storage order does not help, at least
+# Of records of a dataset that is shuffled as a whole, mean bytes x consumers on a machine, each of
+# which announces all: at 9 us for 128 KiB in the cache as dear as 4.5 us for each one's own. So is
+# each call where records do not lie side by side (`apart`): 12 consumers, 4 KB files of a folder:
+# 173 us of processors a record, 35 when each announces its own; one record in ten: 35 and 9.
+WHOLE = 64 << 10
+# Calls of a consumer that announce a small dataset before the first batch: 0.1 s where all is
+# cached.
+CALLS = 1 << 14
+# Rows that are looked up at once without a batch_size, at first and at most: 3 us each of 1 alone.
+STEPS = (64, 256)
+
+
+class Keeping(NamedTuple):
+    """Where the bytes of a consumer's windows wait. Sizes are by the mean record."""
+
+    policy: str  # "hinted", "held" or "network"; see above
+    exact: bool  # only the records of the next batches are announced, not the windows
+    budget: int  # bytes that may be held in the process; 0: none are
+    run: int  # bytes that are read or announced at a time
+    held_bytes: int  # that the windows would hold in the process, were there no budget; 0: hinted
+    cached_bytes: int  # announced, and not yet read, in the page cache of this machine
+    first: bool = False  # all of the dataset is announced, or read, before the first batch
+
+
+def keep(
+    share: Share | Slices,
+    mean_bytes: float,
+    *,
+    network: bool,
+    buffer_bytes: int = BUFFER_BYTES,
+    local_consumers: int = 1,
+    machines: int = 1,
+    available_bytes: int | None = None,
+    many: bool = False,
+    apart: Callable[[], float] = lambda: 0.0,
+) -> Keeping:
+    """Decide it, by arithmetic: nothing is read. Options as Fetch has them.
+
+    apart: tells, where all is shuffled, how many calls announce all, for each record; see `apart`.
+    many: the core reads many records at a time, so that holding gains nothing.
+    available_bytes: memory of this machine for processes and page cache; default: what it has.
+    """
+    epoch, touched, sharing = share.epoch, share.touched, share.sharers
+    window = epoch.window * mean_bytes
+    if not epoch.shuffles_all and sharing <= 2:
+        room = (HELD_BYTES - touched * window) / touched
+        budget, run = 0, RUN
+        if network:
+            budget = max(1, buffer_bytes // local_consumers)
+            run = max(1, min(RUN, budget // (2 * touched)))
+        elif mean_bytes < SMALL and room >= LEAST_BLOCK and not many:
+            budget, run = HELD_BYTES, int(min(RUN, HELD_RUN, room))
+        if budget:
+            ahead = max(run, mean_bytes)  # the block that reaches beyond the window
+            if network:  # and what is read early, so that no batch waits; see Fetch
+                ahead += max(run, epoch.unit * mean_bytes)
+            held = math.ceil(touched * (window + ahead))
+            return Keeping("network" if network else "held", False, budget, run, held, 0)
+    spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
+    pages = math.ceil(spans * (window + RUN))
+    exact = sharing > 1 and (network or machines > 1)
+    first = False
+    if epoch.shuffles_all:
+        pages = math.ceil(epoch.records * mean_bytes)
+        each = apart()
+        first = pages <= ALL_BYTES and epoch.records * each <= CALLS
+        exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
+        exact = exact and not first
+    if not exact:
+        available = memory_available() if available_bytes is None else available_bytes
+        exact = pages > KEPT * available
+        first = first and not exact
+    if exact:  # storage order does not help: announce the records of the next batches one by one
+        batch = share.batch_size or STEPS[1]
+        pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
+    return Keeping("hinted", exact, 0, RUN, 0, pages, first)
+
+
+def read_by_core(made: Manifest) -> bool:
+    """Whether the core reads what batches are made of, as far as the manifest tells: raw pixels.
+
+    Not where a transform wants them one by one; to it 0.4 us of each do not matter.
+    """
+    raw = made.format == "record" and made.options.get("encode") == "raw"
+    return raw and engine.records() is not None
+
+
+def apart(made: Manifest, selection: Selection | None) -> float:
+    """Calls that announce all these records in storage order, for each of them: 0 to 1."""
+    if made.format == "imagefolder":  # each is a file
+        return 1.0
+    if selection is None:
+        return 0.0
+    numbers = selection.numbers
+    between = np.diff(numbers) - 1
+    return float((between > gap_between(numbers, made.mean_bytes)).sum() + 1) / max(1, len(numbers))
+
+
+def gap_between(numbers: Int64s, mean_bytes: float) -> int:
+    """Unwanted records between two that are announced with them; no more in all than are wanted."""
+    between, gap = np.diff(numbers) - 1, int(GAP / mean_bytes)
+    return gap if between[between <= gap].sum() <= len(numbers) else 0
