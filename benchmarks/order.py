@@ -47,12 +47,12 @@ loaded = memory("VmRSS")
 options = Given(batch_size=256, shuffle_buffer=10_000).resolve(25_600.0)
 share = options.share(options.epoch(made.shard_records, 3), rank=1, world_size=consumers)
 fetch = Fetch(Reader(storage, made), share)
-fetch._announce = lambda runs: None  # there are no shards
+fetch.buffer.announce = lambda runs: None  # there are no shards
 batches = iter(share)
 
 def draw():
     batch = next(batches)
-    return fetch._draw(batch.pieces, batch.repeats).size
+    return fetch._draw(batch.pieces, batch.repeats, None).size
 
 assert draw() == 256
 started = time.perf_counter()

@@ -275,10 +275,10 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
     batches = iter(got)
     for _ in range(4):
         list(samples(got, next(batches)))
-    assert len(got._early) > 8
+    assert len(got.buffer._early) > 8
     for rows in batches:
         list(samples(got, rows))
-    assert got.held_bytes == 0 and not got._early
+    assert got.held_bytes == 0 and not got.buffer._early
     check_read_once(got)
 
 
@@ -336,7 +336,7 @@ def test_after_the_start_runs_alone_announce_everything(
     counts = [400] * 4
     got = Fetch(reader(packed(counts)), share(counts, 16, unit=8, shuffle_buffer=100))
     alone: list[int] = []
-    monkeypatch.setattr(got, "_announce", lambda places: alone.extend(places[2].tolist()))
+    monkeypatch.setattr(got.buffer, "announce", lambda places: alone.extend(places[2].tolist()))
     for step, rows in enumerate(got):
         list(samples(got, rows))
         if step == 20:

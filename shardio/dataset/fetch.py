@@ -24,7 +24,7 @@ from ..order.subset import Selection
 from . import buffering, window
 from .buffering import BUFFER_BYTES, apart, gap_between, keep
 from .reader import Part, Reader, Row
-from .window import NOWHERE, NUMBER, PLACE, RAMP, SHARD, All, Places, Span, stretches
+from .window import NOWHERE, NUMBER, All, Buffer, Places, Span
 
 
 class Rows(NamedTuple):
@@ -69,11 +69,9 @@ class Fetch:
         # Of each shard, the number of its first record; with a selection, its place in that. All
         # below counts so, until records are read or announced.
         self._starts = reader.starts if selection is None else selection.starts
-        self.held_bytes = 0  # of records read and not yet handed out
-        self._early: set[int] = set()  # handed out before their block is read: not to be held
         self._spans: dict[int, Span] = {}
         epoch = share.epoch
-        self._mean = mean = reader.mean_bytes
+        mean = reader.mean_bytes
         sharing = share.sharers
         keeping = keep(
             share,
@@ -86,20 +84,25 @@ class Fetch:
             apart=partial(apart, reader.manifest, selection),
         )
         self.policy, self._exact, self._first = keeping.policy, keeping.exact, keeping.first
-        self._budget, self._run = keeping.budget, keeping.run
-        self._scattered = not self._budget
+        self._budget = keeping.budget
+        self._scattered = not keeping.budget
         # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
         self._at_once = self.policy == "held"
-        self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(self._run / mean))
+        self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(keeping.run / mean))
         self._ahead = 0 if self._at_once else max(buffering.AHEAD, share.batch_size or 1)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         chunk = window.CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
         self._new_span = partial(Span, epoch, self._starts, chunk)
         self._all = None if self._exact or not epoch.shuffles_all else All(self._starts)
-        self._read_first = self._first and reader.storage.is_network()
-        self._gap = 0
+        gap = 0
         if self._all is not None and selection is not None:
-            self._gap = gap_between(selection.numbers, mean)
+            gap = gap_between(selection.numbers, mean)
+        self.buffer = Buffer(reader, keeping, selection, lead=self._lead, gap=gap)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of records that were read and are not yet handed out."""
+        return self.buffer.held_bytes
 
     def __iter__(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
@@ -164,6 +167,7 @@ class Fetch:
 
     def _draw(self, pieces: _Pieces, repeats: Int64s, turn: Int64s | None) -> _Drawn:
         """Which rows a batch has; announces those that nothing else has announced."""
+        buffer = self.buffer
         drawn: list[tuple[Span, int, Places]] = []
         early: list[Places] = []
         end = 0
@@ -171,7 +175,7 @@ class Fetch:
             place = self.share.epoch.place
             self._all.start(min(place(index, first) for index, first, _ in pieces))
             if self._first:
-                self._advance(self._all, self._all.records)
+                buffer.advance(self._all, self._all.records)
             end = 1 + max(place(index, first + count - 1) for index, first, count in pieces)
             end -= self._all.first
         for index, first, count in pieces:
@@ -179,9 +183,7 @@ class Fetch:
             if span is None:
                 span = self._spans[index] = self._new_span(index, first)
             if self._budget and first > span.done:
-                others = span.take(span.done, first - span.done)
-                self._release(span, others)
-                self._early.update(span.beyond(others)[NUMBER].tolist())
+                buffer.skip(span, first)
             rows = span.take(first, count)
             done = first + count
             drawn.append((span, done, rows))
@@ -192,10 +194,7 @@ class Fetch:
             elif not self._at_once and span.ahead < min(done + span.window, span.records):
                 early.append(span.beyond(rows))
         if early:
-            rows = np.concatenate(early, axis=1)
-            self._announce(rows)
-            if self._budget:
-                self._early.update(rows[NUMBER].tolist())
+            buffer.announce(np.concatenate(early, axis=1))
         rows = np.concatenate([NOWHERE, *(rows for _, _, rows in drawn)], axis=1)
         valid = rows.shape[1]
         if turn is not None:
@@ -209,12 +208,13 @@ class Fetch:
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
         """The batch, with what was held for it; then what comes after it is held or announced."""
+        buffer = self.buffer
         held: list[bytes | None] = []
         for span, done, rows in batch.pieces:
             if self._at_once and span.ahead < min(done + span.window, span.records):
-                self._advance(span, done)
+                buffer.advance(span, done)
             if self._budget:
-                held += self._release(span, rows)
+                held += buffer.release(span, rows)
         _, shards, numbers = batch.rows
         if self._selection is not None:
             numbers = self._selection.numbers[numbers]
@@ -226,84 +226,10 @@ class Fetch:
             held += [None] * (batch.size - batch.valid)
         yield Rows(shards, numbers, held if self._budget else None, batch.valid)
         if self._all is not None:
-            self._advance(self._all, batch.end)
+            buffer.advance(self._all, batch.end)
         elif not self._at_once and not self._exact:
             for span, done, _ in batch.pieces:
-                self._advance(span, done)
-
-    def _release(self, span: Span, rows: Places) -> list[bytes | None]:
-        """The bytes that were held for these rows, and are then held no more."""
-        held = span.release(rows[PLACE].tolist())
-        self.held_bytes -= sum(map(len, filter(None, held)))
-        return held
-
-    def _announce(self, rows: Places) -> None:
-        """Announce just these records, adjacent ones together."""
-        if not rows.size:
-            return
-        numbers = rows[NUMBER]
-        if self._selection is not None:
-            numbers = self._selection.numbers[numbers]
-        order = numbers.argsort()
-        numbers, shards = numbers[order], rows[SHARD][order]
-        new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
-        new[1:-1] = (numbers[1:] != numbers[:-1] + 1) | (shards[1:] != shards[:-1])
-        firsts, lasts = np.flatnonzero(new[:-1]), np.flatnonzero(new[1:])
-        shards = shards[firsts]
-        starts = self.reader.starts[shards]
-        begins, ends = numbers[firsts] - starts, numbers[lasts] - starts + 1
-        for at, begin, end in zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            self.reader.shard(at, self._scattered).will_need(begin, end)
-
-    def _advance(self, span: Span | All, done: int) -> None:
-        """Hold or announce the storage that draws of a span will need after `done` of them."""
-        target = done + span.window + self._lead
-        if not self._at_once and not (self._first and isinstance(span, All)):
-            target = min(target, span.began + RAMP * (done - span.began) + self._lead)
-        target = min(target, span.records)
-        while span.ahead < target:
-            number, at, record = span.locate(span.ahead)
-            shard = self.reader.shard(at, self._scattered)
-            most = min(int(self._starts[at + 1]) - number, span.records - span.ahead)
-            most = min(most, 1 + int(2 * self._run / self._mean))
-            chosen: slice | Int64s = slice(record, record + most)
-            if self._selection is not None:
-                first = self.reader.starts[at]
-                chosen = self._selection.numbers[number : number + most] - first
-            ends = shard.sizes[chosen].cumsum()
-            count = max(1, int(ends.searchsorted(self._run, side="right")))
-            if isinstance(span, All) or not self._budget:
-                for begin, end in stretches(chosen, count, self._gap):
-                    if self._read_first:
-                        shard.hold(begin, end)  # and let go: it is in the page cache then
-                    else:
-                        shard.will_need(begin, end)
-                span.ahead += count
-            elif number in self._early:
-                self._early.remove(number)
-                span.hold([None])
-            elif self.held_bytes + int(ends[count - 1]) > self._budget:
-                span.hold([None] * count)
-            else:
-                if self._early:
-                    run = range(number, number + count)
-                    count = next((i for i, n in enumerate(run) if n in self._early), count)
-                data = self._hold(shard, chosen, count)
-                self.held_bytes += sum(map(len, data))
-                span.hold(data)
-
-    def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> list[bytes]:
-        """The bytes of the first `count` of these records of a shard."""
-        if isinstance(chosen, slice):
-            return shard.hold(chosen.start, chosen.start + count)
-        data: list[bytes] = []
-        records = chosen[:count].tolist()
-        gap, most = int(buffering.GAP / self._mean), max(1, int(self._run / self._mean))
-        for begin, end in stretches(chosen, count, gap, most):
-            read = shard.hold(begin, end)
-            while len(data) < count and records[len(data)] < end:
-                data.append(read[records[len(data)] - begin])
-        return data
+                buffer.advance(span, done)
 
 
 _Pieces = Sequence[tuple[int, int, int]]  # (span, first draw, count), as order.Batch has them

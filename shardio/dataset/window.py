@@ -1,4 +1,4 @@
-"""The shuffle window of each span: draws of its order, and the records that wait for them."""
+"""Walk the shuffle window of each span, and announce or hold its storage ahead of use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..formats.base import Shard
 from ..order.arithmetic import Epoch, Int64s
+from ..order.subset import Selection
+from . import buffering
+from .buffering import Keeping
+from .reader import Reader
 
 RAMP = 4  # records announced for each one handed out, until the window is announced
 CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, alone 10 us
@@ -119,6 +124,118 @@ class All:
     def locate(self, place: int) -> tuple[int, int, int]:
         shard = int(self._starts.searchsorted(place, side="right")) - 1
         return place, shard, place - int(self._starts[shard])
+
+
+class Buffer:
+    """Holds or announces storage ahead of use, as windows move on.
+
+    keeping    where bytes wait
+    selection  the records that the epoch is of; None: all
+    lead       records that are held or announced beyond a window
+    gap        unwanted records between two that are announced with them
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        keeping: Keeping,
+        selection: Selection | None,
+        *,
+        lead: int,
+        gap: int,
+    ) -> None:
+        self.held_bytes = 0  # of records that were read and not yet handed out
+        self.scattered = not keeping.budget  # whether records are read one by one, in no order
+        self._reader, self._selection = reader, selection
+        self._starts = reader.starts if selection is None else selection.starts
+        self._mean = reader.mean_bytes
+        self._budget, self._run = keeping.budget, keeping.run
+        self._at_once, self._first = keeping.policy == "held", keeping.first
+        self._read_first = keeping.first and reader.storage.is_network()
+        self._lead, self._gap = lead, gap
+        self._early: set[int] = set()  # handed out before their block is read: not to be held
+
+    def skip(self, span: Span, first: int) -> None:
+        """Let go of the draws of a span before draw `first`: other consumers hand them out."""
+        others = span.take(span.done, first - span.done)
+        self.release(span, others)
+        self._early.update(span.beyond(others)[NUMBER].tolist())
+
+    def release(self, span: Span, rows: Places) -> list[bytes | None]:
+        """Give the bytes that were held for these rows. They are held no more."""
+        held = span.release(rows[PLACE].tolist())
+        self.held_bytes -= sum(map(len, filter(None, held)))
+        return held
+
+    def announce(self, rows: Places) -> None:
+        """Announce just these records, adjacent ones together. They are not held later."""
+        if not rows.size:
+            return
+        numbers = rows[NUMBER]
+        if self._budget:
+            self._early.update(numbers.tolist())
+        if self._selection is not None:
+            numbers = self._selection.numbers[numbers]
+        order = numbers.argsort()
+        numbers, shards = numbers[order], rows[SHARD][order]
+        new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
+        new[1:-1] = (numbers[1:] != numbers[:-1] + 1) | (shards[1:] != shards[:-1])
+        firsts, lasts = np.flatnonzero(new[:-1]), np.flatnonzero(new[1:])
+        shards = shards[firsts]
+        starts = self._reader.starts[shards]
+        begins, ends = numbers[firsts] - starts, numbers[lasts] - starts + 1
+        for at, begin, end in zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            self._reader.shard(at, self.scattered).will_need(begin, end)
+
+    def advance(self, span: Span | All, done: int) -> None:
+        """Hold or announce the storage that draws of a span need after `done` of them."""
+        target = done + span.window + self._lead
+        if not self._at_once and not (self._first and isinstance(span, All)):
+            target = min(target, span.began + RAMP * (done - span.began) + self._lead)
+        target = min(target, span.records)
+        while span.ahead < target:
+            number, at, record = span.locate(span.ahead)
+            shard = self._reader.shard(at, self.scattered)
+            most = min(int(self._starts[at + 1]) - number, span.records - span.ahead)
+            most = min(most, 1 + int(2 * self._run / self._mean))
+            chosen: slice | Int64s = slice(record, record + most)
+            if self._selection is not None:
+                first = self._reader.starts[at]
+                chosen = self._selection.numbers[number : number + most] - first
+            ends = shard.sizes[chosen].cumsum()
+            count = max(1, int(ends.searchsorted(self._run, side="right")))
+            if isinstance(span, All) or not self._budget:
+                for begin, end in stretches(chosen, count, self._gap):
+                    if self._read_first:
+                        shard.hold(begin, end)  # and let go: it is in the page cache then
+                    else:
+                        shard.will_need(begin, end)
+                span.ahead += count
+            elif number in self._early:
+                self._early.remove(number)
+                span.hold([None])
+            elif self.held_bytes + int(ends[count - 1]) > self._budget:
+                span.hold([None] * count)
+            else:
+                if self._early:
+                    run = range(number, number + count)
+                    count = next((i for i, n in enumerate(run) if n in self._early), count)
+                data = self._hold(shard, chosen, count)
+                self.held_bytes += sum(map(len, data))
+                span.hold(data)
+
+    def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> list[bytes]:
+        """The bytes of the first `count` of these records of a shard."""
+        if isinstance(chosen, slice):
+            return shard.hold(chosen.start, chosen.start + count)
+        data: list[bytes] = []
+        records = chosen[:count].tolist()
+        gap, most = int(buffering.GAP / self._mean), max(1, int(self._run / self._mean))
+        for begin, end in stretches(chosen, count, gap, most):
+            read = shard.hold(begin, end)
+            while len(data) < count and records[len(data)] < end:
+                data.append(read[records[len(data)] - begin])
+        return data
 
 
 def stretches(
