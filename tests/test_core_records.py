@@ -582,9 +582,9 @@ def jpeg_data(out: Path, counts: list[int], odd: dict[int, Any] | None = None) -
 def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]:
     """Each batch as it is made at once, and as its items make it."""
     share = data._share(0)
-    at_once = Fetch(data._reader, share, many=many)
+    at_once = Fetch(data._reader, share, batched_reads=many)
     by_item = Fetch(data._reader, share)
-    assert (at_once.policy, by_item.policy) == ("hinted" if many else "held", "held")
+    assert (at_once.policy, by_item.policy) == ("page_cache" if many else "in_memory", "in_memory")
     for rows, again in zip(at_once, by_item, strict=True):
         items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
         yield data._whole(at_once, rows, empty), collate(items)
@@ -671,7 +671,7 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
     jpeg_data(tmp_path / "out", [16], {9: odd})
     data = small(tmp_path / "out", unit=1, shuffle=False)
     share = data._share(0)
-    fetch = Fetch(data._reader, share, many=many)
+    fetch = Fetch(data._reader, share, batched_reads=many)
     made = [data._whole(fetch, rows, empty) for rows in fetch]
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
@@ -719,8 +719,8 @@ def test_damage_in_a_batch_of_jpegs_is_the_ordinary_error(tmp_path: Path, many: 
     for at in sorted({0, 8, 12, size - 1, *random.Random(1).sample(range(size), 12)}):
         flip(path, start + at)
         data = small(tmp_path / "out")
-        fetch = Fetch(data._reader, data._share(0), many=many)
-        assert fetch.policy == ("hinted" if many else "held")
+        fetch = Fetch(data._reader, data._share(0), batched_reads=many)
+        assert fetch.policy == ("page_cache" if many else "in_memory")
         made = [data._whole(fetch, rows, empty) for rows in fetch]
         # Without the first record's size no batch is made at once.
         assert made.count(None) == 1 or (made.count(None) == 5 and data._raw.height == 0)  # type: ignore[union-attr]
@@ -746,10 +746,10 @@ def test_explain_says_where_records_of_batches_wait(
 ) -> None:
     data = small(jpeg_data(tmp_path / "out", [83]))
     by_item = small(tmp_path / "out", transform=np.copy)
-    at_once = "hinted" if engine.records() else "held"
-    assert (data.explain().policy, by_item.explain().policy) == (at_once, "held")
+    at_once = "page_cache" if engine.records() else "in_memory"
+    assert (data.explain().policy, by_item.explain().policy) == (at_once, "in_memory")
     monkeypatch.setattr(engine, "core", None)
-    assert data.explain().policy == "held"
+    assert data.explain().policy == "in_memory"
 
 
 def test_photographs_cost_nothing_more(tmp_path: Path) -> None:

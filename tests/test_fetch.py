@@ -151,16 +151,16 @@ def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(buffering, "RUN", 1000)
     monkeypatch.setattr(buffering, "LEAST_BLOCK", 100)
     monkeypatch.setattr(buffering, "AHEAD", 8)
-    if request.param == "hinted":
+    if request.param == "page_cache":
         monkeypatch.setattr(buffering, "SMALL", 0)
-    if request.param == "held in tiny chunks":
+    if request.param == "in_memory in tiny chunks":
         monkeypatch.setattr("shardio.dataset.window.CHUNK", 3)
         monkeypatch.setattr(buffering, "RUN", 100)
     yield request.param.split()[0]
 
 
 ways = pytest.mark.parametrize(
-    "policy", ["hinted", "held", "held in tiny chunks", "network"], indirect=True
+    "policy", ["page_cache", "in_memory", "in_memory in tiny chunks", "network"], indirect=True
 )
 
 
@@ -227,7 +227,7 @@ def test_tiny_datasets(packed: Packed, policy: str, counts: list[int]) -> None:
         check(read(got), expected(of))
 
 
-@pytest.mark.parametrize("policy", ["held", "network"], indirect=True)
+@pytest.mark.parametrize("policy", ["in_memory", "network"], indirect=True)
 def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) -> None:
     got = Fetch(reader(packed([300] * 4), policy == "network"), share([300] * 4, 8))
     most = 0
@@ -305,7 +305,9 @@ def test_a_resume_reads_little_of_what_was_read_before(packed: Packed, policy: s
         assert traffic < (1600 - 180 * 8 + 150) * of.mean_bytes + 8 * buffering.RUN
 
 
-@pytest.mark.parametrize("policy", ["held", "held in tiny chunks", "network"], indirect=True)
+@pytest.mark.parametrize(
+    "policy", ["in_memory", "in_memory in tiny chunks", "network"], indirect=True
+)
 def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy: str) -> None:
     counts = [500] * 4
     of = share(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
@@ -320,7 +322,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     assert last <= of.epoch.unit * 100  # but for what others hand out after this one's last
 
 
-@pytest.mark.parametrize("policy", ["held"], indirect=True)
+@pytest.mark.parametrize("policy", ["in_memory"], indirect=True)
 def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -> None:
     counts = [4000]
     got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=8, spans=1))
@@ -329,7 +331,7 @@ def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -
         assert all(len(span._held) < 200 for span in got._spans.values())
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 def test_after_the_start_runs_alone_announce_everything(
     packed: Packed, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +346,7 @@ def test_after_the_start_runs_alone_announce_everything(
     assert not alone
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("shuffle_buffer", [1, 60, 400, None])
 def test_everything_is_announced_before_it_is_read(
     packed: Packed, policy: str, shuffle_buffer: int | None
@@ -375,7 +377,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize(
     ("shuffle_buffer", "memory", "network", "job"),
     [
@@ -412,7 +414,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("consumer", [{}, {"worker": 1, "num_workers": 2}, {"start": 100}])
 def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
     packed: Packed, policy: str, consumer: dict[str, int]
@@ -446,7 +448,7 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("start", [0, 100, 450])
 @pytest.mark.parametrize("batch_size", [8, None])
 def test_a_resume_is_ramped_too_where_all_is_announced(
@@ -467,7 +469,7 @@ def test_a_resume_is_ramped_too_where_all_is_announced(
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize(
     ("step", "consumers", "exact"), [(1, 8, False), (4, 8, True), (4, 1, True), (10, 2, True)]
 )
@@ -487,7 +489,7 @@ def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
     check(read(got), numbers)
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("consumers", [1, 600])
 def test_a_small_dataset_that_is_shuffled_as_a_whole_is_read_before_its_first_batch(
@@ -519,7 +521,7 @@ def test_a_small_dataset_that_is_shuffled_as_a_whole_is_read_before_its_first_ba
     check(read(Fetch(got.reader, of)), expected(of))
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 def test_of_a_subset_the_gaps_are_read_too_where_that_saves_calls(
     packed: Packed, policy: str
 ) -> None:
@@ -552,7 +554,7 @@ def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("shuffle_buffer", [2000, None])
 def test_the_window_is_not_announced_before_the_first_batch(
     packed: Packed, policy: str, shuffle_buffer: int | None
@@ -582,7 +584,7 @@ def test_the_system_reads_ahead_by_itself_only_where_blocks_are_held(
     read(got)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
-    assert len(storage.scattered) == (sum(map(bool, COUNTS)) if policy == "hinted" else 0)
+    assert len(storage.scattered) == (sum(map(bool, COUNTS)) if policy == "page_cache" else 0)
 
 
 def test_iterators_of_one_reader_keep_the_advice_of_their_own_reads(packed: Packed) -> None:
@@ -598,7 +600,7 @@ def test_iterators_of_one_reader_keep_the_advice_of_their_own_reads(packed: Pack
     assert of.shard(0).read(3) == scattered.read(3)
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str) -> None:
     counts = [500] * 8
     got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=100))
@@ -786,5 +788,5 @@ def test_the_window_costs_a_process_little_memory(tmp_path: Path, size: int, rec
     )
     assert done.returncode == 0, done.stderr
     policy, grown = done.stdout.split()
-    assert policy == ("held" if size < 1000 else "hinted")
+    assert policy == ("in_memory" if size < 1000 else "page_cache")
     assert int(grown) < 32

@@ -523,8 +523,9 @@ def raw_data(
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     """Each batch as it is made at once, and as its items make it; and where records waited."""
     share = data._share(0)
-    at_once = Fetch(data._reader, share, selection=data._selection, many=data._many)
-    by_item = Fetch(data._reader, share, selection=data._selection, many=data._many)
+    batched = data._batched_reads
+    at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
+    by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     for rows, again in zip(at_once, by_item, strict=True):
         whole = data._whole(at_once, rows, empty)
         items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
@@ -562,7 +563,7 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
     for whole, collated, policy in batches(data):
         same(whole, collated)
         policies.add(policy)
-    assert policies == {"hinted" if buffer == "all" or core is not None else "held"}
+    assert policies == {"page_cache" if buffer == "all" or core is not None else "in_memory"}
 
 
 def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
@@ -574,7 +575,7 @@ def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
     sizes = []
     for whole, collated, policy in batches(data):
         same(whole, collated)
-        assert policy == "hinted"
+        assert policy == "page_cache"
         sizes.append(len(whole[0]))
     assert sizes == [5, 5, 3]
 

@@ -36,7 +36,7 @@ pytestmark = [
 COUNTS = [23, 0, 41, 3, 30]
 N = sum(COUNTS)
 STARTS = np.cumsum([0, *COUNTS])
-WAYS = ("hinted", "held", "network", "exact")
+WAYS = ("page_cache", "in_memory", "network", "exact")
 
 FIELDS = (
     *(("__key__", "key"), ("image", "image"), ("label", "int"), ("score", "float")),
@@ -89,7 +89,7 @@ def way(name: str) -> Iterator[None]:
         patch.setattr(buffering, "LEAST_BLOCK", 1)
         patch.setattr(buffering, "AHEAD", 8)
         patch.setattr(buffering, "GAP", 300)
-        if name in ("hinted", "exact"):
+        if name in ("page_cache", "exact"):
             patch.setattr(buffering, "SMALL", 0)
         if name == "exact":
             patch.setattr(buffering, "memory_available", lambda: 0)
@@ -175,7 +175,7 @@ def test_the_ways_are_the_ones_meant(folder: Path, name: str) -> None:
     with way(name):
         share = Share(Epoch(selection.counts, **options), 4)
         got = Fetch(reader(folder, name == "network"), share, selection=selection)
-    assert (got.policy, got._exact) == ("hinted" if name == "exact" else name, name == "exact")
+    assert (got.policy, got._exact) == ("page_cache" if name == "exact" else name, name == "exact")
 
 
 def spread(start: int, step: int, counts: list[int]) -> Selection:
@@ -202,11 +202,11 @@ def test_only_chosen_records_are_read_and_announced(packed: Packed, name: str) -
     )
     assert sorted(storage.reads) == wanted  # each once, and nothing else
     assert set(storage.announced) <= set(wanted)
-    assert bool(storage.announced) == (name != "held")
+    assert bool(storage.announced) == (name != "in_memory")
     assert got.held_bytes == 0
 
 
-@pytest.mark.parametrize("name", ["held", "network"])
+@pytest.mark.parametrize("name", ["in_memory", "network"])
 def test_small_gaps_are_read_over(packed: Packed, name: str) -> None:
     counts = [400] * 4
     selection = spread(1, 2, counts)

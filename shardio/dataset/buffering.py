@@ -3,21 +3,21 @@
 The shuffle buffer is an order, not a pile of bytes; where the bytes wait depends on what is
 cheapest:
 
-    hinted    the default. The page cache is the buffer: as the window of a span moves on, its
-              storage is announced in runs of adjacent records, 1 MiB each, and each record is
-              read when it is handed out. Costs the process next to nothing, and all workers of a
-              machine share the pages.
-    held      small records, in windows that fit HELD_BYTES: each span is read in blocks, and the
-              raw bytes of each record wait in this process. 0.9 KB: 0.7 us a record less.
-    network   hints to a network file system are not to be trusted: held, up to `buffer_bytes` on
-              this machine; where that is full, blocks are left out and their records are read one
-              by one when handed out, so nothing is read twice.
+    page_cache  the default. The page cache is the buffer: as the window of a span moves on, its
+                storage is announced in runs of adjacent records, 1 MiB each, and each record is
+                read when it is handed out. Costs the process next to nothing, and all workers of
+                a machine share the pages.
+    in_memory   small records, in windows that fit HELD_BYTES: each span is read in blocks, and the
+                raw bytes of each record wait in this process. 0.9 KB: 0.7 us a record less.
+    network     announcements to a network file system are not to be trusted: records wait in this
+                process, up to `buffer_bytes` on this machine; where that is full, blocks are left
+                out and their records are read one by one when handed out, so nothing is read twice.
 
 A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
 the first batch would wait behind it. So the first batches announce their own records, exactly, one
 batch ahead, and the window grows RAMP records for each one handed out. A dataset of small records
 that is shuffled as a whole is one window, announced so from its first byte to its last. One of at
-most ALL_BYTES is announced before the first batch, or read, where hints are not to be trusted:
+most ALL_BYTES is announced before the first batch, or read, if it is on a network file system:
 sequential reads, on any storage, for one epoch's worth of which nobody waits long. Where
 storage order does not help (larger records are shuffled as a whole, a span is shared with other
 machines, or memory is too short to keep the windows until they are used) all announcements are of
@@ -57,8 +57,9 @@ KEPT = 0.25
 AHEAD = 256  # records announced ahead of use where storage order does not help, at least
 # Of records of a dataset that is shuffled as a whole, mean bytes x consumers on a machine, each of
 # which announces all: at 9 us for 128 KiB in the cache as dear as 4.5 us for each one's own. So is
-# each call where records do not lie side by side (`apart`): 12 consumers, 4 KB files of a folder:
-# 173 us of processors a record, 35 when each announces its own; one record in ten: 35 and 9.
+# each call where records do not lie side by side (`calls_per_record`): 12 consumers, 4 KB files of
+# a folder: 173 us of processors a record, 35 when each announces its own; one record in ten: 35
+# and 9.
 WHOLE = 64 << 10
 # Calls of a consumer that announce a small dataset before the first batch: 0.1 s where all is
 # cached.
@@ -67,19 +68,19 @@ CALLS = 1 << 14
 STEPS = (64, 256)
 
 
-class Keeping(NamedTuple):
-    """Where the bytes of a consumer's windows wait. Sizes are by the mean record."""
+class BufferPlan(NamedTuple):
+    """Say where the bytes of a consumer's windows wait. Sizes are those of the mean record."""
 
-    policy: str  # "hinted", "held" or "network"; see above
+    policy: str  # "page_cache", "in_memory" or "network"; see the module
     exact: bool  # only the records of the next batches are announced, not the windows
     budget: int  # bytes that may be held in the process; 0: none are
     run: int  # bytes that are read or announced at a time
-    held_bytes: int  # that the windows would hold in the process, were there no budget; 0: hinted
+    held_bytes: int  # that the windows would hold in the process, were there no budget
     cached_bytes: int  # announced, and not yet read, in the page cache of this machine
     first: bool = False  # all of the dataset is announced, or read, before the first batch
 
 
-def keep(
+def plan_buffering(
     share: Share | Slices,
     mean_bytes: float,
     *,
@@ -88,14 +89,16 @@ def keep(
     local_consumers: int = 1,
     machines: int = 1,
     available_bytes: int | None = None,
-    many: bool = False,
-    apart: Callable[[], float] = lambda: 0.0,
-) -> Keeping:
-    """Decide it, by arithmetic: nothing is read. Options as Fetch has them.
+    batched_reads: bool = False,
+    calls_per_record: Callable[[], float] = lambda: 0.0,
+) -> BufferPlan:
+    """Decide where a consumer's bytes wait, by arithmetic. Nothing is read. Options as of Fetch.
 
-    apart: tells, where all is shuffled, how many calls announce all, for each record; see `apart`.
-    many: the core reads many records at a time, so that holding gains nothing.
-    available_bytes: memory of this machine for processes and page cache; default: what it has.
+    mean_bytes        of a record in storage
+    network           whether the storage is a network file system
+    available_bytes   memory of this machine for processes and page cache; default: what it has
+    batched_reads     the core reads many records at a time, so that holding them gains nothing
+    calls_per_record  asked where all is shuffled: the calls that announce all records, for each
     """
     epoch, touched, sharing = share.epoch, share.touched, share.sharers
     window = epoch.window * mean_bytes
@@ -105,21 +108,21 @@ def keep(
         if network:
             budget = max(1, buffer_bytes // local_consumers)
             run = max(1, min(RUN, budget // (2 * touched)))
-        elif mean_bytes < SMALL and room >= LEAST_BLOCK and not many:
+        elif mean_bytes < SMALL and room >= LEAST_BLOCK and not batched_reads:
             budget, run = HELD_BYTES, int(min(RUN, HELD_RUN, room))
         if budget:
             ahead = max(run, mean_bytes)  # the block that reaches beyond the window
             if network:  # and what is read early, so that no batch waits; see Fetch
                 ahead += max(run, epoch.unit * mean_bytes)
             held = math.ceil(touched * (window + ahead))
-            return Keeping("network" if network else "held", False, budget, run, held, 0)
+            return BufferPlan("network" if network else "in_memory", False, budget, run, held, 0)
     spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
     pages = math.ceil(spans * (window + RUN))
     exact = sharing > 1 and (network or machines > 1)
     first = False
     if epoch.shuffles_all:
         pages = math.ceil(epoch.records * mean_bytes)
-        each = apart()
+        each = calls_per_record()
         first = pages <= ALL_BYTES and epoch.records * each <= CALLS
         exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
         exact = exact and not first
@@ -130,20 +133,20 @@ def keep(
     if exact:  # storage order does not help: announce the records of the next batches one by one
         batch = share.batch_size or STEPS[1]
         pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
-    return Keeping("hinted", exact, 0, RUN, 0, pages, first)
+    return BufferPlan("page_cache", exact, 0, RUN, 0, pages, first)
 
 
-def read_by_core(made: Manifest) -> bool:
-    """Whether the core reads what batches are made of, as far as the manifest tells: raw pixels.
+def reads_batches_in_core(made: Manifest) -> bool:
+    """Say whether the core reads batches of raw pixels, as far as the manifest tells.
 
-    Not where a transform wants them one by one; to it 0.4 us of each do not matter.
+    A transform that takes records one by one is not considered: 0.4 us of each do not matter.
     """
     raw = made.format == "record" and made.options.get("encode") == "raw"
     return raw and engine.records() is not None
 
 
-def apart(made: Manifest, selection: Selection | None) -> float:
-    """Calls that announce all these records in storage order, for each of them: 0 to 1."""
+def calls_per_record(made: Manifest, selection: Selection | None) -> float:
+    """Count the calls that announce all these records in storage order, for each: 0 to 1."""
     if made.format == "imagefolder":  # each is a file
         return 1.0
     if selection is None:
@@ -154,6 +157,9 @@ def apart(made: Manifest, selection: Selection | None) -> float:
 
 
 def gap_between(numbers: Int64s, mean_bytes: float) -> int:
-    """Unwanted records between two that are announced with them; no more in all than are wanted."""
+    """Choose how many unwanted records between two are announced with them.
+
+    In all no more of them are announced than wanted ones.
+    """
     between, gap = np.diff(numbers) - 1, int(GAP / mean_bytes)
     return gap if between[between <= gap].sum() <= len(numbers) else 0

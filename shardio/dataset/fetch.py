@@ -1,4 +1,4 @@
-"""Slices and order to records: storage is read in storage order, records are handed out shuffled.
+"""Hand out the records of one consumer, shuffled, while storage is read in storage order.
 
 How it works. `Fetch` walks the batches of one consumer (order.Share) and hands out their records.
 Where their bytes wait until then is decided in `buffering`; `window` knows the draws of each span,
@@ -22,13 +22,13 @@ from ..formats.base import Shard
 from ..order.arithmetic import Int64s, Share, Slices
 from ..order.subset import Selection
 from . import buffering, window
-from .buffering import BUFFER_BYTES, apart, gap_between, keep
+from .buffering import BUFFER_BYTES, calls_per_record, gap_between, plan_buffering
 from .reader import Part, Reader, Row
 from .window import NOWHERE, NUMBER, All, Buffer, Places, Span
 
 
 class Rows(NamedTuple):
-    """The rows of one batch, in order. Without a batch_size: of many steps, one row each."""
+    """Tell the rows of one batch, in order. Without a batch_size: of many steps, one row each."""
 
     shards: Int64s  # (size,) of each row its shard
     numbers: Int64s  # (size,) and its record, by number in the dataset
@@ -37,11 +37,12 @@ class Rows(NamedTuple):
 
     @property
     def size(self) -> int:
+        """The number of rows, a tail's repeats included."""
         return len(self.numbers)
 
 
 class Fetch:
-    """One consumer's share of an epoch: iterates over its batches as `Rows`, in order.
+    """Iterate over the batches of one consumer's share of an epoch, as `Rows`, in order.
 
     `read` reads each row of `rows(batch)`.
 
@@ -49,7 +50,7 @@ class Fetch:
     selection        the records that the epoch is of; None: all
     local_consumers  consumers on this machine, this one included
     machines         machines that read this epoch
-    many             records are read by `parts`, many at a time, by the core
+    batched_reads    records are read by `parts`, many at a time, by the core
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Fetch:
         buffer_bytes: int = BUFFER_BYTES,
         local_consumers: int = 1,
         machines: int = 1,
-        many: bool = False,
+        batched_reads: bool = False,
     ) -> None:
         self.reader = reader
         self.share = share
@@ -73,22 +74,22 @@ class Fetch:
         epoch = share.epoch
         mean = reader.mean_bytes
         sharing = share.sharers
-        keeping = keep(
+        plan = plan_buffering(
             share,
             mean,
             network=reader.storage.is_network(),
             buffer_bytes=buffer_bytes,
             local_consumers=local_consumers,
             machines=machines,
-            many=many,
-            apart=partial(apart, reader.manifest, selection),
+            batched_reads=batched_reads,
+            calls_per_record=partial(calls_per_record, reader.manifest, selection),
         )
-        self.policy, self._exact, self._first = keeping.policy, keeping.exact, keeping.first
-        self._budget = keeping.budget
-        self._scattered = not keeping.budget
+        self.policy, self._exact, self._first = plan.policy, plan.exact, plan.first
+        self._budget = plan.budget
+        self._scattered = not plan.budget
         # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
-        self._at_once = self.policy == "held"
-        self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(keeping.run / mean))
+        self._at_once = self.policy == "in_memory"
+        self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(plan.run / mean))
         self._ahead = 0 if self._at_once else max(buffering.AHEAD, share.batch_size or 1)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         chunk = window.CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
@@ -97,7 +98,7 @@ class Fetch:
         gap = 0
         if self._all is not None and selection is not None:
             gap = gap_between(selection.numbers, mean)
-        self.buffer = Buffer(reader, keeping, selection, lead=self._lead, gap=gap)
+        self.buffer = Buffer(reader, plan, selection, lead=self._lead, gap=gap)
 
     @property
     def held_bytes(self) -> int:
@@ -117,7 +118,7 @@ class Fetch:
             yield from self._hand_out(drawn)
 
     def rows(self, rows: Rows) -> Iterator[Row]:
-        """What `read` reads of these rows, in order."""
+        """Yield these rows in order, each as `reader.read` takes it."""
         records = (rows.numbers - self.reader.starts[rows.shards]).tolist()
         several = zip(rows.shards.tolist(), rows.numbers.tolist(), records, strict=True)
         last, shard = -1, None
@@ -127,7 +128,7 @@ class Fetch:
             yield number, shard, record, held
 
     def parts(self, rows: Rows) -> list[Part]:
-        """These rows by shard, in storage order, to be read many at a time."""
+        """Sort these rows by shard, in storage order, to be read many at a time."""
         parts = []
         for shard, records, places in self._by_shard(rows.shards, rows.numbers):
             held = None if rows.held is None else [rows.held[i] for i in places.tolist()]
@@ -135,7 +136,7 @@ class Fetch:
         return parts
 
     def _by_shard(self, shards: Int64s, numbers: Int64s) -> Iterator[tuple[Shard, Int64s, Int64s]]:
-        """Each shard of these rows, its records in storage order, and which rows these are."""
+        """Yield each shard of these rows, its records in storage order, and which rows they are."""
         order = numbers.argsort()
         shards = shards[order]
         records = numbers[order] - self.reader.starts[shards]
@@ -144,9 +145,9 @@ class Fetch:
             yield self.reader.shard(int(shards[a]), self._scattered), records[a:b], order[a:b]
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
-        """Of each batch pieces, repeats, and which row each row of the pieces is; None: in order.
+        """Yield of each batch pieces, repeats, and the row of each row of the pieces.
 
-        Without a batch_size, of many steps at a time.
+        None instead of the rows: they are in order. Without a batch_size, of many steps at a time.
         """
         share = self.share
         if isinstance(share, Slices) or share.batch_size is not None:
@@ -166,7 +167,7 @@ class Fetch:
             done += len(some)
 
     def _draw(self, pieces: _Pieces, repeats: Int64s, turn: Int64s | None) -> _Drawn:
-        """Which rows a batch has; announces those that nothing else has announced."""
+        """Find out which rows a batch has, and announce those that nothing else announced."""
         buffer = self.buffer
         drawn: list[tuple[Span, int, Places]] = []
         early: list[Places] = []
@@ -207,7 +208,7 @@ class Fetch:
         return _Drawn(drawn, rows, valid, end, turn)
 
     def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
-        """The batch, with what was held for it; then what comes after it is held or announced."""
+        """Yield the batch with what was held for it, then hold or announce what comes after it."""
         buffer = self.buffer
         held: list[bytes | None] = []
         for span, done, rows in batch.pieces:

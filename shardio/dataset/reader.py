@@ -44,7 +44,7 @@ Row = tuple[int, Shard, int, bytes | None]
 
 
 def read(row: Row) -> Sample:
-    """The sample of a row, checked; rows may be read in any order, by several threads at once.
+    """Read the sample of a row and check it. Several threads may read, in any order.
 
     Raises DamageError.
     """
@@ -53,7 +53,7 @@ def read(row: Row) -> Sample:
 
 
 class Reader:
-    """A dataset's shards, each opened when first needed, by the process that needs it.
+    """Open a dataset's shards, each when first needed, by the process that needs it.
 
     Descriptors are not inherited: a forked child starts without them, and a pickle holds none.
     Threads may share a reader, and so may iterators: each asks for shards with the advice that its
@@ -93,6 +93,7 @@ class Reader:
 
     @property
     def records(self) -> int:
+        """The number of records in all shards."""
         return int(self.starts[-1])
 
     @property
@@ -101,7 +102,7 @@ class Reader:
         return self.manifest.mean_bytes
 
     def shard(self, number: int, scattered: bool = False) -> Shard:
-        """The open shard. It stays usable while it is referenced, also when it leaves the cache.
+        """Give a shard, opened. It stays usable while it is referenced, in the cache or not.
 
         scattered: its records will be read in no order; the system is not to read ahead.
         """
@@ -113,12 +114,12 @@ class Reader:
             return self._miss(number, place)
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Number of a record in the dataset -> its shard, and its number there."""
+        """Turn the number of a record in the dataset into its shard, and its number there."""
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         return shard, number - int(self.starts[shard])
 
     def forget(self) -> None:
-        """Let go of all open shards; descriptors close with the last user of each."""
+        """Let go of all open shards. A descriptor closes with the last user of its shard."""
         self._opened: OrderedDict[int, Shard] = OrderedDict()  # by number; ~number: scattered
         self._lock = threading.Lock()
 
@@ -149,7 +150,7 @@ class Reader:
             return known
 
     def _too_large(self, newest: Shard) -> bool:
-        """Whether open shards, that are in memory as a whole, take more than they may."""
+        """Say whether open shards that are in memory as a whole take more than they may."""
         if not getattr(newest, "memory", 0):
             return False
         if not self._most:
@@ -168,13 +169,14 @@ class Reader:
         return open_shard(self.manifest.format, self._opening, info)
 
 
-class Described:
-    """What the manifest says, under the names that torchvision's datasets have for it."""
+class ManifestInfo:
+    """Give what the manifest says, under the names that torchvision's datasets have for it."""
 
     _reader: Reader
 
     @property
     def manifest(self) -> Manifest:
+        """The dataset's manifest."""
         return self._reader.manifest
 
     @property
@@ -191,7 +193,7 @@ class Described:
 
 
 def spare_descriptors() -> int:
-    """OPEN_SHARDS, or a quarter of the descriptors that this process may have."""
+    """Return OPEN_SHARDS, or a quarter of the descriptors that this process may have, if less."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return OPEN_SHARDS if soft == resource.RLIM_INFINITY else max(1, min(OPEN_SHARDS, soft // 4))
 

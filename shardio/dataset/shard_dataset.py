@@ -31,12 +31,12 @@ from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
 from .batch_decode import JPEG, RawPixels, raw_pixels
-from .buffering import BUFFER_BYTES, apart, read_by_core
+from .buffering import BUFFER_BYTES, calls_per_record, reads_batches_in_core
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name
 from .fetch import Fetch, Rows
 from .mixture import Length, Mixture
-from .reader import Described, Reader, Row, read
+from .reader import ManifestInfo, Reader, Row, read
 from .sequence import ShardSequence
 from .stream import VALID, Consumers, Items, Stream
 
@@ -73,7 +73,7 @@ _OTHERS = {
 }
 
 
-class ShardDataset(Described, Stream):
+class ShardDataset(ManifestInfo, Stream):
     """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
@@ -258,8 +258,8 @@ class ShardDataset(Described, Stream):
             is_network=reader.storage.is_network(),
             files_limit=reader.limit,
             labels=lambda shard: reader.shard(shard).columns.get("label"),
-            many=self._many,
-            apart=partial(apart, self.manifest, self._selection),
+            many=self._batched_reads,
+            apart=partial(calls_per_record, self.manifest, self._selection),
         )
 
     def tune(
@@ -332,9 +332,9 @@ class ShardDataset(Described, Stream):
         return f"ShardDataset({printable(self._path)!r})"
 
     @property
-    def _many(self) -> bool:
+    def _batched_reads(self) -> bool:
         """Whether the core reads many records at a time, so that holding them gains nothing."""
-        return read_by_core(self.manifest) or (
+        return reads_batches_in_core(self.manifest) or (
             self._raw is not None and engine.records() is not None
         )
 
@@ -380,7 +380,7 @@ class ShardDataset(Described, Stream):
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
-            many=self._many,
+            batched_reads=self._batched_reads,
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:

@@ -12,7 +12,7 @@ from ..formats.base import Shard
 from ..order.arithmetic import Epoch, Int64s
 from ..order.subset import Selection
 from . import buffering
-from .buffering import Keeping
+from .buffering import BufferPlan
 from .reader import Reader
 
 RAMP = 4  # records announced for each one handed out, until the window is announced
@@ -26,7 +26,7 @@ NOWHERE: Places = np.empty((3, 0), np.int64)
 
 
 class Span:
-    """Where a consumer stands in one span."""
+    """Remember where a consumer stands in one span."""
 
     __slots__ = (
         *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_order", "_rows", "_starts"),
@@ -48,7 +48,7 @@ class Span:
         self.done = self.began  # draws handed out, by anyone
 
     def take(self, first: int, count: int) -> Places:
-        """The rows of draws first .. first + count - 1; `first` never goes back."""
+        """Return the rows of draws first .. first + count - 1. `first` never goes back."""
         self.done = first + count
         begin = first - self._base
         found = self._rows[:, begin : begin + count]
@@ -59,7 +59,7 @@ class Span:
         return found
 
     def beyond(self, rows: Places) -> Places:
-        """Those rows that are neither held nor announced yet."""
+        """Choose the rows that are neither held nor announced yet."""
         return rows[:, rows[PLACE] >= self.ahead]
 
     def hold(self, data: Sequence[bytes | None]) -> None:
@@ -73,7 +73,7 @@ class Span:
         self.ahead += len(data)
 
     def release(self, places: list[int]) -> list[bytes | None]:
-        """What is held of the records at these places; it is held no more."""
+        """Return the bytes held of the records at these places, which are then held no more."""
         held, bottom = self._held, self._bottom
         if min(places) < bottom or max(places) - bottom >= len(held):
             return [self._pop(place - bottom) for place in places]  # left from before, or early
@@ -96,14 +96,14 @@ class Span:
         self._base, self._rows = first, np.stack((places, shards, self._starts[shards] + records))
 
     def locate(self, place: int) -> tuple[int, int, int]:
-        """A place in storage order -> record number in the dataset, shard, record in the shard."""
+        """Turn a place in storage order into a record's number, its shard, and its number there."""
         shards, records = self._epoch.locate(self._epoch.position(self._index, np.array([place])))
         shard, record = int(shards[0]), int(records[0])
         return int(self._starts[shard]) + record, shard, record
 
 
 class All:
-    """As a span: all of storage, where the whole dataset is shuffled and its places are draws."""
+    """Stand for all of storage, as one span, where the dataset is shuffled as a whole."""
 
     __slots__ = ("_starts", "ahead", "first", "records", "window")
     began = 0  # draws count from the first one here: a resume is ramped too
@@ -115,13 +115,16 @@ class All:
         self.first = -1  # the place in the order of the first draw here
 
     def start(self, place: int) -> None:
+        """Note the place in the order of the first draw of this consumer."""
         if self.first < 0:
             self.first = place
 
     def beyond(self, rows: Places) -> Places:
+        """Choose the rows that are not announced yet."""
         return rows[:, rows[NUMBER] >= self.ahead]
 
     def locate(self, place: int) -> tuple[int, int, int]:
+        """As of Span: a record's number, its shard, and its number there."""
         shard = int(self._starts.searchsorted(place, side="right")) - 1
         return place, shard, place - int(self._starts[shard])
 
@@ -129,7 +132,7 @@ class All:
 class Buffer:
     """Holds or announces storage ahead of use, as windows move on.
 
-    keeping    where bytes wait
+    plan    where bytes wait
     selection  the records that the epoch is of; None: all
     lead       records that are held or announced beyond a window
     gap        unwanted records between two that are announced with them
@@ -138,20 +141,20 @@ class Buffer:
     def __init__(
         self,
         reader: Reader,
-        keeping: Keeping,
+        plan: BufferPlan,
         selection: Selection | None,
         *,
         lead: int,
         gap: int,
     ) -> None:
         self.held_bytes = 0  # of records that were read and not yet handed out
-        self.scattered = not keeping.budget  # whether records are read one by one, in no order
+        self.scattered = not plan.budget  # whether records are read one by one, in no order
         self._reader, self._selection = reader, selection
         self._starts = reader.starts if selection is None else selection.starts
         self._mean = reader.mean_bytes
-        self._budget, self._run = keeping.budget, keeping.run
-        self._at_once, self._first = keeping.policy == "held", keeping.first
-        self._read_first = keeping.first and reader.storage.is_network()
+        self._budget, self._run = plan.budget, plan.run
+        self._at_once, self._first = plan.policy == "in_memory", plan.first
+        self._read_first = plan.first and reader.storage.is_network()
         self._lead, self._gap = lead, gap
         self._early: set[int] = set()  # handed out before their block is read: not to be held
 
@@ -225,7 +228,7 @@ class Buffer:
                 span.hold(data)
 
     def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> list[bytes]:
-        """The bytes of the first `count` of these records of a shard."""
+        """Read the bytes of the first `count` of these records of a shard."""
         if isinstance(chosen, slice):
             return shard.hold(chosen.start, chosen.start + count)
         data: list[bytes] = []
@@ -241,7 +244,7 @@ class Buffer:
 def stretches(
     records: slice | Int64s, count: int, gap: int, most: int = 1 << 62
 ) -> Iterator[tuple[int, int]]:
-    """The first `count` of these ascending records as (begin, end), over gaps of some records.
+    """Yield the first `count` of these ascending records as (begin, end), over gaps of records.
 
     most: records that such a stretch spans, about; gaps would make it many times the run.
     """
