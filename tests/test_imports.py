@@ -38,6 +38,8 @@ DOORS = {  # what only these modules import
     "tqdm": {"cli.main"},
     "PIL": {"images.decode", "tuning.contest", "tuning.specimens"},
     "torch": {
+        "dataset.assemble",
+        "dataset.ranks",
         "dataset.stream",
         "dataset.epoch_state",
         "dataset.collate",

@@ -49,7 +49,7 @@ from shardio import (
     StorageError,
     WorkerError,
 )
-from shardio.dataset.stream import consumers
+from shardio.dataset.ranks import consumers
 from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
 from shardio.loader import in_process as here

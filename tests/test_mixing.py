@@ -27,7 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset.decode import Work
 from shardio.dataset.mixture import _SLOTS, Mixture, Pattern, _Ranges, _slots
-from shardio.dataset.stream import Consumers
+from shardio.dataset.ranks import Consumers
 from shardio.order import arithmetic as order
 
 pytestmark = [

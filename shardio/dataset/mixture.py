@@ -27,8 +27,10 @@ from ..errors import OptionError, StateError, printable
 from ..order.arithmetic import MIX, Int64s, Share, Slices, key
 from ..order.options import Options
 from ..units import whole
+from .assemble import Items
 from .decode import Work
-from .stream import Consumers, Items, Stream
+from .ranks import Consumers
+from .stream import Stream
 
 Length = int | Literal["first", "last"]
 

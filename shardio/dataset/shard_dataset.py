@@ -30,15 +30,17 @@ from ..order.subset import where as select_where
 from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
+from .assemble import VALID, Items
 from .batch_decode import JPEG, RawPixels, raw_pixels
 from .buffering import BUFFER_BYTES, calls_per_record, reads_batches_in_core
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name
 from .fetch import Fetch, Rows
 from .mixture import Length, Mixture
+from .ranks import Consumers
 from .reader import ManifestInfo, Reader, Row, read
 from .sequence import ShardSequence
-from .stream import VALID, Consumers, Items, Stream
+from .stream import Stream
 
 # Names that users of other datasets and loaders bring: what to do instead.
 _LOADERS = "give it to the loader, DataLoader(ds, batch_size=None, {}) or ShardLoader(ds, {})"

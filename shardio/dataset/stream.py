@@ -20,24 +20,23 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import threading
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .. import units as sizes
-from ..errors import EpochError, OptionError, StateError, as_error, name_record, printable
+from ..errors import EpochError, OptionError, StateError, as_error, printable
 from ..order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
 from ..order.options import Options
-from ..stack import frames, users_level
-from .collate import Empty, Names, collate, empty, into, own
+from ..stack import users_level
+from .assemble import Items, collated, items_of, mark, mark_all
+from .collate import Names, collate, empty, own
 from .decode import Work, check_function
 from .epoch_state import (
     Decision,
@@ -52,41 +51,12 @@ from .epoch_state import (
     starting_iterator,
     ticket,
 )
-
-VALID = "valid"  # the field that tail="exact" adds
+from .ranks import Consumers, consumers, found_ranks, refuse_second_split
+from .stateful import ALONE, ITERATOR, STATE, STATEFUL, check_state, iterator_state
 
 Source = Callable[[Share], Iterator[Any]]
 
 _END = object()
-
-# Classes that split what a dataset yields among the ranks, and the modules they are of. Older
-# releases of transformers had one of their own.
-_SPLITTERS = frozenset({"DataLoaderDispatcher", "IterableDatasetShard"})
-_SPLITTING = frozenset({"accelerate.data_loader", "transformers.trainer_pt_utils"})
-
-# Members of a saved state, and what they are; those of an iterator's state follow.
-_STATE = ("epoch", "units")
-_ITERATOR = ("rows", "worker", "workers", "done")
-_STATEFUL = "_steps_since_snapshot"  # members that mark states of StatefulDataLoader: of workers,
-_ALONE = "_num_yielded"  # and of none
-
-
-class Consumers(NamedTuple):
-    """Who reads an epoch together."""
-
-    here: int  # consumers on this machine, this one included
-    machines: int
-
-
-class Items(NamedTuple):
-    """What the items of one batch are made of. Without a batch_size: of some samples in a row."""
-
-    rows: Iterable[Any]  # in order; for one thread at a time
-    make: Callable[[Any, Work], Any]  # of a row its item; by any thread
-    valid: int  # items before this one are the epoch's own; those from it on repeat some
-    size: int
-    whole: Callable[[Empty], Any] | None = None  # the collated batch at once, or None: not this one
-    records: Callable[[], Sequence[str]] | None = None  # what messages call them, once all are read
 
 
 class Stream(IterableDataset[Any]):
@@ -273,7 +243,7 @@ class Stream(IterableDataset[Any]):
         """
         if not state and get_worker_info() is not None:
             return  # what `state_dict` says there
-        _check(state, _STATE)
+        check_state(state, STATE)
         if "done" in state:
             raise StateError(
                 "this is the state of one worker's iterator; make one of the whole by "
@@ -294,18 +264,18 @@ class Stream(IterableDataset[Any]):
         That loader goes on only with the same number of workers; this state with any number, of
         ranks too. Raises StateError.
         """
-        if isinstance(stateful, Mapping) and _ALONE in stateful:
-            states, taken = [_iterator_state(stateful)], None
-        elif isinstance(stateful, Mapping) and _STATEFUL in stateful:
+        if isinstance(stateful, Mapping) and ALONE in stateful:
+            states, taken = [iterator_state(stateful)], None
+        elif isinstance(stateful, Mapping) and STATEFUL in stateful:
             try:
                 snapshot = stateful["_snapshot"]
                 workers = snapshot["_worker_snapshots"].values()
-                taken = snapshot["_snapshot_step"] + stateful[_STATEFUL]
+                taken = snapshot["_snapshot_step"] + stateful[STATEFUL]
             except (KeyError, TypeError, AttributeError):
                 raise StateError(
                     "state_from: the state of the StatefulDataLoader was edited or cut"
                 ) from None
-            states = sorted(map(_iterator_state, workers), key=lambda one: one["worker"])
+            states = sorted(map(iterator_state, workers), key=lambda one: one["worker"])
         else:
             raise StateError("state_from: expected what StatefulDataLoader.state_dict() gave")
         first = states[0]
@@ -317,7 +287,7 @@ class Stream(IterableDataset[Any]):
         if "batch_size" in first:
             taken = sum(done) if taken is None else taken
         else:
-            if taken is not None and stateful[_STATEFUL]:
+            if taken is not None and stateful[STATEFUL]:
                 raise StateError(
                     "state_from: without batch_size the samples since the loader's last snapshot "
                     "are not known; use snapshot_every_n_steps=1, or give batch_size to the dataset"
@@ -330,7 +300,7 @@ class Stream(IterableDataset[Any]):
                     "epoch that another number of workers could go on from: give batch_size to "
                     "the dataset"
                 )
-        state = {name: value for name, value in first.items() if name not in _ITERATOR}
+        state = {name: value for name, value in first.items() if name not in ITERATOR}
         state.pop("batch_size", None)
         state["units"] = first["units"] + taken * first["rows"] // first.get("unit", 1)
         return state
@@ -420,14 +390,14 @@ class Stream(IterableDataset[Any]):
         if self._captured is not None and self._captured_for == os.getpid() and get_worker_info():
             return self._captured
         given = self._given_ranks
-        found, where = _found_ranks()
+        found, where = found_ranks()
         if given is not None and found is not None and given != found:
             raise OptionError(
                 f"rank {given[0]} of {given[1]} was given, but {where} says rank "
                 f"{found[0]} of {found[1]}; leave both out to follow it"
             )
         ranks = given or found or (0, 1)
-        _refuse_second_split(*ranks)
+        refuse_second_split(*ranks)
         return ranks
 
     def _share(
@@ -679,7 +649,7 @@ class Iteration:
         """Go on from what `state_dict` said of the same worker. Raises StateError."""
         if not self.stride:
             return
-        _check(state, _STATE + _ITERATOR)
+        check_state(state, STATE + ITERATOR)
         epochs = self._epochs
         here = self.state_dict()
         advice = "load dataset.state_from(state) into the dataset, and make a new loader"
@@ -788,7 +758,7 @@ def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]
             if whole is not None:
                 yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole
                 continue
-        items: Iterator[Any] = _items(batch, work)
+        items: Iterator[Any] = items_of(batch, work)
         if stream.tail == "exact":
             items = map(mark, items, (i < batch.valid for i in range(batch.size)))
         if stream.batch_size is None:
@@ -797,117 +767,6 @@ def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]
         made = list(items)
         work.number = -1
         yield collated(collate_fn, made, batch, stream.names_of(batch) if ours else None)
-
-
-def _items(batch: Items, work: Work) -> Iterator[Any]:
-    """The items of a batch. What making one raises names the record that it was of."""
-    # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map, as if
-    # there were no more rows.
-    make = batch.make
-    for row in batch.rows:
-        try:
-            item = make(row, work)
-        except Exception as error:
-            name_record(error, work.record)
-            raise
-        work.number = -1
-        yield item
-
-
-def collated(
-    collate_fn: Callable[[list[Any]], Any],
-    items: list[Any],
-    batch: Items,
-    names: Names | None,
-    memory: Any = None,
-) -> Any:
-    """The batch that a collate_fn makes of these items. What it raises names their records.
-
-    names: given for a collate_fn of ours.
-    """
-    try:
-        with into(memory, names):
-            return collate_fn(items)
-    except Exception as error:
-        if names is None and batch.records is not None:
-            records = batch.records()
-            name_record(error, f"a batch of {len(records)}: {records[0]}, to {records[-1]}")
-        raise
-
-
-def mark(item: Any, valid: bool) -> Any:
-    """The item with the field that tail="exact" adds."""
-    if isinstance(item, tuple):
-        return (*item, valid)
-    if not isinstance(item, dict) or VALID in item:
-        what = "has a field of that name already" if isinstance(item, dict) else "is neither"
-        raise OptionError(
-            f"tail='exact' adds {VALID!r} to tuples and dicts, and this {type(item).__name__}, as "
-            f"map or the dataset gives it, {what}: give a map that returns such without it"
-        )
-    if type(item) is dict:
-        return {**item, VALID: valid}  # a map may keep its own
-    item = copy.copy(item)
-    item[VALID] = valid
-    return item
-
-
-def mark_all(batch: Any, valid: int, size: int) -> Any:
-    """As `mark`, of a collated batch: rows before row `valid` are."""
-    return mark(batch, torch.arange(size) < valid)  # type: ignore[arg-type]
-
-
-def _check(state: Mapping[str, Any], counts: Sequence[str]) -> None:
-    """Raises StateError when this is no state, or these members of it are no counts."""
-    if isinstance(state, Mapping) and (_STATEFUL in state or _ALONE in state):
-        raise StateError(
-            "this is the state of a StatefulDataLoader: load it into that loader, or "
-            "dataset.state_from(state) into the dataset"
-        )
-    if not isinstance(state, Mapping) or "order" not in state:
-        raise StateError(
-            f"a {type(state).__name__} that dataset.state_dict() did not make; of a checkpoint, "
-            "give that entry alone"
-        )
-    if state["order"] != ORDER_VERSION:
-        raise StateError(
-            f"the state was saved with order version {printable(repr(state['order']))}; this "
-            f"shardio makes version {ORDER_VERSION}, and would go on in another order: resume with "
-            "the shardio that saved it, or start the epoch anew"
-        )
-    for name in counts:
-        value = state.get(name)
-        if type(value) is not int or not 0 <= value < 1 << 63:
-            raise StateError(
-                f"the state's {name} is {printable(repr(value))}: it was edited or cut"
-            )
-
-
-def _iterator_state(worker: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Our iterator's state within a worker's, as StatefulDataLoader keeps it."""
-    try:
-        state = worker["fetcher_state"]["dataset_iter_state"]
-    except (KeyError, TypeError):
-        state = None
-    if not isinstance(state, Mapping):
-        raise StateError("state_from: this StatefulDataLoader does not read a dataset of shardio")
-    _check(state, _STATE + _ITERATOR)
-    return state
-
-
-def _found_ranks() -> tuple[tuple[int, int] | None, str]:
-    """What runs this process says of its rank and world size, and who that is."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return (distributed.get_rank(), distributed.get_world_size()), "torch.distributed"
-    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or world_size is None:
-        return None, ""
-    where = "the launcher (RANK, WORLD_SIZE)"
-    try:
-        return (int(rank), int(world_size)), where
-    except ValueError:
-        raise OptionError(f"{where} says rank {rank!r} of {world_size!r}: not numbers") from None
 
 
 _BATCHES = (
@@ -923,43 +782,3 @@ def _batches_of_batches(stream: Stream, loader: Loading) -> bool:
     if not loader.direct or stream.batch_size is None or loader.batch_size is None:
         return False
     return loader.batch_size > 1 or not loader.own_collate
-
-
-def _refuse_second_split(rank: int, world_size: int) -> None:
-    """Raises OptionError when Accelerate gives each rank only a part of what that rank yields.
-
-    To prepare a loader asks the dataset nothing. But what wraps it is on the stack whenever the
-    dataset is used: here, in a forked worker (its stack goes on from its parent's), and in what
-    pickles it for a spawned one. Rejected: gc.get_referrers, which walks all objects; Accelerate's
-    GradientState, which holds the loaders that are iterated, but not in spawned workers.
-    """
-    if world_size == 1 or not any(name in sys.modules for name in _SPLITTING):
-        return
-    for frame in frames():
-        if frame.f_globals.get("__name__") in _SPLITTING:
-            owner = frame.f_locals.get("self")
-            parts = getattr(getattr(owner, "state", owner), "num_processes", 2)
-            if type(owner).__name__ in _SPLITTERS and parts > 1:
-                raise OptionError(
-                    f"{type(owner).__name__} of Accelerate splits what this dataset yields among "
-                    f"{parts} processes, but it is split already (this is rank {rank} of "
-                    f"{world_size}): records would be lost. Leave the DataLoader out of "
-                    "accelerator.prepare(); with a Trainer of transformers, override "
-                    "get_train_dataloader and get_eval_dataloader (docs/order.md shows both)"
-                )
-
-
-def consumers(world_size: int, num_workers: int) -> Consumers:
-    """Who reads an epoch, when each rank has so many workers."""
-    machines, here = machines_of(world_size)
-    return Consumers(here * num_workers, machines)
-
-
-def machines_of(world_size: int) -> tuple[int, int]:
-    """Machines of the job, and ranks on this one; one machine where the launcher does not say."""
-    try:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    except ValueError:
-        here = world_size
-    here = min(max(1, here), world_size)
-    return -(-world_size // here), here

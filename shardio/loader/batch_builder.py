@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..dataset.assemble import Items, collated, mark, mark_all
 from ..dataset.collate import TENSORS, is_planes, own, places_of, rows_of
 from ..dataset.decode import Work
-from ..dataset.stream import Items, Stream, collated, mark, mark_all
+from ..dataset.stream import Stream
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text

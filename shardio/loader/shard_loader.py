@@ -25,7 +25,8 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from .. import machine
-from ..dataset.stream import Iteration, Source, Stream, consumers, machines_of
+from ..dataset.ranks import consumers, machines_of
+from ..dataset.stream import Iteration, Source, Stream
 from ..errors import EpochError, OptionError, printable
 from ..order.arithmetic import Share
 from ..order.options import Options, answered

@@ -32,7 +32,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from ..dataset.stream import Consumers, Items, Stream
+from ..dataset.assemble import Items
+from ..dataset.ranks import Consumers
+from ..dataset.stream import Stream
 from ..dataset.whereabouts import Whereabouts
 from ..order.arithmetic import key
 from ..order.options import Options
