@@ -39,6 +39,7 @@ DOORS = {  # what only these modules import
     "PIL": {"images.decode", "tuning.contest", "tuning.specimens"},
     "torch": {
         "dataset.assemble",
+        "dataset.iteration",
         "dataset.ranks",
         "dataset.stream",
         "dataset.epoch_state",

@@ -522,7 +522,7 @@ def raw_data(
 
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     """Each batch as it is made at once, and as its items make it; and where records waited."""
-    share = data._share(0)
+    share = data.share_of(0)
     batched = data._batched_reads
     at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
@@ -619,7 +619,7 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
     for at in (0, 7, 8, 11, 12, 15, 16, 20, 40, 60, size - 1):  # checksum, lengths, head, pixels
         flip(path, start + at)
         fresh = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-        fetch = Fetch(fresh._reader, fresh._share(0))
+        fetch = Fetch(fresh._reader, fresh.share_of(0))
         [rows] = fetch
         with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
             fresh._whole(fetch, rows, empty)
@@ -659,7 +659,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
         fields=("image", "label", "score"),
         decode="numpy",
     )
-    at_once = Fetch(data._reader, data._share(0))
+    at_once = Fetch(data._reader, data.share_of(0))
     made = [data._whole(at_once, rows, empty) for rows in at_once]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
@@ -713,7 +713,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     file[start : start + size] = record
     path.write_bytes(file)
     with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
-        fetch = Fetch(data._reader, data._share(0))
+        fetch = Fetch(data._reader, data.share_of(0))
         for rows in fetch:
             data._whole(fetch, rows, empty)
 
@@ -737,10 +737,10 @@ def test_other_datasets_are_read_the_ordinary_way(tmp_path: Path, options: dict[
     raw_data(tmp_path / "out", [6])
     usual = {"batch_size": 6, "fields": ("image", "label"), "decode": "numpy"}
     data = ShardDataset(tmp_path / "out", **usual | options)
-    fetch = Fetch(data._reader, data._share(0))
+    fetch = Fetch(data._reader, data.share_of(0))
     assert all(data._whole(fetch, rows, empty) is None for rows in fetch)
     data = ShardDataset(tmp_path / "out", **usual)
-    assert data._whole(fetch, next(iter(Fetch(data._reader, data._share(0)))), empty) is not None
+    assert data._whole(fetch, next(iter(Fetch(data._reader, data.share_of(0)))), empty) is not None
 
 
 def test_no_memory_is_taken_for_pixels_that_are_not_there(tmp_path: Path) -> None:

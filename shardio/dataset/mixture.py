@@ -19,16 +19,17 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, groupby, islice, pairwise, repeat
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..order.arithmetic import MIX, Int64s, Share, Slices, key
+from ..order.arithmetic import MIX, Share, Slices, key
 from ..order.options import Options
 from ..units import whole
 from .assemble import Items
 from .decode import Work
+from .protocol import Component
 from .ranks import Consumers
 from .stream import Stream
 
@@ -101,26 +102,6 @@ def _deal(slots: Sequence[int]) -> list[int]:
     return owners
 
 
-class Component(Protocol):
-    """What a mixture needs to know of a dataset in it."""
-
-    options: Options
-    counts: Int64s
-
-    @property
-    def records(self) -> int: ...
-    @property
-    def image_place(self) -> int | str | None: ...
-    def _which(self) -> dict[str, Any]: ...
-    def _adopted(self, state: Mapping[str, Any]) -> Options: ...
-    @property
-    def item_fields(self) -> tuple[str, ...] | None: ...
-    def record_name(self, number: int) -> str: ...
-    def _feed(
-        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
-    ) -> Iterator[Items]: ...
-
-
 @dataclass(frozen=True)
 class MixedOptions(Options):
     """The options of a mixture: rows in one span, unshuffled; and those of each dataset in it."""
@@ -155,7 +136,7 @@ class Mixture(Stream):
             MixedOptions.of([dataset.options for dataset in self._datasets]),
             np.array([self.length], np.int64),
             collate_fn=first.collate_fn if collate_fn is None else collate_fn,
-            ranks=first._given_ranks,
+            ranks=first.given_ranks,
         )
 
     def __repr__(self) -> str:
@@ -183,7 +164,8 @@ class Mixture(Stream):
     def evaluates(self) -> bool:
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+    def read_batches(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+        """Read a consumer's share, in order. The `rows` of each are used up before the next."""
         size = share.batch_size or 1
         rows = self._rows(share, _Ranges(share), consumers)
         for step, (start, stop) in zip(share.worker_steps, _Ranges(share), strict=True):
@@ -226,7 +208,7 @@ class Mixture(Stream):
                 batch_size=math.ceil((share.batch_size or 1) * self._share_of(d)),
                 consumers=share.world_size * share.num_workers,
             )
-            for items in dataset._feed(reads, consumers, self.hands_out):
+            for items in dataset.read_batches(reads, consumers, hands_out=self.hands_out):
                 yield from zip(repeat(items.make), items.rows, repeat(dataset))
 
     def _parts(
@@ -247,7 +229,7 @@ class Mixture(Stream):
 
     def _identity(self) -> dict[str, Any]:
         named = [
-            {**dataset._which(), **part.state()}
+            {**dataset.source_identity(), **part.state()}
             for dataset, part in zip(self._datasets, self.options.parts, strict=True)
         ]
         return {
@@ -258,7 +240,8 @@ class Mixture(Stream):
             "tail": self.tail,
         }
 
-    def _adopted(self, state: Mapping[str, Any]) -> Options:
+    def options_after(self, state: Mapping[str, Any]) -> Options:
+        """Return the options to go on with after this state. Raises StateError."""
         saved = state.get("mix")
         if not isinstance(saved, list) or len(saved) != len(self._datasets):
             found = f"{len(saved)} datasets" if isinstance(saved, list) else "no mixture"
@@ -282,9 +265,8 @@ class Mixture(Stream):
                 )
             one = dict(zip(_NAMES, values, strict=True))
             try:
-                parts.append(
-                    dataset._adopted({**one, "seed": state.get("seed"), "tail": state.get("tail")})
-                )
+                one |= {"seed": state.get("seed"), "tail": state.get("tail")}
+                parts.append(dataset.options_after(one))
             except StateError as error:
                 raise StateError(f"dataset {number} of the mixture: {error}") from None
         return MixedOptions.of(parts)
@@ -402,6 +384,6 @@ _COMMON = {
     "batch_size": "batch_size",
     "tail": "tail",
     "seed": "seed",
-    "_given_ranks": "rank and world_size",
+    "given_ranks": "rank and world_size",
     "_structure": "fields",
 }

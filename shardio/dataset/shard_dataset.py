@@ -368,13 +368,14 @@ class ShardDataset(ManifestInfo, Stream):
             self._reader.forget()
         return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
-        return self._feed(share, consumers, self.hands_out)
-
-    def _feed(
-        self, reads: Share | Slices, consumers: Consumers, hands_out: bool
+    def read_batches(
+        self, reads: Share | Slices, consumers: Consumers, *, hands_out: bool | None = None
     ) -> Iterator[Items]:
-        """The items of these reads, in order. hands_out: as `hands_out` of who reads them."""
+        """Read these batches, in order. The `rows` of each are used up before the next.
+
+        hands_out: as of the mixture that hands the items out; None: this dataset does.
+        """
+        hands_out = self.hands_out if hands_out is None else hands_out
         fetch = Fetch(
             self._reader,
             reads,
@@ -454,14 +455,16 @@ class ShardDataset(ManifestInfo, Stream):
         return super().evaluates or not self.shuffle
 
     def _identity(self) -> dict[str, Any]:
-        return {**self._which(), **self.options.state()}
+        return {**self.source_identity(), **self.options.state()}
 
-    def _which(self) -> dict[str, Any]:
+    def source_identity(self) -> dict[str, Any]:
+        """Tell which records are read: the dataset, and the selection of them."""
         chosen = None if self._selection is None else self._selection.digest
         return {"dataset": self.manifest.dataset_id.hex(), "selection": chosen}
 
-    def _adopted(self, state: Mapping[str, Any]) -> Options:
-        for name, value in self._which().items():
+    def options_after(self, state: Mapping[str, Any]) -> Options:
+        """Return the options to go on with after this state. Raises StateError."""
+        for name, value in self.source_identity().items():
             if state.get(name) != value:
                 what = "dataset" if name == "dataset" else "selection of records"
                 raise StateError(

@@ -20,43 +20,34 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .. import units as sizes
-from ..errors import EpochError, OptionError, StateError, as_error, printable
+from ..errors import OptionError, StateError
 from ..order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
 from ..order.options import Options
 from ..stack import users_level
-from .assemble import Items, collated, items_of, mark, mark_all
-from .collate import Names, collate, empty, own
-from .decode import Work, check_function
+from .assemble import Items
+from .collate import collate, own
+from .decode import check_function
 from .epoch_state import (
-    Decision,
     EpochState,
-    Loading,
     Ticket,
-    Verdict,
-    loading,
-    loading_iterator,
-    new_number,
-    number_of,
     starting_iterator,
-    ticket,
 )
-from .ranks import Consumers, consumers, found_ranks, refuse_second_split
+from .iteration import STREAMS, Iteration, Source, new_ticket, steps_of
+from .ranks import Consumers, found_ranks, refuse_second_split
 from .stateful import ALONE, ITERATOR, STATE, STATEFUL, check_state, iterator_state
 
-Source = Callable[[Share], Iterator[Any]]
 
-_END = object()
+def _nothing() -> None:
+    return None
 
 
 class Stream(IterableDataset[Any]):
@@ -75,32 +66,32 @@ class Stream(IterableDataset[Any]):
         self.counts = counts  # (shards,) int64: the records of each that this stream reads
         self.collate_fn = collate if collate_fn is None else collate_fn
         own(self.collate_fn)  # raises for a wrong `ragged`
-        self._given_ranks = ranks
+        self.given_ranks = ranks
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
         self._captured_for = 0  # the process that was given them; those it forks ask anew
         self._iterating: Callable[[], Iteration | None] = _nothing  # the last one of this process
-        self._ticket: Ticket | None = None  # of the worker that this process is, or is to start
+        self.ticket: Ticket | None = None  # of the worker that this process is, or is to start
         self._start_anew()
 
     def _start_anew(self) -> None:
         """A place of its own, at the beginning. Raises now what iterating would raise later."""
-        self._epochs = EpochState(self._print())
-        _STREAMS.add(self)
-        self._steps(self._share(0))
+        self._epochs = EpochState(self.fingerprint())
+        STREAMS.add(self)
+        steps_of(self.share_of(0))
 
     # --- what subclasses say ---
 
     @abstractmethod
-    def _read(self, share: Share, consumers: Consumers) -> Iterator[Items]:
-        """A consumer's share, in order; the `rows` of each are used up before the next."""
+    def read_batches(self, share: Share, consumers: Consumers, /) -> Iterator[Items]:
+        """Read a consumer's share, in order. The `rows` of each are used up before the next."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """What a saved state must have been saved of, and the options that decide the order."""
 
     @abstractmethod
-    def _adopted(self, state: Mapping[str, Any]) -> Options:
-        """The options to go on with after this state. Raises StateError."""
+    def options_after(self, state: Mapping[str, Any]) -> Options:
+        """Return the options to go on with after this state. Raises StateError."""
 
     @property
     @abstractmethod
@@ -126,10 +117,6 @@ class Stream(IterableDataset[Any]):
     def hands_out(self) -> bool:
         """Whether items go to code that is not ours: DataLoader's, or a collate_fn of users."""
         return self.batch_size is None or own(self.collate_fn) is None
-
-    def names_of(self, batch: Items) -> Names:
-        """What messages call the items of a batch, and their fields."""
-        return Names(batch.records, self.item_fields)
 
     # --- what users call ---
 
@@ -175,7 +162,7 @@ class Stream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """This rank's batches in a full epoch; without `batch_size`, its samples."""
-        return self._steps(self._share(0))
+        return steps_of(self.share_of(0))
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise OptionError(
@@ -186,7 +173,7 @@ class Stream(IterableDataset[Any]):
     def remaining(self) -> int:
         """As len, but from where the next `iter()` starts: less after a resume."""
         epoch, start, _ = self.epochs.next_place(fixed=self.evaluates)
-        return self._share(epoch, start=start).steps
+        return self.share_of(epoch, start=start).steps
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Where this epoch stands after `steps` batches of the loop that reads it, on every rank.
@@ -200,7 +187,7 @@ class Stream(IterableDataset[Any]):
         if get_worker_info() is not None:
             return {}  # StatefulDataLoader asks; the iterator holds all there is to know
         epochs = self.epochs
-        if epochs.order != self._print():
+        if epochs.order != self.fingerprint():
             raise StateError(
                 "another copy of this dataset, with other options, is being read; ask that one"
             )
@@ -222,17 +209,17 @@ class Stream(IterableDataset[Any]):
                 "state_dict(steps=...): a StatefulDataLoader went on in this epoch from its own "
                 "state, which only its workers know; save dataset.state_from(loader.state_dict())"
             )
-        share = self._share(epochs.epoch, start=epochs.start)
+        share = self.share_of(epochs.epoch, start=epochs.start)
         steps = sizes.whole("steps (since iter() began)", steps, 0, share.steps)
         units = epochs.start + steps * share.batch_units * share.world_size
-        return self._state(epochs.epoch, units)
+        return self.state_at(epochs.epoch, units)
 
     def state_of(self, items: Iteration | None) -> dict[str, Any]:
         """Where an iteration in this process stands; None: where the next one begins."""
         epochs = self.epochs
         if items is None or items.moves != epochs.moves:  # it is of another place
-            return self._state(epochs.epoch, epochs.start)
-        return self._state(items.epoch, items.start + items.done * items.stride)
+            return self.state_at(epochs.epoch, epochs.start)
+        return self.state_at(items.epoch, items.start + items.done * items.stride)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict` or `state_from`, also with other workers and ranks.
@@ -251,12 +238,12 @@ class Stream(IterableDataset[Any]):
             )
         before = self.options
         try:
-            self.options = self._adopted(state)
-            share = self._share(state["epoch"], start=state["units"])
+            self.options = self.options_after(state)
+            share = self.share_of(state["epoch"], start=state["units"])
         except OptionError as error:
             self.options = before
             raise StateError(f"the state does not fit: {error}") from None
-        self.epochs.load(state["epoch"], share.start, self._print())
+        self.epochs.load(state["epoch"], share.start, self.fingerprint())
 
     def state_from(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
         """A state for `load_state_dict`, of the state of a StatefulDataLoader over this dataset.
@@ -327,17 +314,17 @@ class Stream(IterableDataset[Any]):
             "_captured": self.ranks(),
             "_iterating": _nothing,
             "_epochs": self.epochs if iterator is not None else self.epochs.sent(),
-            "_ticket": self._new_ticket(iterator),
+            "ticket": new_ticket(self, iterator),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _captured_for=os.getpid())
-        _STREAMS.add(self)
+        STREAMS.add(self)
 
     def __copy__(self) -> Stream:
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        _STREAMS.add(twin)
+        STREAMS.add(twin)
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
@@ -346,7 +333,7 @@ class Stream(IterableDataset[Any]):
         shared = ("_epochs", "_reader", "_iterating")
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
-        _STREAMS.add(twin)
+        STREAMS.add(twin)
         return twin
 
     # --- inside ---
@@ -359,37 +346,11 @@ class Stream(IterableDataset[Any]):
             self._epochs = epochs = epochs.detached()
         return epochs
 
-    def _new_ticket(self, iterator: Any) -> Ticket | None:
-        """Make the ticket of a worker that a DataLoader's iterator starts in this process."""
-        if iterator is None or get_worker_info() is not None:
-            return self._ticket
-        found = loading(iterator, self)
-        begins = found.direct and not _batches_of_batches(self, found)
-        try:
-            self.ranks()
-        except OptionError:  # the worker will say so
-            begins = False
-        workers = int(iterator._num_workers)
-        consumers = partial(self._busy, workers, found) if begins else None
-        return ticket(iterator, found, self.epochs, fixed=self.evaluates, consumers=consumers)
-
-    def _busy(self, workers: int, found: Loading | None, decision: Decision) -> int:
-        """How many of these workers have batches in a pass: the first ones.
-
-        The others may not have started yet when the pass is read to its end.
-        """
-        try:
-            steps = self._share(decision.epoch, start=decision.start).steps
-        except OptionError:  # the workers will say so
-            return workers
-        left_out = 0 if found is None else (found.drops - 1) * workers
-        return min(max(0, steps - left_out), workers)
-
     def ranks(self) -> tuple[int, int]:
         """Rank and world size. Raises OptionError when what was given contradicts what is."""
         if self._captured is not None and self._captured_for == os.getpid() and get_worker_info():
             return self._captured
-        given = self._given_ranks
+        given = self.given_ranks
         found, where = found_ranks()
         if given is not None and found is not None and given != found:
             raise OptionError(
@@ -400,7 +361,7 @@ class Stream(IterableDataset[Any]):
         refuse_second_split(*ranks)
         return ranks
 
-    def _share(
+    def share_of(
         self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
     ) -> Share:
         rank, world_size = self.ranks()
@@ -414,55 +375,10 @@ class Stream(IterableDataset[Any]):
             done=done,
         )
 
-    def _warning(self, decision: Decision) -> tuple[Verdict, str] | None:
-        """Return what to warn of, when this pass begins; or raise EpochError."""
-        epoch, verdict = decision.epoch, decision.verdict
-        rank, world_size = self.ranks()
-        if verdict == "left":
-            return verdict, (
-                f"{self.name}: the pass over epoch {epoch} was left before its end, and begins "
-                "again: the same order, and the same random crops. For another epoch call "
-                "dataset.set_epoch(epoch) before iter()"
-            )
-        if verdict == "spent":
-            if self._share(epoch, start=decision.start).steps:
-                raise EpochError(
-                    f"epoch {epoch} was resumed in its middle and has been read to its end; call "
-                    "set_epoch with the next one before iter(): another pass would be of its rest"
-                )
-            # No error: Lightning makes this iterator before it sets the next epoch.
-            return "repeated", (
-                f"{self.name}: epoch {epoch} was resumed at its end, and this pass gives nothing "
-                "once more: call dataset.set_epoch(epoch) with the next one before iter()"
-            )
-        if verdict == "repeated":
-            return verdict, (
-                f"{self.name}: epoch {epoch} is being read again, in the same order: after a first "
-                "set_epoch call dataset.set_epoch(epoch) before each iter()"
-            )
-        if verdict == "next" and world_size > 1:
-            return verdict, (
-                f"{self.name}: rank {rank} of {world_size} goes on with epoch {epoch}, since its "
-                "last pass was complete; nobody called set_epoch. A rank that reads a pass more "
-                "than the others would leave them: call dataset.set_epoch(epoch) before each "
-                "iter(), on every rank"
-            )
-        return None
-
-    def _steps(self, share: Share) -> int:
-        if share.steps == 0 and share.tail == "drop" and share.epoch.records and not share.start:
-            size = share.batch_size or 1
-            raise OptionError(
-                f"tail='drop' leaves nothing: {share.epoch.records:,} records are fewer than "
-                f"{size} x {share.world_size} (batch_size x world_size). Choose tail='pad', or a "
-                "smaller batch_size"
-            )
-        return share.steps
-
-    def _state(self, epoch: int, units: int) -> dict[str, Any]:
+    def state_at(self, epoch: int, units: int) -> dict[str, Any]:
         return {"order": ORDER_VERSION, **self._identity(), "epoch": epoch, "units": units}
 
-    def _print(self) -> int:
+    def fingerprint(self) -> int:
         """A number that tells one order from another: workers compare it with the trainer's."""
         return key(*repr(self._identity()).encode()) >> 1
 
@@ -470,315 +386,3 @@ class Stream(IterableDataset[Any]):
     def evaluates(self) -> bool:
         """Whether every pass reads the same epoch, until `set_epoch`: as validation wants it."""
         return self.tail == "exact"
-
-
-class Iteration:
-    """One epoch's items of one worker. An object, since a generator would read the epoch late.
-
-    source  gives the batches of this rank; default: they are made here
-    """
-
-    def __init__(self, stream: Stream, source: Source | None = None) -> None:
-        self._stream = stream
-        self._source = source
-        self._epochs = stream.epochs
-        info = get_worker_info()
-        self._here = info is None
-        self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._work = Work()
-        self._leads = self._worker == 0  # the worker that no other outlives
-        self._error: Exception | None = None
-        self._warning: tuple[Verdict, str] | None = None
-        self._is_new = True  # nothing was asked of it
-        self.stride = 0  # it has not begun
-        try:
-            self._pass()
-        except Exception as error:
-            if info is None:
-                raise
-            self._error = error  # a persistent worker of torch dies of an error here, and says none
-
-    def _pass(self) -> None:
-        """Begin a pass: find out which epoch it reads."""
-        stream, epochs = self._stream, self._epochs
-        stream.ranks()  # raises what makes it no pass at all
-        decision, found = self._decided()
-        self.number, self.moves = decision.number, decision.moves
-        if epochs.order != stream._print():
-            raise StateError(
-                "load_state_dict changed the options of this dataset after the workers of the "
-                "DataLoader had started; make a new DataLoader after it"
-            )
-        if epochs.moves != self.moves:
-            raise EpochError(
-                f"the epoch was set to {epochs.epoch} while the workers of a pass were "
-                "starting; call set_epoch before iter(), and make a new iterator after it"
-            )
-        if found is not None and _batches_of_batches(stream, found):
-            raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.batch_size))
-        self._drops = 1 if found is None else found.drops
-        if self._leads and not stream.evaluates:
-            self._warning = stream._warning(decision)
-        self._begin(decision.epoch, decision.start, 0)
-
-    def _decided(self) -> tuple[Decision, Loading | None]:
-        """Return what this pass reads, and the DataLoader that it is for, if there is one.
-
-        Every worker of the pass gets the same answer: see epoch_state.
-        """
-        stream, epochs = self._stream, self._epochs
-        fixed, info = stream.evaluates, get_worker_info()
-        if info is None:
-            iterator = loading_iterator()
-            found = None if iterator is None else loading(iterator, stream)
-            decision = epochs.decide(new_number(), fixed=fixed)
-            if found is None or not _batches_of_batches(stream, found):
-                epochs.begin(decision, 1)
-            return decision, found
-        own = stream._ticket
-        if own is None:  # started by a loader that is not torch's
-            decision = epochs.decide(new_number(), fixed=fixed)
-            if self._leads:
-                epochs.begin(decision, stream._busy(info.num_workers, None, decision))
-            return decision, None
-        first, own.decision = own.decision, None
-        number = number_of(own)
-        own.passes += 1
-        if first is not None:
-            if self._leads and not _batches_of_batches(stream, own.loading):
-                epochs.begin(first, stream._busy(info.num_workers, own.loading, first))
-            return first, own.loading
-        if not self._leads:
-            return epochs.published(number), own.loading
-        decision = epochs.decide(number, fixed=fixed)
-        epochs.publish(decision)  # whatever comes next, the others are not to wait for ever
-        epochs.begin(decision, stream._busy(info.num_workers, own.loading, decision))
-        return decision, own.loading
-
-    def _begin(self, epoch: int, start: int, done: int) -> None:
-        stream = self._stream
-        self.epoch = epoch
-        self.start = start  # units consumed before
-        self.done = done  # batches of this worker since then
-        share = stream._share(epoch, self._worker, self._workers, start, done)
-        stream._steps(share)
-        self.stride = share.batch_units * share.world_size  # units of a global batch
-        if self._source is not None:
-            self._items = self._source(share)
-        else:
-            reads = stream._read(share, consumers(share.world_size, self._workers))
-            self._items = _make(stream, reads, self._work)
-        left = len(share.worker_steps)
-        self._last = done + left - left % self._drops  # batches when the last one is handed out
-        if self.done == self._last:
-            self._epochs.ended(self.number, self._worker)
-
-    def __iter__(self) -> Iteration:
-        return self
-
-    def __next__(self) -> Any:
-        if self._error is not None:
-            raise self._error  # and not StopIteration: the epoch did not end here
-        if self._is_new and self._here and self._epochs.moves != self.moves:
-            self._pass()  # Lightning makes the iterator first, and sets its epoch then
-        self._is_new = False
-        if self._warning is not None:
-            self._warn(*self._warning)
-        try:
-            item = next(self._items, _END)
-        except Exception as error:
-            self._error = error
-            raise
-        except BaseException as error:
-            told = error if self._source is not None else self._as_error(error)
-            if isinstance(told, Exception):
-                self._error = told
-                raise told from error
-            # Ctrl-C: what was being made is lost.
-            self._error = EpochError(
-                f"this pass was ended by {type(error).__name__}; make a new iterator"
-            )
-            raise
-        epochs = self._epochs
-        if item is _END:
-            if self._leads:
-                epochs.asked(self.number)
-            raise StopIteration
-        if epochs.moves != self.moves:
-            moved = epochs.epoch != self.epoch
-            what = f"the epoch was set to {epochs.epoch}" if moved else "a state was loaded"
-            raise EpochError(
-                f"{what} while epoch {self.epoch} was being read; call set_epoch before iter(), "
-                "as load_state_dict, and make a new iterator after it"
-            )
-        self.done += 1
-        if self.done == self._last:
-            epochs.ended(self.number, self._worker)
-        return item
-
-    @property
-    def made(self) -> Any:
-        """How the batch handed out last was made, for shardio.meter; None: that is not known."""
-        return getattr(self._items, "made", None)
-
-    @property
-    def blocked_s(self) -> float:
-        """Of the last next(), seconds in which a device was waited for that is steps behind."""
-        return float(getattr(self._items, "blocked_s", 0.0))
-
-    def state_dict(self) -> dict[str, Any]:
-        """For StatefulDataLoader: where this worker's iterator stands. Absolute, so that it says
-        the same however often the run was resumed."""
-        if not self.stride:
-            return {}  # what kept it from beginning comes with the first item
-        stream = self._stream
-        world_size = stream.ranks()[1]
-        size = {} if stream.batch_size is None else {"batch_size": stream.batch_size}
-        return (
-            stream._state(self.epoch, self.start)
-            | size
-            | {
-                "rows": (stream.batch_size or 1) * world_size,
-                "worker": self._worker,
-                "workers": self._workers,
-                "done": self.done,
-            }
-        )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` said of the same worker. Raises StateError."""
-        if not self.stride:
-            return
-        check_state(state, STATE + ITERATOR)
-        epochs = self._epochs
-        here = self.state_dict()
-        advice = "load dataset.state_from(state) into the dataset, and make a new loader"
-        if (state["worker"], state["workers"]) != (self._worker, self._workers):
-            raise StateError(
-                f"the state is that of worker {state['worker']} of {state['workers']}, but this is "
-                f"worker {self._worker} of {self._workers}; {advice}"
-            )
-        for name in here:
-            if name not in ("epoch", "units", "done", "batch_size") and here[name] != state.get(
-                name
-            ):
-                raise StateError(
-                    f"{name} is {printable(repr(here[name]))}, but the state was saved with "
-                    f"{printable(repr(state.get(name)))}; {advice}"
-                )
-        self._warning = None  # this pass is not the one that was begun
-        stream, wanted = self._stream, epochs.wanted
-        if wanted not in (-1, state["epoch"]):
-            share = stream._share(
-                state["epoch"], self._worker, self._workers, state["units"], state["done"]
-            )
-            if share.worker_steps:
-                raise StateError(
-                    f"the state is of the middle of epoch {state['epoch']}, but "
-                    f"set_epoch({wanted}) was called; to go on with it call "
-                    f"set_epoch({state['epoch']})"
-                )
-            # That epoch is over, and another one is to begin.
-            start = epochs.start if epochs.chosen else 0
-            if get_worker_info() is None:  # the number of before may be that of a complete pass
-                self.number = new_number()
-            epochs.moved_on(self.number, wanted, start)
-            self._begin(wanted, start, 0)
-            if share.steps % self._workers:  # and the loop had not met that end: the loader now
-                self._error = StateError(  # takes the next worker's batch first
-                    f"the state is of the last batch of epoch {state['epoch']}, and "
-                    f"set_epoch({wanted}) was called; iterate once after "
-                    f"set_epoch({state['epoch']}), which ends that epoch, and then set {wanted}"
-                )
-            return
-        epochs.resumed(state["epoch"], elsewhere=get_worker_info() is not None)
-        self._begin(state["epoch"], state["units"], state["done"])
-
-    def _as_error(self, error: BaseException) -> BaseException:
-        """Return what is no Exception as one that names the record."""
-        where = self._work.record
-        if not self._here:
-            where = f"{where}, in worker {self._worker}" if where else ""
-        return as_error(error, where, interrupts=self._here)
-
-    def _warn(self, verdict: Verdict, message: str) -> None:
-        """Give the warning of this pass, once for all passes and workers of the dataset."""
-        self._warning = None
-        if self._epochs.first_time(verdict):
-            warnings.warn(message, stacklevel=users_level())
-
-
-def _nothing() -> None:
-    return None
-
-
-_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
-
-
-class _Starting(threading.local):
-    """Of each thread, since several may start workers at once: the tickets of the next one."""
-
-    tickets: Sequence[tuple[Stream, Ticket | None]] = ()
-
-
-_starting = _Starting()
-
-
-# A forked worker is to know what was decided when its loader started it, not when it got to run.
-def _make_tickets() -> None:
-    iterator = starting_iterator()
-    if iterator is not None:
-        _starting.tickets = [(stream, stream._new_ticket(iterator)) for stream in list(_STREAMS)]
-
-
-def _take_tickets() -> None:
-    for stream, one in _starting.tickets:
-        stream._ticket = one
-    _drop_tickets()
-
-
-def _drop_tickets() -> None:
-    _starting.tickets = ()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_make_tickets, after_in_child=_take_tickets, after_in_parent=_drop_tickets
-    )
-
-
-def _make(stream: Stream, batches: Iterator[Items], work: Work) -> Iterator[Any]:
-    """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
-    collate_fn = stream.collate_fn
-    ragged = own(collate_fn)
-    ours = ragged is not None
-    for batch in batches:
-        if batch.whole is not None and ragged == ():  # what is made at once has no lists
-            whole = batch.whole(empty)
-            if whole is not None:
-                yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole
-                continue
-        items: Iterator[Any] = items_of(batch, work)
-        if stream.tail == "exact":
-            items = map(mark, items, (i < batch.valid for i in range(batch.size)))
-        if stream.batch_size is None:
-            yield from items
-            continue
-        made = list(items)
-        work.number = -1
-        yield collated(collate_fn, made, batch, stream.names_of(batch) if ours else None)
-
-
-_BATCHES = (
-    "the dataset makes batches of {size} itself, and the DataLoader's batch_size={again} makes "
-    "batches of {again} such batches, of shape ({again}, {size}, ...). Either give batch_size=None "
-    "to the DataLoader: DataLoader(dataset, batch_size=None, num_workers=...); or leave batch_size "
-    "out of the dataset, and the DataLoader makes batches of its samples"
-)
-
-
-def _batches_of_batches(stream: Stream, loader: Loading) -> bool:
-    """Say whether a DataLoader would batch the batches of this dataset once more."""
-    if not loader.direct or stream.batch_size is None or loader.batch_size is None:
-        return False
-    return loader.batch_size > 1 or not loader.own_collate

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from ..dataset.assemble import Items, collated, mark, mark_all
-from ..dataset.collate import TENSORS, is_planes, own, places_of, rows_of
+from ..dataset.collate import TENSORS, Names, is_planes, own, places_of, rows_of
 from ..dataset.decode import Work
-from ..dataset.stream import Stream
+from ..dataset.protocol import BatchReader
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text
@@ -213,7 +213,7 @@ class Maker:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: BatchReader,
         reads: Iterator[Items],
         slots: Slots,
         pack: Callable[[Batch, Any], Any],
@@ -375,7 +375,7 @@ class Maker:
         made, batch.whole = batch.whole, None
         if made is None:
             stream = self._stream
-            names = stream.names_of(batch.made_of) if self._in_place else None
+            names = Names(batch.made_of.records, self._fields) if self._in_place else None
             made = collated(stream.collate_fn, batch.items, batch.made_of, names, batch)
         self.layout = batch.layout
         packed = self._pack(batch, made)

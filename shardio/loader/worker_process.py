@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 from ..dataset.assemble import Items
+from ..dataset.protocol import BatchReader
 from ..dataset.ranks import Consumers
-from ..dataset.stream import Stream
 from ..dataset.whereabouts import Whereabouts
 from ..order.arithmetic import key
 from ..order.options import Options
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     world_size: int
     consumers: Consumers
 
-    def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
+    def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[Items]:
         """What one worker makes its batches of."""
         stream.options = self.options
         share = self.options.share(
@@ -67,7 +67,7 @@ class Pass(NamedTuple):
             num_workers=workers,
             start=self.start,
         )
-        return stream._read(share, self.consumers)
+        return stream.read_batches(share, self.consumers)
 
 
 class Sent(NamedTuple):
@@ -99,7 +99,7 @@ def as_socket(connection: Connection) -> socket.socket:
 
 def serve(
     connection: Connection,
-    stream: Stream,
+    stream: BatchReader,
     worker: int,
     workers: int,
     threads: int,
@@ -122,7 +122,7 @@ class _Server:
     def __init__(
         self,
         connection: Connection,
-        stream: Stream,
+        stream: BatchReader,
         worker: int,
         workers: int,
         threads: int,
