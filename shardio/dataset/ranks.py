@@ -24,7 +24,23 @@ class Consumers(NamedTuple):
     machines: int
 
 
-def found_ranks() -> tuple[tuple[int, int] | None, str]:
+def resolve_ranks(given: tuple[int, int] | None) -> tuple[int, int]:
+    """Return rank and world size: those given, else the launcher's, else (0, 1).
+
+    Raises OptionError when what was given contradicts the launcher, or the items are split twice.
+    """
+    found, where = _found_ranks()
+    if given is not None and found is not None and given != found:
+        raise OptionError(
+            f"rank {given[0]} of {given[1]} was given, but {where} says rank "
+            f"{found[0]} of {found[1]}; leave both out to follow it"
+        )
+    ranks = given or found or (0, 1)
+    _refuse_second_split(*ranks)
+    return ranks
+
+
+def _found_ranks() -> tuple[tuple[int, int] | None, str]:
     """What runs this process says of its rank and world size, and who that is."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -39,7 +55,7 @@ def found_ranks() -> tuple[tuple[int, int] | None, str]:
         raise OptionError(f"{where} says rank {rank!r} of {world_size!r}: not numbers") from None
 
 
-def refuse_second_split(rank: int, world_size: int) -> None:
+def _refuse_second_split(rank: int, world_size: int) -> None:
     """Raises OptionError when Accelerate gives each rank only a part of what that rank yields.
 
     To prepare a loader asks the dataset nothing. But what wraps it is on the stack whenever the

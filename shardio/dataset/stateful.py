@@ -11,13 +11,13 @@ from ..order.arithmetic import ORDER_VERSION
 # Members of a saved state, and what they are; those of an iterator's state follow.
 STATE = ("epoch", "units")
 ITERATOR = ("rows", "worker", "workers", "done")
-STATEFUL = "_steps_since_snapshot"  # members that mark states of StatefulDataLoader: of workers,
-ALONE = "_num_yielded"  # and of none
+_STATEFUL = "_steps_since_snapshot"  # members that mark states of StatefulDataLoader: of workers,
+_ALONE = "_num_yielded"  # and of none
 
 
 def check_state(state: Mapping[str, Any], counts: Sequence[str]) -> None:
     """Raises StateError when this is no state, or these members of it are no counts."""
-    if isinstance(state, Mapping) and (STATEFUL in state or ALONE in state):
+    if isinstance(state, Mapping) and (_STATEFUL in state or _ALONE in state):
         raise StateError(
             "this is the state of a StatefulDataLoader: load it into that loader, or "
             "dataset.state_from(state) into the dataset"
@@ -41,7 +41,54 @@ def check_state(state: Mapping[str, Any], counts: Sequence[str]) -> None:
             )
 
 
-def iterator_state(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+def state_of_workers(stateful: Mapping[str, Any]) -> dict[str, Any]:
+    """Make one state of a whole dataset from those of a StatefulDataLoader's workers.
+
+    Raises StateError when they do not belong together, or name no place that others can go on from.
+    """
+    if isinstance(stateful, Mapping) and _ALONE in stateful:
+        states, taken = [_iterator_state(stateful)], None
+    elif isinstance(stateful, Mapping) and _STATEFUL in stateful:
+        try:
+            snapshot = stateful["_snapshot"]
+            workers = snapshot["_worker_snapshots"].values()
+            taken = snapshot["_snapshot_step"] + stateful[_STATEFUL]
+        except (KeyError, TypeError, AttributeError):
+            raise StateError(
+                "state_from: the state of the StatefulDataLoader was edited or cut"
+            ) from None
+        states = sorted(map(_iterator_state, workers), key=lambda one: one["worker"])
+    else:
+        raise StateError("state_from: expected what StatefulDataLoader.state_dict() gave")
+    first = states[0]
+    done = [one["done"] for one in states]
+    if len(states) != first["workers"] or any(
+        {**one, "worker": 0, "done": 0} != {**first, "worker": 0, "done": 0} for one in states
+    ):
+        raise StateError("state_from: the states of its workers do not belong together")
+    if "batch_size" in first:
+        taken = sum(done) if taken is None else taken
+    else:
+        if taken is not None and stateful[_STATEFUL]:
+            raise StateError(
+                "state_from: without batch_size the samples since the loader's last snapshot "
+                "are not known; use snapshot_every_n_steps=1, or give batch_size to the dataset"
+            )
+        taken = sum(done)  # samples: the loader's batches say nothing of the places
+        whole, more = divmod(taken, len(done))
+        if done != [whole + (worker < more) for worker in range(len(done))]:
+            raise StateError(
+                "state_from: without batch_size the samples taken so far are no part of the "
+                "epoch that another number of workers could go on from: give batch_size to "
+                "the dataset"
+            )
+    state = {name: value for name, value in first.items() if name not in ITERATOR}
+    state.pop("batch_size", None)
+    state["units"] = first["units"] + taken * first["rows"] // first.get("unit", 1)
+    return state
+
+
+def _iterator_state(worker: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our iterator's state within a worker's, as StatefulDataLoader keeps it."""
     try:
         state = worker["fetcher_state"]["dataset_iter_state"]

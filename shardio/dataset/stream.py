@@ -42,8 +42,8 @@ from .epoch_state import (
     starting_iterator,
 )
 from .iteration import STREAMS, Iteration, Source, new_ticket, steps_of
-from .ranks import Consumers, found_ranks, refuse_second_split
-from .stateful import ALONE, ITERATOR, STATE, STATEFUL, check_state, iterator_state
+from .ranks import Consumers, resolve_ranks
+from .stateful import STATE, check_state, state_of_workers
 
 
 def _nothing() -> None:
@@ -251,46 +251,7 @@ class Stream(IterableDataset[Any]):
         That loader goes on only with the same number of workers; this state with any number, of
         ranks too. Raises StateError.
         """
-        if isinstance(stateful, Mapping) and ALONE in stateful:
-            states, taken = [iterator_state(stateful)], None
-        elif isinstance(stateful, Mapping) and STATEFUL in stateful:
-            try:
-                snapshot = stateful["_snapshot"]
-                workers = snapshot["_worker_snapshots"].values()
-                taken = snapshot["_snapshot_step"] + stateful[STATEFUL]
-            except (KeyError, TypeError, AttributeError):
-                raise StateError(
-                    "state_from: the state of the StatefulDataLoader was edited or cut"
-                ) from None
-            states = sorted(map(iterator_state, workers), key=lambda one: one["worker"])
-        else:
-            raise StateError("state_from: expected what StatefulDataLoader.state_dict() gave")
-        first = states[0]
-        done = [one["done"] for one in states]
-        if len(states) != first["workers"] or any(
-            {**one, "worker": 0, "done": 0} != {**first, "worker": 0, "done": 0} for one in states
-        ):
-            raise StateError("state_from: the states of its workers do not belong together")
-        if "batch_size" in first:
-            taken = sum(done) if taken is None else taken
-        else:
-            if taken is not None and stateful[STATEFUL]:
-                raise StateError(
-                    "state_from: without batch_size the samples since the loader's last snapshot "
-                    "are not known; use snapshot_every_n_steps=1, or give batch_size to the dataset"
-                )
-            taken = sum(done)  # samples: the loader's batches say nothing of the places
-            whole, more = divmod(taken, len(done))
-            if done != [whole + (worker < more) for worker in range(len(done))]:
-                raise StateError(
-                    "state_from: without batch_size the samples taken so far are no part of the "
-                    "epoch that another number of workers could go on from: give batch_size to "
-                    "the dataset"
-                )
-        state = {name: value for name, value in first.items() if name not in ITERATOR}
-        state.pop("batch_size", None)
-        state["units"] = first["units"] + taken * first["rows"] // first.get("unit", 1)
-        return state
+        return state_of_workers(stateful)
 
     # --- torch and pickle ---
 
@@ -350,16 +311,7 @@ class Stream(IterableDataset[Any]):
         """Rank and world size. Raises OptionError when what was given contradicts what is."""
         if self._captured is not None and self._captured_for == os.getpid() and get_worker_info():
             return self._captured
-        given = self.given_ranks
-        found, where = found_ranks()
-        if given is not None and found is not None and given != found:
-            raise OptionError(
-                f"rank {given[0]} of {given[1]} was given, but {where} says rank "
-                f"{found[0]} of {found[1]}; leave both out to follow it"
-            )
-        ranks = given or found or (0, 1)
-        refuse_second_split(*ranks)
-        return ranks
+        return resolve_ranks(self.given_ranks)
 
     def share_of(
         self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
