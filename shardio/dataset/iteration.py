@@ -99,33 +99,29 @@ class Iteration:
         Every worker of the pass gets the same answer: see epoch_state.
         """
         stream, epochs = self._stream, self._epochs
-        fixed, info = stream.evaluates, get_worker_info()
-        if info is None:
+        ticket = (
+            None if self._here else stream.ticket
+        )  # None in a worker: the loader is not torch's
+        found, decision = None, None
+        if self._here:
             iterator = loading_iterator()
             found = None if iterator is None else loading(iterator, stream)
-            decision = epochs.decide(new_number(), fixed=fixed)
-            if found is None or not batches_of_batches(stream, found):
-                epochs.begin(decision, 1)
-            return decision, found
-        own = stream.ticket
-        if own is None:  # started by a loader that is not torch's
-            decision = epochs.decide(new_number(), fixed=fixed)
-            if self._leads:
-                epochs.begin(decision, busy_workers(stream, info.num_workers, None, decision))
-            return decision, None
-        first, own.decision = own.decision, None
-        number = number_of(own)
-        own.passes += 1
-        if first is not None:
-            if self._leads and not batches_of_batches(stream, own.loading):
-                epochs.begin(first, busy_workers(stream, info.num_workers, own.loading, first))
-            return first, own.loading
-        if not self._leads:
-            return epochs.published(number), own.loading
-        decision = epochs.decide(number, fixed=fixed)
-        epochs.publish(decision)  # whatever comes next, the others are not to wait for ever
-        epochs.begin(decision, busy_workers(stream, info.num_workers, own.loading, decision))
-        return decision, own.loading
+        if ticket is None:
+            number = new_number()
+        else:
+            found, number = ticket.loading, number_of(ticket)
+            decision, ticket.decision = ticket.decision, None  # of the first pass
+            ticket.passes += 1
+            if decision is None and not self._leads:
+                return epochs.published(number), found
+        if decision is None:
+            decision = epochs.decide(number, fixed=stream.evaluates)
+            if ticket is not None:
+                epochs.publish(decision)  # whatever comes next, others are not to wait for ever
+        if self._leads and (found is None or not batches_of_batches(stream, found)):
+            busy = 1 if self._here else busy_workers(stream, self._workers, found, decision)
+            epochs.begin(decision, busy)
+        return decision, found
 
     def _begin(self, epoch: int, start: int, done: int) -> None:
         stream = self._stream
