@@ -20,8 +20,7 @@ from torch.utils.data import get_worker_info
 from ..errors import EpochError, OptionError, StateError, as_error, printable
 from ..order.arithmetic import Share
 from ..stack import users_level
-from .assemble import Items, collated, items_of, mark, mark_all
-from .collate import Names, empty, own
+from .assemble import Assembler, assembled
 from .decode import Work
 from .epoch_state import (
     Decision,
@@ -135,7 +134,11 @@ class Iteration:
             self._items = self._source(share)
         else:
             reads = stream.read_batches(share, consumers(share.world_size, self._workers))
-            self._items = _make(stream, reads, self._work)
+            assembler = Assembler(
+                stream.collate_fn, fields=stream.item_fields, exact=stream.tail == "exact"
+            )
+            one_by_one = stream.batch_size is None
+            self._items = assembled(assembler, reads, self._work, one_by_one=one_by_one)
         left = len(share.worker_steps)
         self._last = done + left - left % self._drops  # batches when the last one is handed out
         if self.done == self._last:
@@ -386,30 +389,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_make_tickets, after_in_child=_take_tickets, after_in_parent=_drop_tickets
     )
-
-
-def _make(stream: EpochReader, batches: Iterator[Items], work: Work) -> Iterator[Any]:
-    """Items to what the iterator gives. No method: it would keep the iterator that drops it."""
-    collate_fn = stream.collate_fn
-    ragged = own(collate_fn)
-    ours = ragged is not None
-    for batch in batches:
-        if batch.whole is not None and ragged == ():  # what is made at once has no lists
-            whole = batch.whole(empty)
-            if whole is not None:
-                yield mark_all(whole, batch.valid, batch.size) if stream.tail == "exact" else whole
-                continue
-        items: Iterator[Any] = items_of(batch, work)
-        if stream.tail == "exact":
-            items = map(mark, items, (i < batch.valid for i in range(batch.size)))
-        if stream.batch_size is None:
-            yield from items
-            continue
-        made = list(items)
-        work.number = -1
-        yield collated(
-            collate_fn, made, batch, Names(batch.records, stream.item_fields) if ours else None
-        )
 
 
 _BATCHES = (

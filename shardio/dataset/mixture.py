@@ -27,7 +27,7 @@ from ..errors import OptionError, StateError, printable
 from ..order.arithmetic import MIX, Share, Slices, key
 from ..order.options import Options
 from ..units import whole
-from .assemble import Items
+from .assemble import PendingBatch
 from .decode import Work
 from .protocol import Component
 from .ranks import Consumers
@@ -164,7 +164,7 @@ class Mixture(Stream):
     def evaluates(self) -> bool:
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
-    def read_batches(self, share: Share, consumers: Consumers) -> Iterator[Items]:
+    def read_batches(self, share: Share, consumers: Consumers) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""
         size = share.batch_size or 1
         rows = self._rows(share, _Ranges(share), consumers)
@@ -173,7 +173,7 @@ class Mixture(Stream):
             own: Iterable[Any] = islice(rows, count)
             if count == size:
                 noted = _Noted(own)
-                yield Items(noted, _made, count, count, None, noted.records)
+                yield PendingBatch(noted, _made, count, count, None, noted.records)
                 continue
             repeats = share.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
@@ -183,7 +183,7 @@ class Mixture(Stream):
                 if a < b
             ]
             noted = _Noted(chain(own, *again))
-            yield Items(noted, _made, count, count + len(repeats), None, noted.records)
+            yield PendingBatch(noted, _made, count, count + len(repeats), None, noted.records)
 
     def _rows(
         self, share: Share, ranges: Iterable[tuple[int, int]], consumers: Consumers

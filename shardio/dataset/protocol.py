@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..order.arithmetic import Int64s, Share, Slices, Tail
 from ..order.options import Options
-from .assemble import Items
+from .assemble import PendingBatch
 from .epoch_state import EpochState, Ticket
 from .ranks import Consumers
 
@@ -42,7 +42,7 @@ class BatchReader(Protocol):
     def item_fields(self) -> tuple[str, ...] | None:
         """The names of the fields of items that are tuples, where they are known."""
 
-    def read_batches(self, share: Share, consumers: Consumers, /) -> Iterator[Items]:
+    def read_batches(self, share: Share, consumers: Consumers, /) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""
 
 
@@ -107,7 +107,7 @@ class Component(Protocol):
 
     def read_batches(
         self, reads: Share | Slices, consumers: Consumers, /, *, hands_out: bool
-    ) -> Iterator[Items]:
+    ) -> Iterator[PendingBatch]:
         """As of BatchReader. Slices are the parts of passes that a mixture takes.
 
         hands_out: as of the mixture, which hands the items out.

@@ -30,7 +30,7 @@ from ..order.subset import where as select_where
 from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
-from .assemble import VALID, Items
+from .assemble import VALID, PendingBatch
 from .batch_decode import JPEG, RawPixels, raw_pixels
 from .buffering import BUFFER_BYTES, calls_per_record, reads_batches_in_core
 from .collate import Empty, images, numbers, planes
@@ -370,7 +370,7 @@ class ShardDataset(ManifestInfo, Stream):
 
     def read_batches(
         self, reads: Share | Slices, consumers: Consumers, *, hands_out: bool | None = None
-    ) -> Iterator[Items]:
+    ) -> Iterator[PendingBatch]:
         """Read these batches, in order. The `rows` of each are used up before the next.
 
         hands_out: as of the mixture that hands the items out; None: this dataset does.
@@ -389,7 +389,7 @@ class ShardDataset(ManifestInfo, Stream):
         for rows in fetch:
             whole = None if self._raw is None else partial(self._whole, fetch, rows)
             records = partial(self._records, rows)
-            yield Items(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
+            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
 
     def _records(self, rows: Rows) -> list[str]:
         """What messages call the records of these rows."""

@@ -33,7 +33,7 @@ from ..errors import OptionError, StateError
 from ..order.arithmetic import ORDER_VERSION, Int64s, Share, Tail, key
 from ..order.options import Options
 from ..stack import users_level
-from .assemble import Items
+from .assemble import PendingBatch
 from .collate import collate, own
 from .decode import check_function
 from .epoch_state import (
@@ -82,7 +82,7 @@ class Stream(IterableDataset[Any]):
     # --- what subclasses say ---
 
     @abstractmethod
-    def read_batches(self, share: Share, consumers: Consumers, /) -> Iterator[Items]:
+    def read_batches(self, share: Share, consumers: Consumers, /) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""
 
     @abstractmethod

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from ..dataset.assemble import Items
+from ..dataset.assemble import PendingBatch
 from ..dataset.protocol import BatchReader
 from ..dataset.ranks import Consumers
 from ..dataset.whereabouts import Whereabouts
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     world_size: int
     consumers: Consumers
 
-    def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[Items]:
+    def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[PendingBatch]:
         """What one worker makes its batches of."""
         stream.options = self.options
         share = self.options.share(
