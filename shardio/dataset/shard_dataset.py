@@ -18,10 +18,9 @@ from typing import Any
 
 from .. import native as engine
 from .. import units as sizes
-from ..errors import OptionError, ShardioError, StateError, printable
+from ..errors import OptionError, StateError, printable
 from ..formats import manifest
 from ..formats.sample import KEY, give_text_key
-from ..images.decode import Transform
 from ..order import arithmetic as order
 from ..order.arithmetic import Share, Slices, Tail
 from ..order.options import CANONICAL_WORKERS, Given, Options, answered
@@ -31,7 +30,7 @@ from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
 from .assemble import VALID, PendingBatch
-from .batch_decode import JPEG, RawPixels, raw_pixels
+from .batch_decode import advise_core, raw_pixels
 from .buffering import BUFFER_BYTES, calls_per_record, reads_batches_in_core
 from .collate import Empty, images, numbers, planes
 from .decode import Decode, Decoder, Work, record_name
@@ -186,7 +185,7 @@ class ShardDataset(ManifestInfo, Stream):
             collate_fn=collate_fn,
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
-        self._advise(transform)
+        advise_core(self._reader, self._raw if batch_size is not None else None, transform)
 
     @staticmethod
     def mix(
@@ -339,34 +338,6 @@ class ShardDataset(ManifestInfo, Stream):
         return reads_batches_in_core(self.manifest) or (
             self._raw is not None and engine.records() is not None
         )
-
-    def _advise(self, transform: object) -> None:
-        """Warn where the core would make images faster, but is not here.
-
-        When it is constructed: that is in the trainer's process, and workers do not repeat it.
-        """
-        at_once = self._raw if self.batch_size is not None else None
-        if isinstance(at_once, RawPixels):
-            if engine.records() is None:
-                engine.advise("records of raw pixels are read by Python, slower")
-            return
-        crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
-        if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
-            does = "decodes and crops" if crops else "decodes"
-            engine.advise(f"PIL {does} the JPEGs of this dataset, slower")
-
-    def _begins_with_jpegs(self) -> bool:
-        """Whether the first record holds a JPEG. Opens its shard, and lets go of it again."""
-        if not self._reader.records:
-            return False
-        shard, record = self._reader.locate(0)
-        try:
-            first = self._reader.shard(shard).read(record)
-        except ShardioError:  # whoever reads it will say so
-            return False
-        finally:
-            self._reader.forget()
-        return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
 
     def read_batches(
         self, reads: Share | Slices, consumers: Consumers, *, hands_out: bool | None = None
