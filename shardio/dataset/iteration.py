@@ -44,9 +44,11 @@ _END = object()
 
 
 class Iteration:
-    """One epoch's items of one worker. An object, since a generator would read the epoch late.
+    """Iterate over one epoch's items of one worker.
 
-    source  gives the batches of this rank; default: they are made here
+    It is an object, since a generator would read the epoch late.
+
+    source  called with this rank's share: gives its batches; default: they are made here
     """
 
     def __init__(self, stream: EpochReader, source: Source | None = None) -> None:
@@ -189,17 +191,19 @@ class Iteration:
 
     @property
     def made(self) -> Any:
-        """How the batch handed out last was made, for shardio.meter; None: that is not known."""
+        """The figures of the batch handed out last, for shardio.meter; None: they are not known."""
         return getattr(self._items, "made", None)
 
     @property
     def blocked_s(self) -> float:
-        """Of the last next(), seconds in which a device was waited for that is steps behind."""
+        """Seconds of the last next() in which a device was waited for that is steps behind."""
         return float(getattr(self._items, "blocked_s", 0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """For StatefulDataLoader: where this worker's iterator stands. Absolute, so that it says
-        the same however often the run was resumed."""
+        """Tell StatefulDataLoader where this worker's iterator stands.
+
+        The place is absolute, so that it is the same however often the run was resumed.
+        """
         if not self.stride:
             return {}  # what kept it from beginning comes with the first item
         stream = self._stream
@@ -217,7 +221,7 @@ class Iteration:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` said of the same worker. Raises StateError."""
+        """Go on from a `state_dict` of the same worker. Raises StateError."""
         if not self.stride:
             return
         check_state(state, STATE + ITERATOR)
@@ -297,7 +301,7 @@ def new_ticket(stream: EpochReader, iterator: Any) -> Ticket | None:
 def busy_workers(
     stream: EpochReader, workers: int, found: Loading | None, decision: Decision
 ) -> int:
-    """How many of these workers have batches in a pass: the first ones.
+    """Count the workers that have batches in a pass: they are the first ones.
 
     The others may not have started yet when the pass is read to its end.
     """
@@ -310,7 +314,7 @@ def busy_workers(
 
 
 def warning_of(stream: EpochReader, decision: Decision) -> tuple[Verdict, str] | None:
-    """Return what to warn of, when this pass begins; or raise EpochError."""
+    """Return the warning to give when this pass begins, and its kind. Raises EpochError."""
     epoch, verdict = decision.epoch, decision.verdict
     rank, world_size = stream.ranks()
     if verdict == "left":
@@ -346,6 +350,7 @@ def warning_of(stream: EpochReader, decision: Decision) -> tuple[Verdict, str] |
 
 
 def steps_of(share: Share) -> int:
+    """Return the steps of a share. Raises OptionError where tail="drop" leaves none."""
     if share.steps == 0 and share.tail == "drop" and share.epoch.records and not share.start:
         size = share.batch_size or 1
         raise OptionError(
@@ -360,7 +365,7 @@ STREAMS: weakref.WeakSet[EpochReader] = weakref.WeakSet()
 
 
 class _Starting(threading.local):
-    """Of each thread, since several may start workers at once: the tickets of the next one."""
+    """Hold the tickets of the next worker, by thread: several may start workers at once."""
 
     tickets: Sequence[tuple[EpochReader, Ticket | None]] = ()
 

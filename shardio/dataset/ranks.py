@@ -18,7 +18,7 @@ _SPLITTING = frozenset({"accelerate.data_loader", "transformers.trainer_pt_utils
 
 
 class Consumers(NamedTuple):
-    """Who reads an epoch together."""
+    """Count who reads an epoch together."""
 
     here: int  # consumers on this machine, this one included
     machines: int
@@ -41,7 +41,7 @@ def resolve_ranks(given: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _found_ranks() -> tuple[tuple[int, int] | None, str]:
-    """What runs this process says of its rank and world size, and who that is."""
+    """Return the rank and world size that the launcher of this process tells, and its name."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return (distributed.get_rank(), distributed.get_world_size()), "torch.distributed"
@@ -56,7 +56,7 @@ def _found_ranks() -> tuple[tuple[int, int] | None, str]:
 
 
 def _refuse_second_split(rank: int, world_size: int) -> None:
-    """Raises OptionError when Accelerate gives each rank only a part of what that rank yields.
+    """Raise OptionError when Accelerate gives each rank only a part of what that rank yields.
 
     To prepare a loader asks the dataset nothing. But what wraps it is on the stack whenever the
     dataset is used: here, in a forked worker (its stack goes on from its parent's), and in what
@@ -80,13 +80,16 @@ def _refuse_second_split(rank: int, world_size: int) -> None:
 
 
 def consumers(world_size: int, num_workers: int) -> Consumers:
-    """Who reads an epoch, when each rank has so many workers."""
+    """Count who reads an epoch, when each rank has so many workers."""
     machines, here = machines_of(world_size)
     return Consumers(here * num_workers, machines)
 
 
 def machines_of(world_size: int) -> tuple[int, int]:
-    """Machines of the job, and ranks on this one; one machine where the launcher does not say."""
+    """Return the machines of the job, and the ranks on this one.
+
+    Where the launcher does not tell, there is one machine.
+    """
     try:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError:

@@ -363,16 +363,16 @@ class ShardDataset(ManifestInfo, Stream):
             yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
 
     def _records(self, rows: Rows) -> list[str]:
-        """What messages call the records of these rows."""
+        """Return the names of the records of these rows in messages."""
         return [self.record_name(number) for number in rows.numbers.tolist()]
 
     def record_name(self, number: int) -> str:
-        """What messages call a record, by its number."""
+        """Return the name of a record in messages, by its number."""
         shard, record = self._reader.locate(number)
         return record_name(number, self._reader.shard(shard).key(record))
 
     def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Work) -> Any:
-        """The item of a row."""
+        """Make the item of a row. Safe to call from any thread."""
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]
         work.key = sample[KEY]
@@ -395,8 +395,9 @@ class ShardDataset(ManifestInfo, Stream):
         return self._decoder.image_place
 
     def _whole(self, fetch: Fetch, rows: Rows, empty: Empty) -> Any:
-        """The batch of these rows at once, as collating their items makes it; None: not this one.
+        """Make the batch of these rows at once, as collating their items would.
 
+        Returns None where that is not possible.
         Memory for the images comes from `empty`. Raises DamageError, StorageError.
         """
         raw = self._raw

@@ -16,7 +16,7 @@ _ALONE = "_num_yielded"  # and of none
 
 
 def check_state(state: Mapping[str, Any], counts: Sequence[str]) -> None:
-    """Raises StateError when this is no state, or these members of it are no counts."""
+    """Raise StateError when this is no state, or these members of it are no counts."""
     if isinstance(state, Mapping) and (_STATEFUL in state or _ALONE in state):
         raise StateError(
             "this is the state of a StatefulDataLoader: load it into that loader, or "
@@ -89,7 +89,7 @@ def state_of_workers(stateful: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _iterator_state(worker: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Our iterator's state within a worker's, as StatefulDataLoader keeps it."""
+    """Return our iterator's state within a worker's, as StatefulDataLoader keeps it."""
     try:
         state = worker["fetcher_state"]["dataset_iter_state"]
     except (KeyError, TypeError):

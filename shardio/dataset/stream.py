@@ -1,4 +1,4 @@
-"""What every dataset of this package is to torch: an order that depends on nobody, and can go on.
+"""Give torch a dataset with an order that no worker or rank changes, and that can be resumed.
 
     loader = DataLoader(dataset, batch_size=None, num_workers=8)
     ...
@@ -51,7 +51,7 @@ def _nothing() -> None:
 
 
 class Stream(IterableDataset[Any]):
-    """Base of ShardDataset and of mixtures: epoch, ranks, resuming, iteration."""
+    """Be the base of ShardDataset and of mixtures: epoch, ranks, resuming, iteration."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Stream(IterableDataset[Any]):
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """A place of its own, at the beginning. Raises now what iterating would raise later."""
+        """Begin a place of its own. Raises now the errors that iterating would raise later."""
         self._epochs = EpochState(self.fingerprint())
         STREAMS.add(self)
         steps_of(self.share_of(0))
@@ -87,7 +87,7 @@ class Stream(IterableDataset[Any]):
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must have been saved of, and the options that decide the order."""
+        """Tell what is read, and by which options: a saved state must have the same."""
 
     @abstractmethod
     def options_after(self, state: Mapping[str, Any]) -> Options:
@@ -96,7 +96,7 @@ class Stream(IterableDataset[Any]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the dataset in messages."""
 
     @property
     def draws(self) -> bool:
@@ -122,14 +122,17 @@ class Stream(IterableDataset[Any]):
 
     @property
     def batch_size(self) -> int | None:
+        """The rows of a batch; None: samples are handed out one by one."""
         return self.options.batch_size
 
     @property
     def tail(self) -> Tail:
+        """The treatment of the rows that fill no batch on every rank."""
         return self.options.tail
 
     @property
     def seed(self) -> int:
+        """The seed of the order."""
         return self.options.seed
 
     @property
@@ -262,7 +265,7 @@ class Stream(IterableDataset[Any]):
         return items
 
     def iterate(self, source: Source) -> Iteration:
-        """As `iter()`, for a loader that gets the batches of this rank from elsewhere."""
+        """Iterate as `iter()` does, for a loader that gets this rank's batches from elsewhere."""
         items = Iteration(self, source)
         self._iterating = weakref.ref(items)
         return items
@@ -308,7 +311,7 @@ class Stream(IterableDataset[Any]):
         return epochs
 
     def ranks(self) -> tuple[int, int]:
-        """Rank and world size. Raises OptionError when what was given contradicts what is."""
+        """Return rank and world size. Raises OptionError when they contradict the launcher."""
         if self._captured is not None and self._captured_for == os.getpid() and get_worker_info():
             return self._captured
         return resolve_ranks(self.given_ranks)
@@ -316,6 +319,10 @@ class Stream(IterableDataset[Any]):
     def share_of(
         self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
     ) -> Share:
+        """Return a worker's share of an epoch, on this rank. Raises OptionError.
+
+        start: units that all ranks consumed before; done: batches of this worker since then.
+        """
         rank, world_size = self.ranks()
         return self.options.share(
             self.options.epoch(self.counts, epoch),
@@ -328,10 +335,11 @@ class Stream(IterableDataset[Any]):
         )
 
     def state_at(self, epoch: int, units: int) -> dict[str, Any]:
+        """Make the saved state of a place in an epoch: plain JSON."""
         return {"order": ORDER_VERSION, **self._identity(), "epoch": epoch, "units": units}
 
     def fingerprint(self) -> int:
-        """A number that tells one order from another: workers compare it with the trainer's."""
+        """Return a number that tells one order from another, for workers and their trainer."""
         return key(*repr(self._identity()).encode()) >> 1
 
     @property
