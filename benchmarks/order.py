@@ -33,7 +33,8 @@ def memory(name):
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1e3 * 1.024
 
 from shardio.formats import manifest
-from shardio.dataset.fetch import Fetch, Reader
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader
 from shardio.order.options import RequestedOptions
 from shardio.storage import locate
 
@@ -46,12 +47,12 @@ loaded = memory("VmRSS")
 options = RequestedOptions(batch_size=256, shuffle_buffer=10_000).resolve(25_600.0)
 share = options.partition(options.epoch(made.shard_records, 3), rank=1, world_size=consumers)
 fetch = Fetch(Reader(storage, made), share)
-fetch._announce = lambda runs: None  # there are no shards
+fetch.buffer.announce = lambda runs: None  # there are no shards
 batches = iter(share)
 
 def draw():
     batch = next(batches)
-    return fetch._draw(batch.pieces, batch.repeats).size
+    return fetch._draw(batch.pieces, batch.repeats, None).size
 
 assert draw() == 256
 started = time.perf_counter()

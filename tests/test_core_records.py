@@ -581,10 +581,10 @@ def jpeg_data(out: Path, counts: list[int], odd: dict[int, Any] | None = None) -
 
 def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]:
     """Each batch as it is made at once, and as its items make it."""
-    share = data._share(0)
-    at_once = Fetch(data._reader, share, many=many)
+    share = data.share_of(0)
+    at_once = Fetch(data._reader, share, batched_reads=many)
     by_item = Fetch(data._reader, share)
-    assert (at_once.policy, by_item.policy) == ("hinted" if many else "held", "held")
+    assert (at_once.policy, by_item.policy) == ("page_cache" if many else "in_memory", "in_memory")
     for rows, again in zip(at_once, by_item, strict=True):
         items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
         yield data._whole(at_once, rows, empty), collate(items)
@@ -670,8 +670,8 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
 ) -> None:
     jpeg_data(tmp_path / "out", [16], {9: odd})
     data = small(tmp_path / "out", unit=1, shuffle=False)
-    share = data._share(0)
-    fetch = Fetch(data._reader, share, many=many)
+    share = data.share_of(0)
+    fetch = Fetch(data._reader, share, batched_reads=many)
     made = [data._whole(fetch, rows, empty) for rows in fetch]
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
@@ -703,7 +703,7 @@ def test_one_look_is_enough_where_there_are_no_small_jpegs(
     odd = {i: {"image": first} for i in range(3)}
     data = small(jpeg_data(tmp_path / "out", [3], odd))
     if data._raw is not None:  # else its records are large
-        fetch = Fetch(data._reader, data._share(0))
+        fetch = Fetch(data._reader, data.share_of(0))
         [rows] = fetch
         assert data._whole(fetch, rows, empty) is None
         monkeypatch.setattr(RecordShard, "read", None)
@@ -719,8 +719,8 @@ def test_damage_in_a_batch_of_jpegs_is_the_ordinary_error(tmp_path: Path, many: 
     for at in sorted({0, 8, 12, size - 1, *random.Random(1).sample(range(size), 12)}):
         flip(path, start + at)
         data = small(tmp_path / "out")
-        fetch = Fetch(data._reader, data._share(0), many=many)
-        assert fetch.policy == ("hinted" if many else "held")
+        fetch = Fetch(data._reader, data.share_of(0), batched_reads=many)
+        assert fetch.policy == ("page_cache" if many else "in_memory")
         made = [data._whole(fetch, rows, empty) for rows in fetch]
         # Without the first record's size no batch is made at once.
         assert made.count(None) == 1 or (made.count(None) == 5 and data._raw.height == 0)  # type: ignore[union-attr]
@@ -746,10 +746,10 @@ def test_explain_says_where_records_of_batches_wait(
 ) -> None:
     data = small(jpeg_data(tmp_path / "out", [83]))
     by_item = small(tmp_path / "out", transform=np.copy)
-    at_once = "hinted" if engine.records() else "held"
-    assert (data.explain().policy, by_item.explain().policy) == (at_once, "held")
+    at_once = "page_cache" if engine.records() else "in_memory"
+    assert (data.explain().policy, by_item.explain().policy) == (at_once, "in_memory")
     monkeypatch.setattr(engine, "core", None)
-    assert data.explain().policy == "held"
+    assert data.explain().policy == "in_memory"
 
 
 def test_photographs_cost_nothing_more(tmp_path: Path) -> None:
@@ -763,7 +763,7 @@ def test_records_of_a_network_are_gathered_too(
 ) -> None:
     raw_data(tmp_path / "out", [40])
     data = small(on_network(tmp_path / "out"))
-    fetch = Fetch(data._reader, data._share(0))
+    fetch = Fetch(data._reader, data.share_of(0))
     assert fetch.policy == "network"
     for rows in fetch:
         images, labels = data._whole(fetch, rows, empty)

@@ -641,7 +641,7 @@ def test_spawned_workers_know_the_rank_of_their_parent(
     expected = batches(keyed(folder, batch_size=4, rank=1, world_size=3))
     dataset = keyed(folder, batch_size=4)
     # As torch.distributed would say, which a spawned worker does not know.
-    monkeypatch.setattr("shardio.dataset.stream._found_ranks", lambda: ((1, 3), "a test"))
+    monkeypatch.setattr("shardio.dataset.ranks._found_ranks", lambda: ((1, 3), "a test"))
     assert batches(dataset, 2, multiprocessing_context="spawn") == expected
 
 

@@ -16,8 +16,9 @@ from test_order import cases
 from trees import shardio_json
 
 from shardio.cli import main as cli
-from shardio.dataset import fetch
-from shardio.dataset.fetch import Fetch, Reader, read
+from shardio.dataset import buffering
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader, read
 from shardio.errors import OptionError
 from shardio.formats import manifest
 from shardio.formats.manifest import Manifest
@@ -241,9 +242,9 @@ def test_the_policy_is_what_fetch_does(
     request: pytest.FixtureRequest,
 ) -> None:
     workers, ranks, here = job
-    monkeypatch.setattr(fetch, "memory_available", lambda: 200_000_000)
+    monkeypatch.setattr(buffering, "memory_available", lambda: 200_000_000)
     for name, value in {"RUN": 1000, "LEAST_BLOCK": 100, "AHEAD": 8}.items():
-        monkeypatch.setattr(fetch, name, value)
+        monkeypatch.setattr(buffering, name, value)
     body = bytes(size)
     folder = packed([40, 30, 20], image=lambda i: body)
     if network:
@@ -302,7 +303,7 @@ def test_memory_adds_up():
     parts = (e.held_bytes, e.order_bytes, e.permutation_bytes, e.index_bytes)
     assert e.process_bytes == sum(parts)
     assert e.machine_bytes == 8 * e.process_bytes + e.page_cache_bytes
-    assert e.page_cache_bytes == 32 * (157 * 110_000 + fetch.RUN)  # the spans of 8 of 16 workers
+    assert e.page_cache_bytes == 32 * (157 * 110_000 + buffering.RUN)  # spans of 8 of 16 workers
     e = told(made, job, batch_size=64, shuffle_buffer="all")
     assert e.permutation_bytes == 8 * 20_000
 

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from datasets import flip, make, payload, shard_files
 
-from shardio.dataset import fetch
-from shardio.dataset.fetch import Fetch, Reader, Rows
+from shardio.dataset import buffering
+from shardio.dataset.fetch import Fetch, Rows
+from shardio.dataset.reader import Reader
+from shardio.dataset.reader import read as read_row
+from shardio.dataset.window import RAMP
 from shardio.errors import DamageError
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
@@ -126,7 +129,7 @@ def numbered(epoch: Epoch, virtual: Int64s) -> list[int]:
 
 def samples(got: Fetch, rows: Rows) -> Iterator[tuple[int, Sample]]:
     """The number of each row in the dataset, and its sample."""
-    return ((row[0], fetch.read(row)) for row in got.rows(rows))
+    return ((row[0], read_row(row)) for row in got.rows(rows))
 
 
 def read(got: Fetch) -> list[tuple[int, Sample]]:
@@ -146,19 +149,19 @@ def check(got: list[tuple[int, Sample]], numbers: list[int]) -> None:
 @pytest.fixture
 def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Makes small test datasets take one of the ways that bytes can take."""
-    monkeypatch.setattr(fetch, "RUN", 1000)
-    monkeypatch.setattr(fetch, "LEAST_BLOCK", 100)
-    monkeypatch.setattr(fetch, "AHEAD", 8)
-    if request.param == "hinted":
-        monkeypatch.setattr(fetch, "SMALL", 0)
-    if request.param == "held in tiny chunks":
-        monkeypatch.setattr(fetch, "_CHUNK", 3)
-        monkeypatch.setattr(fetch, "RUN", 100)
+    monkeypatch.setattr(buffering, "RUN", 1000)
+    monkeypatch.setattr(buffering, "LEAST_BLOCK", 100)
+    monkeypatch.setattr(buffering, "AHEAD", 8)
+    if request.param == "page_cache":
+        monkeypatch.setattr(buffering, "SMALL", 0)
+    if request.param == "in_memory in tiny chunks":
+        monkeypatch.setattr("shardio.dataset.window.CHUNK", 3)
+        monkeypatch.setattr(buffering, "RUN", 100)
     yield request.param.split()[0]
 
 
 ways = pytest.mark.parametrize(
-    "policy", ["hinted", "held", "held in tiny chunks", "network"], indirect=True
+    "policy", ["page_cache", "in_memory", "in_memory in tiny chunks", "network"], indirect=True
 )
 
 
@@ -202,7 +205,7 @@ def test_consumers_that_share_spans_read_their_own_records(
             for rows, pairs in batches:
                 assert rows.size == len(pairs)
                 seen += [number for number, _ in pairs[: rows.valid]]
-            assert got.held_bytes <= fetch.HELD_BYTES
+            assert got.held_bytes <= buffering.HELD_BYTES
     assert sorted(seen) == list(range(N))
 
 
@@ -225,7 +228,7 @@ def test_tiny_datasets(packed: Packed, policy: str, counts: list[int]) -> None:
         check(read(got), expected(of))
 
 
-@pytest.mark.parametrize("policy", ["held", "network"], indirect=True)
+@pytest.mark.parametrize("policy", ["in_memory", "network"], indirect=True)
 def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) -> None:
     got = Fetch(reader(packed([300] * 4), policy == "network"), share([300] * 4, 8))
     most = 0
@@ -234,7 +237,7 @@ def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) 
         list(samples(got, rows))
     assert got.held_bytes == 0
     window = got.share.epoch.window * 8 * got.reader.mean_bytes
-    assert window / 2 < most < window + 8 * 2 * fetch.RUN + 8 * 100
+    assert window / 2 < most < window + 8 * 2 * buffering.RUN + 8 * 100
 
 
 @pytest.mark.parametrize("policy", ["network"], indirect=True)
@@ -273,10 +276,10 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
     batches = iter(got)
     for _ in range(4):
         list(samples(got, next(batches)))
-    assert len(got._early) > 8
+    assert len(got.buffer._early) > 8
     for rows in batches:
         list(samples(got, rows))
-    assert got.held_bytes == 0 and not got._early
+    assert got.held_bytes == 0 and not got.buffer._early
     check_read_once(got)
 
 
@@ -300,10 +303,12 @@ def test_a_resume_reads_little_of_what_was_read_before(packed: Packed, policy: s
     assert isinstance(storage, Watched)
     for ranges in (storage.reads, storage.announced):
         traffic = sum(stop - start for _, start, stop in ranges)
-        assert traffic < (1600 - 180 * 8 + 150) * of.mean_bytes + 8 * fetch.RUN
+        assert traffic < (1600 - 180 * 8 + 150) * of.mean_bytes + 8 * buffering.RUN
 
 
-@pytest.mark.parametrize("policy", ["held", "held in tiny chunks", "network"], indirect=True)
+@pytest.mark.parametrize(
+    "policy", ["in_memory", "in_memory in tiny chunks", "network"], indirect=True
+)
 def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy: str) -> None:
     counts = [500] * 4
     of = share(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
@@ -312,13 +317,13 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
     last = 0
     for rows in got:
-        assert got.held_bytes < 1.5 * window + 2 * fetch.RUN
+        assert got.held_bytes < 1.5 * window + 2 * buffering.RUN
         last = got.held_bytes
         check(list(samples(got, rows)), rows.numbers.tolist())
     assert last <= of.epoch.unit * 100  # but for what others hand out after this one's last
 
 
-@pytest.mark.parametrize("policy", ["held"], indirect=True)
+@pytest.mark.parametrize("policy", ["in_memory"], indirect=True)
 def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -> None:
     counts = [4000]
     got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=8, spans=1))
@@ -327,14 +332,14 @@ def test_a_spans_list_of_held_records_stays_short(packed: Packed, policy: str) -
         assert all(len(span._held) < 200 for span in got._spans.values())
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 def test_after_the_start_runs_alone_announce_everything(
     packed: Packed, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [400] * 4
     got = Fetch(reader(packed(counts)), share(counts, 16, unit=8, shuffle_buffer=100))
     alone: list[int] = []
-    monkeypatch.setattr(got, "_announce", lambda places: alone.extend(places[2].tolist()))
+    monkeypatch.setattr(got.buffer, "announce", lambda places: alone.extend(places[2].tolist()))
     for step, rows in enumerate(got):
         list(samples(got, rows))
         if step == 20:
@@ -342,7 +347,7 @@ def test_after_the_start_runs_alone_announce_everything(
     assert not alone
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("shuffle_buffer", [1, 60, 400, None])
 def test_everything_is_announced_before_it_is_read(
     packed: Packed, policy: str, shuffle_buffer: int | None
@@ -369,11 +374,11 @@ def test_everything_is_announced_before_it_is_read(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Datasets of tests count as larger than what is read whole before the first batch."""
-    monkeypatch.setattr(fetch, "ALL_BYTES", 0)
+    monkeypatch.setattr(buffering, "ALL_BYTES", 0)
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize(
     ("shuffle_buffer", "memory", "network", "job"),
     [
@@ -394,7 +399,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
     job: dict[str, int],
 ) -> None:
     counts = [500] * 4
-    monkeypatch.setattr(fetch, "memory_available", lambda: memory)
+    monkeypatch.setattr(buffering, "memory_available", lambda: memory)
     of = share(counts, 8, shuffle_buffer=shuffle_buffer)
     got = Fetch(reader(packed(counts), network), of, **job)
     storage = got.reader.storage
@@ -404,13 +409,13 @@ def test_with_little_memory_just_the_next_batches_are_announced(
         check(list(samples(got, rows)), expected(of)[handed : handed + rows.size])
         handed += rows.size
         ahead = sum(stop - start for _, start, stop in storage.announced)
-        assert ahead <= (handed + fetch.AHEAD + 8) * got.reader.mean_bytes * 1.2
+        assert ahead <= (handed + buffering.AHEAD + 8) * got.reader.mean_bytes * 1.2
     places = [(name, start) for name, start, _ in storage.announced]
     assert len(set(places)) == len(places)  # nothing twice
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("consumer", [{}, {"worker": 1, "num_workers": 2}, {"start": 100}])
 def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
     packed: Packed, policy: str, consumer: dict[str, int]
@@ -428,7 +433,7 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
         check(list(samples(got, rows)), numbers[handed : handed + rows.size])
         handed += rows.size
         steps += of.num_workers
-        if 8 * steps > 4000 / fetch.RAMP + 16:
+        if 8 * steps > 4000 / RAMP + 16:
             break
     announced = list(storage.announced)
     for shard in shards:  # all of each, without a gap
@@ -438,13 +443,13 @@ def test_a_dataset_that_is_shuffled_as_a_whole_is_announced_in_its_order(
             at = max(at, stop)
         assert at == shard.offset(499) + int(shard.sizes[499])
     # In runs, but for records of the first batches that were ahead of them.
-    alone = sum(stop - start < fetch.RUN / 2 for _, start, stop in announced)
-    assert alone < 0.6 * 4000 / fetch.RAMP
+    alone = sum(stop - start < buffering.RUN / 2 for _, start, stop in announced)
+    assert alone < 0.6 * 4000 / RAMP
     assert len(list(batches)) > 100 and len(storage.announced) == len(announced)  # no more
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("start", [0, 100, 450])
 @pytest.mark.parametrize("batch_size", [8, None])
 def test_a_resume_is_ramped_too_where_all_is_announced(
@@ -460,12 +465,12 @@ def test_a_resume_is_ramped_too_where_all_is_announced(
         list(samples(got, rows))
         announced = sum(stop - start for _, start, stop in storage.announced)
         drawn = handed + rows.size + (16 if batch_size else 64 + rows.size)
-        assert announced < ((fetch.RAMP + 1) * drawn) * got.reader.mean_bytes + 2 * fetch.RUN
+        assert announced < ((RAMP + 1) * drawn) * got.reader.mean_bytes + 2 * buffering.RUN
         handed += rows.size
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize(
     ("step", "consumers", "exact"), [(1, 8, False), (4, 8, True), (4, 1, True), (10, 2, True)]
 )
@@ -485,7 +490,7 @@ def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
     check(read(got), numbers)
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("consumers", [1, 600])
 def test_a_small_dataset_that_is_shuffled_as_a_whole_is_read_before_its_first_batch(
@@ -513,11 +518,11 @@ def test_a_small_dataset_that_is_shuffled_as_a_whole_is_read_before_its_first_ba
             assert (name, start) == (shard.name, place)
             at, place = at + 1, stop
         assert place == shard.offset(counts[number] - 1) + int(shard.sizes[-1])
-    assert at == len(early) < 1.5 * of.epoch.records * got.reader.mean_bytes / fetch.RUN
+    assert at == len(early) < 1.5 * of.epoch.records * got.reader.mean_bytes / buffering.RUN
     check(read(Fetch(got.reader, of)), expected(of))
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 def test_of_a_subset_the_gaps_are_read_too_where_that_saves_calls(
     packed: Packed, policy: str
 ) -> None:
@@ -546,11 +551,11 @@ def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed
     assert isinstance(storage, Watched)
     next(iter(got))
     announced = sum(stop - start for _, start, stop in storage.announced)
-    assert announced < (fetch.AHEAD + 64) * 1.1 * got.reader.mean_bytes
+    assert announced < (buffering.AHEAD + 64) * 1.1 * got.reader.mean_bytes
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 @pytest.mark.parametrize("shuffle_buffer", [2000, None])
 def test_the_window_is_not_announced_before_the_first_batch(
     packed: Packed, policy: str, shuffle_buffer: int | None
@@ -565,7 +570,7 @@ def test_the_window_is_not_announced_before_the_first_batch(
     assert 0 < first < 20 * got.reader.mean_bytes  # two batches, not the window of 2,000
     next(batches)
     second = sum(stop - start for _, start, stop in storage.announced)
-    assert second < 28 * got.reader.mean_bytes + 8 * 2 * fetch.RUN
+    assert second < 28 * got.reader.mean_bytes + 8 * 2 * buffering.RUN
     for _ in range(200):
         next(batches)
     later = sum(stop - start for _, start, stop in storage.announced)
@@ -580,7 +585,7 @@ def test_the_system_reads_ahead_by_itself_only_where_blocks_are_held(
     read(got)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
-    assert len(storage.scattered) == (sum(map(bool, COUNTS)) if policy == "hinted" else 0)
+    assert len(storage.scattered) == (sum(map(bool, COUNTS)) if policy == "page_cache" else 0)
 
 
 def test_iterators_of_one_reader_keep_the_advice_of_their_own_reads(packed: Packed) -> None:
@@ -596,7 +601,7 @@ def test_iterators_of_one_reader_keep_the_advice_of_their_own_reads(packed: Pack
     assert of.shard(0).read(3) == scattered.read(3)
 
 
-@pytest.mark.parametrize("policy", ["hinted"], indirect=True)
+@pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
 def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str) -> None:
     counts = [500] * 8
     got = Fetch(reader(packed(counts)), share(counts, 8, shuffle_buffer=100))
@@ -604,8 +609,8 @@ def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str)
     storage = got.reader.storage
     assert isinstance(storage, Watched)
     sizes = sorted(stop - start for _, start, stop in storage.announced)
-    assert sizes[len(sizes) // 2] > 0.8 * fetch.RUN
-    assert sizes[-1] <= fetch.RUN
+    assert sizes[len(sizes) // 2] > 0.8 * buffering.RUN
+    assert sizes[-1] <= buffering.RUN
 
 
 def test_a_missing_shard_is_named(packed: Packed) -> None:
@@ -669,16 +674,16 @@ def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
 
 FEW_DESCRIPTORS = """
 import os, resource, sys
-from shardio.dataset import fetch
+from shardio.dataset import reader as readers
 from shardio.formats import manifest
 from shardio.storage import locate
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 storage = locate(sys.argv[1])
 found = manifest.load(storage)
 assert found.shards == 80
-default = fetch.Reader(storage, found)
+default = readers.Reader(storage, found)
 assert default.limit == 16
-greedy = [fetch.Reader(storage, found, limit=80) for _ in range(2)]
+greedy = [readers.Reader(storage, found, limit=80) for _ in range(2)]
 for reader in (default, *greedy):
     for _ in range(2):
         for shard in range(80):
@@ -690,7 +695,7 @@ try:
         kept.append(os.dup(0))
 except OSError:
     pass
-fetch.Reader(storage, found).shard(5)  # the other readers give theirs back
+readers.Reader(storage, found).shard(5)  # the other readers give theirs back
 """
 
 
@@ -746,7 +751,8 @@ def test_threads_share_a_reader(packed: Packed) -> None:
 RSS = """
 import sys, resource
 from pathlib import Path
-from shardio.dataset import fetch
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader, read
 from shardio.formats import manifest
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
@@ -756,14 +762,14 @@ def private():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) >> 10
 storage = locate(sys.argv[1])
-reader = fetch.Reader(storage, manifest.load(storage))
+reader = Reader(storage, manifest.load(storage))
 def run(buffer):
     epoch = Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
                   unit=8, shuffle_buffer=buffer)
-    got = fetch.Fetch(reader, Partition(epoch, 64))
+    got = Fetch(reader, Partition(epoch, 64))
     most = 0
     for rows in got:
-        for _ in map(fetch.read, got.rows(rows)):
+        for _ in map(read, got.rows(rows)):
             pass
         most = max(most, private())
     return got.policy, most
@@ -784,5 +790,5 @@ def test_the_window_costs_a_process_little_memory(tmp_path: Path, size: int, rec
     )
     assert done.returncode == 0, done.stderr
     policy, grown = done.stdout.split()
-    assert policy == ("held" if size < 1000 else "hinted")
+    assert policy == ("in_memory" if size < 1000 else "page_cache")
     assert int(grown) < 32

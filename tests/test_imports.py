@@ -42,6 +42,9 @@ DOORS = {  # what only these modules import
         "tuning.specimens",
     },
     "torch": {
+        "dataset.assemble",
+        "dataset.iteration",
+        "dataset.ranks",
         "dataset.stream",
         "dataset.epoch_state",
         "dataset.collate",

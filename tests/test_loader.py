@@ -49,7 +49,7 @@ from shardio import (
     StorageError,
     WorkerError,
 )
-from shardio.dataset.stream import consumers
+from shardio.dataset.ranks import consumers
 from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
 from shardio.loader import in_process as here
@@ -1475,7 +1475,7 @@ def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> 
         )  # fmt: skip
     else:
         made = here.Here(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
-    share = dataset._share(0)
+    share = dataset.share_of(0)
     seen = consumers(1, max(1, crew[0]))
     made.begin(serving.Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
     return made
@@ -1803,7 +1803,7 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
         *(dataset,), workers=1, threads=1, prefetch=2, own=copy, lock=lock,
         context=multiprocessing.get_context("fork"),
     )  # fmt: skip
-    share = dataset._share(0)
+    share = dataset.share_of(0)
     what = serving.Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
     kept = []
     for _ in range(3):

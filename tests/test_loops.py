@@ -20,9 +20,10 @@ from loop_programs import BATCH, LOADERS, dataset
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import shardio.dataset.stream
+import shardio.dataset.iteration
 from shardio import OptionError, RandomResizedCrop, ShardDataset, ShardLoader, collate
 from shardio.dataset.epoch_state import EpochState, new_number
+from shardio.dataset.iteration import busy_workers
 from shardio.dataset.stream import Stream
 
 Packed = Callable[..., Path]
@@ -278,8 +279,8 @@ def test_workers_that_two_threads_start_at_once_keep_their_tickets(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, other = dataset(folder), dataset(folder)
-    monkeypatch.setattr(shardio.dataset.stream, "_STREAMS", [train, other])
-    new_ticket, busy = Stream._new_ticket, []
+    monkeypatch.setattr(shardio.dataset.iteration, "STREAMS", [train, other])
+    new_ticket, busy = shardio.dataset.iteration.new_ticket, []
 
     def slowly(stream: Stream, iterator: Any) -> Any:
         if stream is other and not busy:  # the other thread starts and ends its workers meanwhile
@@ -291,7 +292,7 @@ def test_workers_that_two_threads_start_at_once_keep_their_tickets(
             thread.join()
         return new_ticket(stream, iterator)
 
-    monkeypatch.setattr(Stream, "_new_ticket", slowly)
+    monkeypatch.setattr(shardio.dataset.iteration, "new_ticket", slowly)
     loader = DataLoader(train, batch_size=None, num_workers=1)
     assert epochs_read(train, lambda: list(loader), 2) == [0, 1] and busy
 
@@ -300,7 +301,7 @@ def test_workers_without_batches_are_not_waited_for(folder: Path) -> None:
     stream = dataset(folder, batch_size=60)  # 2 batches
     state = EpochState(0)
     decision = state.decide(new_number(), fixed=False)
-    state.begin(decision, stream._busy(4, None, decision))
+    state.begin(decision, busy_workers(stream, 4, None, decision))
     for worker in (0, 1):  # the others may start as late as they like
         assert not state.complete
         state.ended(decision.number, worker)

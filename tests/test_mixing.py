@@ -27,7 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset.decode import Work
 from shardio.dataset.mixture import Mixture
-from shardio.dataset.stream import Consumers
+from shardio.dataset.ranks import Consumers
 from shardio.order import rng
 from shardio.order.epoch import Epoch
 from shardio.order.mixture import MAX_SLOTS, BatchRanges, Pattern, whole_slots
@@ -251,8 +251,8 @@ def consumer(
     """(keys, valid) of each batch of this rank, as so many workers make them together."""
     each: list[Iterator[Any]] = []
     for worker in range(workers):
-        share = mixture._share(epoch, worker, workers, start)
-        each.append(mixture._read(share, Consumers(workers, 1)))
+        share = mixture.share_of(epoch, worker, workers, start)
+        each.append(mixture.read_batches(share, Consumers(workers, 1)))
     found = []
     for items in itertools.chain.from_iterable(itertools.zip_longest(*each)):
         if items is not None:
@@ -472,7 +472,7 @@ def test_ranges_are_the_rows_of_the_batches(folders: list[Path]) -> None:
             rank=draw.randrange(world_size),
             world_size=world_size,
         )
-        share = mixture._share(1, draw.randrange(workers), workers, draw.randint(0, 100))
+        share = mixture.share_of(1, draw.randrange(workers), workers, draw.randint(0, 100))
         pieces = [batch.pieces for batch in share]
         assert [
             tuple((0, start, stop - start) for start, stop in [ends] if start < stop)

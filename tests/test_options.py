@@ -50,7 +50,7 @@ def test_it_does_not_depend_on_the_machine_or_on_who_reads(
     folder = packed([50, 30])
     rows = flat(keyed(folder, batch_size=8))
     assert keyed(folder, batch_size=8, rank=1, world_size=4).shuffle_buffer is None
-    monkeypatch.setattr("shardio.dataset.fetch.memory_available", lambda: 0)
+    monkeypatch.setattr("shardio.dataset.buffering.memory_available", lambda: 0)
     assert flat(keyed(folder, batch_size=8)) == rows
     assert flat(keyed(folder, batch_size=8, shuffle_buffer="all")) == rows
 

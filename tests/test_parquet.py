@@ -25,7 +25,7 @@ from trees import shardio_json
 import shardio
 from shardio import formats
 from shardio.dataset import sequence as sequences
-from shardio.dataset.fetch import Reader
+from shardio.dataset.reader import Reader
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats import manifest
 from shardio.formats.base import Shard

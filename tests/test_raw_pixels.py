@@ -524,9 +524,10 @@ def raw_data(
 
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     """Each batch as it is made at once, and as its items make it; and where records waited."""
-    share = data._share(0)
-    at_once = Fetch(data._reader, share, selection=data._selection, many=data._many)
-    by_item = Fetch(data._reader, share, selection=data._selection, many=data._many)
+    share = data.share_of(0)
+    batched = data._batched_reads
+    at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
+    by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     for rows, again in zip(at_once, by_item, strict=True):
         whole = data._whole(at_once, rows, empty)
         items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
@@ -564,7 +565,7 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
     for whole, collated, policy in batches(data):
         same(whole, collated)
         policies.add(policy)
-    assert policies == {"hinted" if buffer == "all" or core is not None else "held"}
+    assert policies == {"page_cache" if buffer == "all" or core is not None else "in_memory"}
 
 
 def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
@@ -576,7 +577,7 @@ def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
     sizes = []
     for whole, collated, policy in batches(data):
         same(whole, collated)
-        assert policy == "hinted"
+        assert policy == "page_cache"
         sizes.append(len(whole[0]))
     assert sizes == [5, 5, 3]
 
@@ -620,7 +621,7 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
     for at in (0, 7, 8, 11, 12, 15, 16, 20, 40, 60, size - 1):  # checksum, lengths, head, pixels
         flip(path, start + at)
         fresh = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-        fetch = Fetch(fresh._reader, fresh._share(0))
+        fetch = Fetch(fresh._reader, fresh.share_of(0))
         [rows] = fetch
         with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
             fresh._whole(fetch, rows, empty)
@@ -660,7 +661,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
         fields=("image", "label", "score"),
         decode="numpy",
     )
-    at_once = Fetch(data._reader, data._share(0))
+    at_once = Fetch(data._reader, data.share_of(0))
     made = [data._whole(at_once, rows, empty) for rows in at_once]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
@@ -714,7 +715,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     file[start : start + size] = record
     path.write_bytes(file)
     with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
-        fetch = Fetch(data._reader, data._share(0))
+        fetch = Fetch(data._reader, data.share_of(0))
         for rows in fetch:
             data._whole(fetch, rows, empty)
 
@@ -738,10 +739,10 @@ def test_other_datasets_are_read_the_ordinary_way(tmp_path: Path, options: dict[
     raw_data(tmp_path / "out", [6])
     usual = {"batch_size": 6, "fields": ("image", "label"), "decode": "numpy"}
     data = ShardDataset(tmp_path / "out", **usual | options)
-    fetch = Fetch(data._reader, data._share(0))
+    fetch = Fetch(data._reader, data.share_of(0))
     assert all(data._whole(fetch, rows, empty) is None for rows in fetch)
     data = ShardDataset(tmp_path / "out", **usual)
-    assert data._whole(fetch, next(iter(Fetch(data._reader, data._share(0)))), empty) is not None
+    assert data._whole(fetch, next(iter(Fetch(data._reader, data.share_of(0)))), empty) is not None
 
 
 def test_no_memory_is_taken_for_pixels_that_are_not_there(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import EpochError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset.fetch import Fetch
+from shardio.dataset.window import Buffer
 
 Packed = Callable[..., Path]
 Batches = list[list[str]]
@@ -240,20 +240,19 @@ def test_the_middle_of_an_epoch_costs_no_more_than_the_window(
     dataset = keyed(folder, batch_size=10, shuffle_buffer=160)
     again = resumed(folder, dataset.state_dict(steps=200), batch_size=10, shuffle_buffer=160)
     counts: list[int] = []
-    held, announced = Fetch._hold, Fetch._announce
+    held, announced = Buffer._hold, Buffer.announce
 
-    def hold(self: Fetch, shard: Any, chosen: Any, count: int) -> Any:
+    def hold(self: Buffer, shard: Any, chosen: Any, count: int) -> Any:
         counts.append(count)
         return held(self, shard, chosen, count)
 
-    def announce(self: Fetch, runs: Any) -> None:
-        runs = list(runs)
-        counts.extend(len(run.numbers) for run in runs)
-        announced(self, runs)
+    def announce(self: Buffer, rows: Any) -> None:
+        counts.append(rows.shape[1])
+        announced(self, rows)
 
-    monkeypatch.setattr(Fetch, "_hold", hold)
-    monkeypatch.setattr(Fetch, "_announce", announce)
-    monkeypatch.setattr("shardio.dataset.fetch.RUN", 1)
+    monkeypatch.setattr(Buffer, "_hold", hold)
+    monkeypatch.setattr(Buffer, "announce", announce)
+    monkeypatch.setattr("shardio.dataset.buffering.RUN", 1)
     next(iter(again))
     assert sum(counts) + 10 <= 160 + 2 * 8 * 10
 

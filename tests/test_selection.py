@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset import fetch
+from shardio.dataset import buffering
 from shardio.dataset.fetch import Fetch
 from shardio.order import rng
 from shardio.order.epoch import Epoch
@@ -37,7 +37,7 @@ pytestmark = [
 COUNTS = [23, 0, 41, 3, 30]
 N = sum(COUNTS)
 STARTS = np.cumsum([0, *COUNTS])
-WAYS = ("hinted", "held", "network", "exact")
+WAYS = ("page_cache", "in_memory", "network", "exact")
 
 FIELDS = (
     *(("__key__", "key"), ("image", "image"), ("label", "int"), ("score", "float")),
@@ -86,14 +86,14 @@ def that(holds: Callable[[int], bool]) -> list[int]:
 def way(name: str) -> Iterator[None]:
     """Makes small test datasets take one of the ways that bytes can take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "RUN", 500)
-        patch.setattr(fetch, "LEAST_BLOCK", 1)
-        patch.setattr(fetch, "AHEAD", 8)
-        patch.setattr(fetch, "GAP", 300)
-        if name in ("hinted", "exact"):
-            patch.setattr(fetch, "SMALL", 0)
+        patch.setattr(buffering, "RUN", 500)
+        patch.setattr(buffering, "LEAST_BLOCK", 1)
+        patch.setattr(buffering, "AHEAD", 8)
+        patch.setattr(buffering, "GAP", 300)
+        if name in ("page_cache", "exact"):
+            patch.setattr(buffering, "SMALL", 0)
         if name == "exact":
-            patch.setattr(fetch, "memory_available", lambda: 0)
+            patch.setattr(buffering, "memory_available", lambda: 0)
         yield
 
 
@@ -176,7 +176,7 @@ def test_the_ways_are_the_ones_meant(folder: Path, name: str) -> None:
     with way(name):
         share = Partition(Epoch(selection.counts, **options), 4)
         got = Fetch(reader(folder, name == "network"), share, selection=selection)
-    assert (got.policy, got._exact) == ("hinted" if name == "exact" else name, name == "exact")
+    assert (got.policy, got._exact) == ("page_cache" if name == "exact" else name, name == "exact")
 
 
 def spread(start: int, step: int, counts: list[int]) -> Selection:
@@ -203,11 +203,11 @@ def test_only_chosen_records_are_read_and_announced(packed: Packed, name: str) -
     )
     assert sorted(storage.reads) == wanted  # each once, and nothing else
     assert set(storage.announced) <= set(wanted)
-    assert bool(storage.announced) == (name != "held")
+    assert bool(storage.announced) == (name != "in_memory")
     assert got.held_bytes == 0
 
 
-@pytest.mark.parametrize("name", ["held", "network"])
+@pytest.mark.parametrize("name", ["in_memory", "network"])
 def test_small_gaps_are_read_over(packed: Packed, name: str) -> None:
     counts = [400] * 4
     selection = spread(1, 2, counts)

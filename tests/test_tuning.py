@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from shardio import ShardDataset
 from shardio.dataset import sequence
-from shardio.dataset.fetch import Fetch, Reader
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader
 from shardio.errors import OptionError
 from shardio.order.epoch import Epoch, default_unit
 from shardio.order.options import SHUFFLE_BUFFER

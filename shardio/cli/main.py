@@ -29,7 +29,7 @@ from ..names import from_file_name, key_text
 if TYPE_CHECKING:
     import argparse
 
-    from ..dataset.fetch import Reader
+    from ..dataset.reader import Reader
     from ..dataset.sequence import ShardSequence
     from ..formats.manifest import Manifest
     from ..packing.pack import Packed
@@ -310,7 +310,7 @@ def _info(options: argparse.Namespace) -> int:
 def _ls(options: argparse.Namespace) -> int:
     import json
 
-    from ..dataset.fetch import Reader
+    from ..dataset.reader import Reader
     from ..formats import manifest
     from ..order.subset import class_index
     from ..storage import locate
@@ -433,7 +433,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ..dataset.fetch import Reader
+    from ..dataset.reader import Reader
     from ..formats import manifest
     from ..order.options import RequestedOptions
     from ..storage import locate

@@ -10,6 +10,7 @@ size.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +23,11 @@ from ..formats.manifest import Manifest
 from ..formats.record import RecordShard
 from ..formats.sample import BLOBS
 from ..images import decode as image
+from ..images.transforms import Transform
+from ..stack import users_level
+from .buffering import SMALL
 from .decode import IMAGE, Decoder
-from .fetch import SMALL, Part
+from .reader import Part, Reader
 
 JPEG = b"\xff\xd8\xff"  # how each begins
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then
@@ -168,3 +172,55 @@ def raw_pixels(made: Manifest, decoder: Decoder) -> Pixels | None:
         case [int(height), int(width)] if min(height, width) > 0:
             return RawPixels(height, width, fields, scalars)
     return None
+
+
+def advise_core(reader: Reader, at_once: Pixels | None, transform: object) -> None:
+    """Warn where the core would make images faster, but is not here.
+
+    Call it when a dataset is constructed: in the trainer's process, so workers do not repeat it.
+
+    at_once: how batches are made at once, if they are.
+    """
+    if isinstance(at_once, RawPixels):
+        if engine.records() is None:
+            engine.advise("records of raw pixels are read by Python, slower")
+        return
+    crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
+    if engine.core is None and (crops or at_once is not None) and _begins_with_jpegs(reader):
+        does = "decodes and crops" if crops else "decodes"
+        engine.advise(f"PIL {does} the JPEGs of this dataset, slower")
+
+
+def advise_boxes(made: Manifest, fields: Sequence[str] | None, transform: object) -> None:
+    """Warn where a built-in transform crops the images of COCO, but not their boxes.
+
+    Call it when a dataset is constructed: in the trainer's process, so workers do not repeat it.
+
+    fields: those that samples are made of; None: all that the dataset holds.
+    """
+    boxes = "annotations"  # of COCO
+    if (
+        isinstance(transform, Transform)
+        and transform.boxes is None
+        and made.options.get("source") == "coco"
+        and boxes in (fields or made.schema.names)
+    ):
+        warnings.warn(
+            f"{type(transform).__name__} crops the images, and their boxes stay those of the "
+            f"whole images: give {type(transform).__name__}(..., boxes={boxes!r})",
+            stacklevel=users_level(),
+        )
+
+
+def _begins_with_jpegs(reader: Reader) -> bool:
+    """Say whether the first record holds a JPEG. Opens its shard, and lets go of it again."""
+    if not reader.records:
+        return False
+    shard, record = reader.locate(0)
+    try:
+        first = reader.shard(shard).read(record)
+    except ShardioError:  # whoever reads it will say so
+        return False
+    finally:
+        reader.forget()
+    return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())

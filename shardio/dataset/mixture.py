@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, islice, pairwise, repeat, zip_longest
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,40 +21,15 @@ from ..errors import OptionError, StateError, printable
 from ..order.mixture import BatchRanges, Length, MixedOptions, Pattern, epoch_rows, whole_slots
 from ..order.options import Options
 from ..order.partition import Partition, RowRanges
-from ..order.rng import MIX, Int64s, key
+from ..order.rng import MIX, key
+from .assemble import PendingBatch
 from .decode import Work
-from .stream import Consumers, Items, Stream
+from .protocol import Component
+from .ranks import Consumers
+from .stream import Stream
 
 # What tells one dataset of a mixture in a saved state: a list of these, to stay below 1 KB.
 _NAMES = ("dataset", "selection", "shuffle_buffer", "canonical_workers", "unit")
-
-
-class Component(Protocol):
-    """Names the members of a dataset that a mixture uses."""
-
-    options: Options
-    counts: Int64s
-
-    @property
-    def records(self) -> int:
-        """Return the number of records in one pass."""
-
-    @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes, if one does."""
-
-    @property
-    def item_fields(self) -> tuple[str, ...] | None:
-        """Return the names of the fields of items that are tuples, where they are known."""
-
-    def record_name(self, number: int) -> str:
-        """Return the words by which messages call a record."""
-
-    def _which(self) -> dict[str, Any]: ...
-    def _adopted(self, state: Mapping[str, Any]) -> Options: ...
-    def _feed(
-        self, reads: Partition | RowRanges, consumers: Consumers, hands_out: bool
-    ) -> Iterator[Items]: ...
 
 
 class Mixture(Stream):
@@ -80,7 +55,7 @@ class Mixture(Stream):
             MixedOptions.of([dataset.options for dataset in self._datasets]),
             np.array([self.length], np.int64),
             collate_fn=first.collate_fn if collate_fn is None else collate_fn,
-            ranks=first._given_ranks,
+            ranks=first.given_ranks,
         )
 
     def __repr__(self) -> str:
@@ -113,8 +88,8 @@ class Mixture(Stream):
         """Return whether every pass reads the same epoch: also where no dataset is shuffled."""
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
-    def _read(self, partition: Partition, consumers: Consumers) -> Iterator[Items]:
-        """Iterate over the batches of one consumer, each as rows that are still to be built."""
+    def read_batches(self, partition: Partition, consumers: Consumers) -> Iterator[PendingBatch]:
+        """Read a consumer's batches, in order. The `rows` of each are used up before the next."""
         size = partition.batch_size or 1
         rows = self._rows(partition, BatchRanges(partition), consumers)
         for step, (start, stop) in zip(partition.worker_steps, BatchRanges(partition), strict=True):
@@ -122,7 +97,7 @@ class Mixture(Stream):
             own: Iterable[Any] = islice(rows, count)
             if count == size:
                 noted = _RowLog(own)
-                yield Items(noted, _build_item, count, count, None, noted.records)
+                yield PendingBatch(noted, _build_item, count, count, None, noted.records)
                 continue
             repeats = partition.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
@@ -132,7 +107,7 @@ class Mixture(Stream):
                 if a < b
             ]
             noted = _RowLog(chain(own, *again))
-            yield Items(noted, _build_item, count, count + len(repeats), None, noted.records)
+            yield PendingBatch(noted, _build_item, count, count + len(repeats), None, noted.records)
 
     def _rows(
         self, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
@@ -161,13 +136,13 @@ class Mixture(Stream):
                 batch_size=math.ceil((partition.batch_size or 1) * self._pattern.fraction(d)),
                 consumers=partition.world_size * partition.num_workers,
             )
-            for items in dataset._feed(reads, consumers, self.hands_out):
+            for items in dataset.read_batches(reads, consumers, hands_out=self.hands_out):
                 yield from zip(repeat(items.make), items.rows, repeat(dataset))
 
     def _identity(self) -> dict[str, Any]:
         """Return the part of a saved state that tells this mixture from others."""
         named = [
-            {**dataset._which(), **part.state()}
+            {**dataset.source_identity(), **part.state()}
             for dataset, part in zip(self._datasets, self.options.parts, strict=True)
         ]
         return {
@@ -178,7 +153,7 @@ class Mixture(Stream):
             "tail": self.tail,
         }
 
-    def _adopted(self, state: Mapping[str, Any]) -> Options:
+    def options_after(self, state: Mapping[str, Any]) -> Options:
         """Return the options to go on with after this state. Raises StateError."""
         saved = state.get("mix")
         if not isinstance(saved, list) or len(saved) != len(self._datasets):
@@ -203,9 +178,8 @@ class Mixture(Stream):
                 )
             one = dict(zip(_NAMES, values, strict=True))
             try:
-                parts.append(
-                    dataset._adopted({**one, "seed": state.get("seed"), "tail": state.get("tail")})
-                )
+                one |= {"seed": state.get("seed"), "tail": state.get("tail")}
+                parts.append(dataset.options_after(one))
             except StateError as error:
                 raise StateError(f"dataset {number} of the mixture: {error}") from None
         return MixedOptions.of(parts)
@@ -278,6 +252,6 @@ _COMMON = {
     "batch_size": "batch_size",
     "tail": "tail",
     "seed": "seed",
-    "_given_ranks": "rank and world_size",
+    "given_ranks": "rank and world_size",
     "_structure": "fields",
 }

@@ -26,7 +26,7 @@ from ..order import rng
 from ..storage import locate
 from ..units import show_count
 from .decode import Decode, Decoder, record_name
-from .fetch import Described, Reader
+from .reader import ManifestInfo, Reader
 
 
 def open(
@@ -71,7 +71,7 @@ def stored(
     return ShardSequence(found._reader, found._decoder, found._rows, text=False)
 
 
-class ShardSequence(Described, Sequence[Any]):
+class ShardSequence(ManifestInfo, Sequence[Any]):
     """Records of a dataset by position, in storage order: what `open` returns, and its slices.
 
     Each access reads and checks the record anew; items are the caller's own. Raises IndexError,

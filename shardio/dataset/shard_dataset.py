@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -19,10 +18,9 @@ from typing import Any
 
 from .. import native as engine
 from .. import units as sizes
-from ..errors import OptionError, ShardioError, StateError, printable
+from ..errors import OptionError, StateError, printable
 from ..formats import manifest
 from ..formats.sample import give_text_key
-from ..images.transforms import Transform
 from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
@@ -31,17 +29,20 @@ from ..order.options import CANONICAL_WORKERS, Options, RequestedOptions, answer
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
-from ..stack import users_level
 from ..storage import locate
 from ..tuning.explain import Explanation, explain
 from ..tuning.tune import Tuning, labels_of, tune
-from .batch_decode import JPEG, RawPixels, raw_pixels
+from .assemble import VALID, PendingBatch
+from .batch_decode import advise_boxes, advise_core, raw_pixels
+from .buffering import BUFFER_BYTES, calls_per_record, reads_batches_in_core
 from .collate import Empty, images, numbers, planes
 from .decode import LABEL, Decode, Decoder, Work, record_name
-from .fetch import BUFFER_BYTES, Described, Fetch, Reader, Row, Rows, apart, read, read_by_core
+from .fetch import Fetch, Rows
 from .mixture import Mixture
+from .ranks import Consumers
+from .reader import ManifestInfo, Reader, Row, read
 from .sequence import ShardSequence
-from .stream import VALID, Consumers, Items, Stream
+from .stream import Stream
 
 # Names that users of other datasets and loaders bring: what to do instead.
 _LOADERS = "give it to the loader, DataLoader(ds, batch_size=None, {}) or ShardLoader(ds, {})"
@@ -76,7 +77,7 @@ _OTHERS = {
 }
 
 
-class ShardDataset(Described, Stream):
+class ShardDataset(ManifestInfo, Stream):
     """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               what `shardio pack` made
@@ -187,7 +188,8 @@ class ShardDataset(Described, Stream):
             collate_fn=collate_fn,
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
-        self._advise(transform)
+        advise_boxes(self.manifest, self._decoder.fields, transform)
+        advise_core(self._reader, self._raw if batch_size is not None else None, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
         self._label_names = self.manifest.classes if own else None  # of labels as they are stored
 
@@ -263,8 +265,8 @@ class ShardDataset(Described, Stream):
             is_network=reader.storage.is_network(),
             files_limit=reader.limit,
             labels=lambda shard: reader.shard(shard).columns.get("label"),
-            many=self._many,
-            apart=partial(apart, self.manifest, self._selection),
+            many=self._batched_reads,
+            apart=partial(calls_per_record, self.manifest, self._selection),
         )
 
     def tune(
@@ -337,59 +339,20 @@ class ShardDataset(Described, Stream):
         return f"ShardDataset({printable(self._path)!r})"
 
     @property
-    def _many(self) -> bool:
+    def _batched_reads(self) -> bool:
         """Whether the core reads many records at a time, so that holding them gains nothing."""
-        return read_by_core(self.manifest) or (
+        return reads_batches_in_core(self.manifest) or (
             self._raw is not None and engine.records() is not None
         )
 
-    def _advise(self, transform: object) -> None:
-        """Warn where the core would make images faster, but is not here.
+    def read_batches(
+        self, reads: Partition | RowRanges, consumers: Consumers, *, hands_out: bool | None = None
+    ) -> Iterator[PendingBatch]:
+        """Read these batches, in order. The `rows` of each are used up before the next.
 
-        When it is constructed: that is in the trainer's process, and workers do not repeat it.
+        hands_out: as of the mixture that hands the items out; None: this dataset does.
         """
-        at_once = self._raw if self.batch_size is not None else None
-        if isinstance(at_once, RawPixels):
-            if engine.records() is None:
-                engine.advise("records of raw pixels are read by Python, slower")
-            return
-        boxes = "annotations"  # of COCO
-        if (
-            isinstance(transform, Transform)
-            and transform.boxes is None
-            and self.manifest.options.get("source") == "coco"
-            and boxes in (self._decoder.fields or self.manifest.schema.names)
-        ):
-            warnings.warn(
-                f"{type(transform).__name__} crops the images, and their boxes stay those of the "
-                f"whole images: give {type(transform).__name__}(..., boxes={boxes!r})",
-                stacklevel=users_level(),
-            )
-        crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
-        if engine.core is None and (crops or at_once is not None) and self._begins_with_jpegs():
-            does = "decodes and crops" if crops else "decodes"
-            engine.advise(f"PIL {does} the JPEGs of this dataset, slower")
-
-    def _begins_with_jpegs(self) -> bool:
-        """Whether the first record holds a JPEG. Opens its shard, and lets go of it again."""
-        if not self._reader.records:
-            return False
-        shard, record = self._reader.locate(0)
-        try:
-            first = self._reader.shard(shard).read(record)
-        except ShardioError:  # whoever reads it will say so
-            return False
-        finally:
-            self._reader.forget()
-        return any(isinstance(v, bytes) and v.startswith(JPEG) for v in first.values())
-
-    def _read(self, share: Partition, consumers: Consumers) -> Iterator[Items]:
-        return self._feed(share, consumers, self.hands_out)
-
-    def _feed(
-        self, reads: Partition | RowRanges, consumers: Consumers, hands_out: bool
-    ) -> Iterator[Items]:
-        """The items of these reads, in order. hands_out: as `hands_out` of who reads them."""
+        hands_out = self.hands_out if hands_out is None else hands_out
         fetch = Fetch(
             self._reader,
             reads,
@@ -397,25 +360,25 @@ class ShardDataset(Described, Stream):
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
-            many=self._many,
+            batched_reads=self._batched_reads,
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:
             whole = None if self._raw is None else partial(self._whole, fetch, rows)
             records = partial(self._records, rows)
-            yield Items(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
+            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
 
     def _records(self, rows: Rows) -> list[str]:
-        """What messages call the records of these rows."""
+        """Return the names of the records of these rows in messages."""
         return [self.record_name(number) for number in rows.numbers.tolist()]
 
     def record_name(self, number: int) -> str:
-        """What messages call a record, by its number."""
+        """Return the name of a record in messages, by its number."""
         shard, record = self._reader.locate(number)
         return record_name(number, self._reader.shard(shard).key(record))
 
     def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Work) -> Any:
-        """The item of a row."""
+        """Make the item of a row. Safe to call from any thread."""
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]
         work.key = sample[KEY]
@@ -438,8 +401,9 @@ class ShardDataset(Described, Stream):
         return self._decoder.image_place
 
     def _whole(self, fetch: Fetch, rows: Rows, empty: Empty) -> Any:
-        """The batch of these rows at once, as collating their items makes it; None: not this one.
+        """Make the batch of these rows at once, as collating their items would.
 
+        Returns None where that is not possible.
         Memory for the images comes from `empty`. Raises DamageError, StorageError.
         """
         raw = self._raw
@@ -469,14 +433,16 @@ class ShardDataset(Described, Stream):
         return super().evaluates or not self.shuffle
 
     def _identity(self) -> dict[str, Any]:
-        return {**self._which(), **self.options.state()}
+        return {**self.source_identity(), **self.options.state()}
 
-    def _which(self) -> dict[str, Any]:
+    def source_identity(self) -> dict[str, Any]:
+        """Tell which records are read: the dataset, and the selection of them."""
         chosen = None if self._selection is None else self._selection.digest
         return {"dataset": self.manifest.dataset_id.hex(), "selection": chosen}
 
-    def _adopted(self, state: Mapping[str, Any]) -> Options:
-        for name, value in self._which().items():
+    def options_after(self, state: Mapping[str, Any]) -> Options:
+        """Return the options to go on with after this state. Raises StateError."""
+        for name, value in self.source_identity().items():
             if state.get(name) != value:
                 what = "dataset" if name == "dataset" else "selection of records"
                 raise StateError(

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dataset.collate import TENSORS, is_planes, own, places_of, rows_of
+from ..dataset.assemble import Assembler, PendingBatch, mark
+from ..dataset.collate import TENSORS, is_planes, places_of, rows_of
 from ..dataset.decode import Work
-from ..dataset.stream import Items, Stream, collated, mark, mark_all
+from ..dataset.protocol import BatchReader
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text
@@ -53,7 +54,7 @@ class Batch:
 
     def __init__(
         self,
-        items: Items,
+        items: PendingBatch,
         number: int,
         slot: Slot,
         layout: Layout,
@@ -64,10 +65,10 @@ class Batch:
         what is in a tuple, where they are known."""
         self.items: list[Any] = [None] * items.size
         self.made_of = items
+        self.make = items.make
         self._ragged, self._fields = ragged, fields
         self.number = number  # of this maker's batches, from 0
         self.slot = slot
-        self.valid = items.valid
         self.whole: Any = None  # when it was made at once
         self.rows = self.left = items.size  # left: not yet made
         self.read_s = self.decode_s = self.transform_s = self.collate_s = 0.0
@@ -212,8 +213,8 @@ class Maker:
 
     def __init__(
         self,
-        stream: Stream,
-        reads: Iterator[Items],
+        stream: BatchReader,
+        reads: Iterator[PendingBatch],
         slots: Slots,
         pack: Callable[[Batch, Any], Any],
         emit: Callable[[Batch | None, Any], None],
@@ -225,15 +226,13 @@ class Maker:
         self.layout = layout or {}  # of the batch before
         self._places = places
         self._interrupts = interrupts
-        self._stream = stream
         self._slots = slots
         self._pack = pack
         self._emit = emit
-        ragged = own(stream.collate_fn)
-        self._in_place = ragged is not None
-        self._ragged = frozenset(ragged or ())
-        self._fields = stream.item_fields
-        self._exact = stream.tail == "exact"
+        self._assembler = assembler = Assembler(
+            stream.collate_fn, fields=stream.item_fields, exact=stream.tail == "exact"
+        )
+        self._in_place = assembler.is_own
         self._image = stream.image_place if self._in_place else None
         self._wanted = 0  # batches that may be begun
         self._dropped = False
@@ -297,16 +296,16 @@ class Maker:
                 task = None if self._dropped else next(self._tasks, None)
             if task is None:
                 return False
-            batch, i, row, make = task
+            batch, i, row, valid = task
             if batch.whole is None:
                 start = perf_counter()
                 work.out = batch.row(self._image, i)
-                item = make(row, work)
+                item = batch.make(row, work)
                 work.out = None  # or it would keep the batch in use
                 if place is not None:
                     place.at[0] = BETWEEN
-                if self._exact:
-                    item = mark(item, i < batch.valid)
+                if valid is not None:
+                    item = mark(item, valid)
                 batch.items[i] = batch.settle(i, item) if self._in_place else item
                 del item, row, task  # the batch may be handed over before the next turn
                 end = perf_counter()
@@ -334,8 +333,10 @@ class Maker:
                 raise
         return True
 
-    def _rows(self, reads: Iterator[Items]) -> Generator[tuple[Batch, int, Any, Any], None, None]:
-        """What is to be made: (batch, row of it, what it is made of, what makes it)."""
+    def _rows(
+        self, reads: Iterator[PendingBatch]
+    ) -> Generator[tuple[Batch, int, Any, Any], None, None]:
+        """Yield what is to be made: (batch, row of it, what it is made of, how it is marked)."""
         while self._wait():
             start = perf_counter()
             items = next(reads, None)
@@ -343,20 +344,17 @@ class Maker:
                 return
             self._at = batch = Batch(
                 *(items, self._begun, self._slots.take(), self.layout),
-                *(self._ragged, self._fields),
+                *(self._assembler.ragged, self._assembler.fields),
             )
             self._begun += 1
             self._open[batch.number] = batch
-            if items.whole is not None and self._in_place and not self._ragged:
-                batch.whole = items.whole(batch.empty)
-                if batch.whole is not None and self._exact:
-                    batch.whole = mark_all(batch.whole, items.valid, items.size)
+            batch.whole = self._assembler.at_once(items, batch.empty)
             batch.read_s += perf_counter() - start
             if batch.whole is not None:
                 yield batch, -1, None, None
             else:
-                for i, row in enumerate(items.rows):
-                    yield batch, i, row, items.make
+                for i, (row, valid) in enumerate(self._assembler.rows(items)):
+                    yield batch, i, row, valid
             self._at = None
             del batch, items
 
@@ -373,9 +371,7 @@ class Maker:
         start = perf_counter()
         made, batch.whole = batch.whole, None
         if made is None:
-            stream = self._stream
-            names = stream.names_of(batch.made_of) if self._in_place else None
-            made = collated(stream.collate_fn, batch.items, batch.made_of, names, batch)
+            made = self._assembler.collate(batch.made_of, batch.items, batch)
         self.layout = batch.layout
         packed = self._pack(batch, made)
         del made  # in another process it may be done with at once, and its slot be wanted again

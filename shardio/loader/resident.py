@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..dataset.assemble import mark_all
 from ..dataset.collate import collate, own, places_of
 from ..dataset.mixture import Mixture
-from ..dataset.stream import Stream, mark_all
+from ..dataset.stream import Stream
 from ..errors import OptionError
 from ..order.epoch import Epoch
 from ..order.partition import Partition

@@ -25,7 +25,9 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from .. import machine
-from ..dataset.stream import Iteration, Source, Stream, consumers, machines_of
+from ..dataset.iteration import Iteration, Source
+from ..dataset.ranks import consumers, machines_of
+from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
 from ..order.options import Options, answered
 from ..order.partition import Partition

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from .. import native as engine
-from ..dataset.fetch import spare_descriptors
+from ..dataset.reader import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError

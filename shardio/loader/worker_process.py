@@ -32,7 +32,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from ..dataset.stream import Consumers, Items, Stream
+from ..dataset.assemble import PendingBatch
+from ..dataset.protocol import BatchReader
+from ..dataset.ranks import Consumers
 from ..dataset.whereabouts import Whereabouts
 from ..order.options import Options
 from ..order.rng import key
@@ -54,7 +56,7 @@ class Pass(NamedTuple):
     world_size: int
     consumers: Consumers
 
-    def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
+    def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[PendingBatch]:
         """What one worker makes its batches of."""
         stream.options = self.options
         share = self.options.partition(
@@ -65,7 +67,7 @@ class Pass(NamedTuple):
             num_workers=workers,
             start=self.start,
         )
-        return stream._read(share, self.consumers)
+        return stream.read_batches(share, self.consumers)
 
 
 class Sent(NamedTuple):
@@ -97,7 +99,7 @@ def as_socket(connection: Connection) -> socket.socket:
 
 def serve(
     connection: Connection,
-    stream: Stream,
+    stream: BatchReader,
     worker: int,
     workers: int,
     threads: int,
@@ -120,7 +122,7 @@ class _Server:
     def __init__(
         self,
         connection: Connection,
-        stream: Stream,
+        stream: BatchReader,
         worker: int,
         workers: int,
         threads: int,

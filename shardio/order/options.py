@@ -28,7 +28,7 @@ from .rng import Int64s
 # ALL_RECORDS, else SHUFFLE_BUFFER of them. A function of what is read, never of the machine.
 #
 # ALL_BYTES are read whole before the first batch (fetch), in storage order: requests and bytes as
-# in a window, and no more than a network file system's windows hold (fetch.BUFFER_BYTES).
+# in a window, and no more than a network file system's windows hold (buffering.BUFFER_BYTES).
 ALL_BYTES = 256 << 20
 # At most so many requests, one a record: 7 s at 3,000 a second. A window of 10,000 saves little of
 # them, and of so few records it mixes too little: in 16 shards, batches of 256, up to 6 % of a

@@ -3,9 +3,9 @@
     print(explain(manifest, RequestedOptions(batch_size=256).resolve(mean_bytes), num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes: steps and shares from
-Partition, where bytes wait from fetch.keep. For up to two million records the epoch's order itself
-is made, without its bytes, and counted; for more, what a worker reads is told as "about". A warning
-says what is wrong, what it costs, and the one change that mends it.
+Partition, where bytes wait from buffering.plan_buffering. For up to two million records the epoch's
+order itself is made, without its bytes, and counted; for more, what a worker reads is told as
+"about". A warning says what is wrong, what it costs, and the one change that mends it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..dataset import fetch
-from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
+from ..dataset import buffering, reader
+from ..dataset.buffering import BUFFER_BYTES, KEPT, RUN, BufferPlan
+from ..dataset.reader import OPEN_SHARDS
 from ..formats.base import Column
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import Manifest
@@ -112,7 +113,7 @@ class Explanation:
     sharers: int  # consumers that read the same span, at most
     free_consumers: tuple[int, ...]  # values of num_workers x world_size with which none share
     # Where the bytes wait, and memory in the worst case
-    policy: str  # fetch.Keeping's: "hinted", "held", "network"
+    policy: str  # buffering.BufferPlan's: "page_cache", "in_memory", "network"
     next_batches_only: bool  # only the records of the next batches are announced
     all_first: bool  # all are announced, or read, before the first batch
     files_open: int  # at most, in each process
@@ -175,8 +176,8 @@ def explain(
     available_bytes   memory of a machine; default: what this one has to give
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
                       where the manifest does not say whether packing shuffled
-    many              as Fetch has it; default: as far as the manifest tells
-    apart             fetch.apart of a subset; default: of all records
+    many              batched_reads, as Fetch has it; default: as far as the manifest tells
+    apart             buffering.calls_per_record of a subset; default: of all records
 
     Raises OptionError.
     """
@@ -192,7 +193,7 @@ def explain(
     each = max(1, workers)
     share = options.partition(epoch, world_size=ranks, num_workers=each)
     mean = manifest.mean_bytes
-    keeping = fetch.keep(
+    plan = buffering.plan_buffering(
         share,
         mean,
         network=is_network,
@@ -200,24 +201,24 @@ def explain(
         local_consumers=each * here,
         machines=-(-ranks // here),
         available_bytes=available,
-        many=fetch.read_by_core(manifest) if many is None else many,
-        apart=apart or partial(fetch.apart, manifest, None),
+        batched_reads=buffering.reads_batches_in_core(manifest) if many is None else many,
+        calls_per_record=apart or partial(buffering.calls_per_record, manifest, None),
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, mean)
     tail = _tail(share)
     shards = int((epoch.shard_records > 0).sum())
-    limit = fetch.spare_descriptors() if files_limit is None else files_limit
+    limit = reader.spare_descriptors() if files_limit is None else files_limit
     files = min(limit, shards)
     largest = np.sort(manifest.shard_records[epoch.shard_records > 0])[shards - files :]
     # The longest span, and the shortest of those that have records.
     last = min(epoch.canonical_workers, max(1, epoch.units)) - 1
     spans = [n for n in map(epoch.span_records, (0, last)) if n] or [0]
-    held = min(keeping.held_bytes, keeping.budget, manifest.size)
+    held = min(plan.held_bytes, plan.budget, manifest.size)
     state = share.touched * (_BLOCK_BYTES + _SLOT_BYTES * epoch.window)
     permuted = 8 * epoch.records if epoch.shuffles_all else 0
     index = INDEX_BYTES * int(largest.sum())
     process = held + state + permuted + index
-    cached = min(keeping.cached_bytes, manifest.size)
+    cached = min(plan.cached_bytes, manifest.size)
     size = options.batch_size or 1
     explanation = Explanation(
         records=epoch.records,
@@ -260,9 +261,9 @@ def explain(
         shared_spans=int((read.sharers > 1).sum()),
         sharers=int(read.sharers.max(initial=1)),
         free_consumers=tuple(free_consumers(epoch.canonical_workers, share.batch_units)),
-        policy=keeping.policy,
-        next_batches_only=keeping.exact,
-        all_first=keeping.first,
+        policy=plan.policy,
+        next_batches_only=plan.exact,
+        all_first=plan.first,
         files_open=files,
         files_limit=limit,
         files_needed=_files_needed(share, shards),
@@ -286,7 +287,7 @@ def explain(
     is_whole = np.array_equal(epoch.shard_records, manifest.shard_records)
     ordered = is_whole and _in_class_order(manifest, options, labels)
     advice = (
-        *_advise(explanation, epoch, keeping, manifest if ordered else None),
+        *_advise(explanation, epoch, plan, manifest if ordered else None),
         *_decoded_again(explanation, manifest),
     )
     return replace(explanation, warnings=advice, notes=tuple(notes))
@@ -424,7 +425,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _advise(
-    e: Explanation, epoch: Epoch, keeping: Keeping, ordered: Manifest | None
+    e: Explanation, epoch: Epoch, plan: BufferPlan, ordered: Manifest | None
 ) -> Iterator[Advice]:
     """All warnings, the worst first. ordered: the manifest, where packing left classes in order."""
     if not e.records:
@@ -463,9 +464,9 @@ def _advise(
             {"canonical_workers": e.consumers},
         )
     if isinstance(e.shuffle_buffer, int) and e.shuffle_buffer > 1:
-        yield from _odd_window(e, keeping)
+        yield from _odd_window(e, plan)
     if e.is_network:
-        yield from _on_network(e, keeping)
+        yield from _on_network(e, plan)
     yield from _too_large(e)
 
 
@@ -496,7 +497,7 @@ def _few_records(e: Explanation) -> Advice:
     return Advice("few_records", what, f"a world size of {ranks:,}", {"world_size": ranks})
 
 
-def _odd_window(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
+def _odd_window(e: Explanation, plan: BufferPlan) -> Iterator[Advice]:
     spans, units = e.canonical_workers, -(-e.records // e.unit)
     span = max(1, units // spans) * e.unit  # the records of most spans, or a unit more
     if e.window_records > span:
@@ -516,8 +517,8 @@ def _odd_window(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
         )
         buffer = 4 * e.unit * spans
         room = KEPT * e.available_bytes
-        if keeping.policy == "network":
-            room = min(room, keeping.budget * max(1, e.num_workers) * e.local_world_size / 2)
+        if plan.policy == "network":
+            room = min(room, plan.budget * max(1, e.num_workers) * e.local_world_size / 2)
         if buffer >= e.records:
             buffer, fits = "all", _may_be_random(e)
         else:
@@ -627,7 +628,7 @@ def _in_class_order(manifest: Manifest, options: Options, labels: Labels | None)
     return changes < 0.5 * unlike * pairs
 
 
-def _on_network(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
+def _on_network(e: Explanation, plan: BufferPlan) -> Iterator[Advice]:
     if e.shuffles_all and not _may_be_random(e):
         buffer = min(SHUFFLE_BUFFER, e.records // 2)
         yield Advice(
@@ -641,8 +642,8 @@ def _on_network(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
         if e.policy != "network":
             cost = "records are read one by one, a request each"
         yield _unshared(e, f"{e.sharers:,} workers read from the same span: {cost}")
-    elif keeping.budget:
-        yield from _left_out(e, keeping)
+    elif plan.budget:
+        yield from _left_out(e, plan)
     if e.shards < e.consumers:
         yield Advice(
             "few_shards",
@@ -671,17 +672,17 @@ def _unshared(e: Explanation, what: str) -> Advice:
     )
 
 
-def _left_out(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
+def _left_out(e: Explanation, plan: BufferPlan) -> Iterator[Advice]:
     """Windows that do not fit what may be held."""
     window = e.window_records * e.record_bytes
-    if e.worker_spans * (window + keeping.run) <= keeping.budget:
+    if e.worker_spans * (window + plan.run) <= plan.budget:
         return
     here = max(1, e.num_workers) * e.local_world_size
     needed = math.ceil(here * e.worker_spans * (window + RUN) / (1 << 20))
     mend = f'buffer_bytes="{needed}MiB"'
     change: dict[str, Any] = {"buffer_bytes": f"{needed}MiB"}
     if needed << 20 > e.available_bytes / 2:
-        least = int(keeping.budget / 2 / e.worker_spans / e.record_bytes)  # half is for blocks
+        least = int(plan.budget / 2 / e.worker_spans / e.record_bytes)  # half is for blocks
         if least:
             buffer = least * e.canonical_workers
             mend, change = f"shuffle_buffer={buffer}", {"shuffle_buffer": buffer}
@@ -690,7 +691,7 @@ def _left_out(e: Explanation, keeping: Keeping) -> Iterator[Advice]:
     yield Advice(
         "windows_left_out",
         f"the windows take {show_size(here * e.worker_spans * window)} on a machine, more than "
-        f"the {show_size(keeping.budget * here)} of buffer_bytes can hold: what is left out is "
+        f"the {show_size(plan.budget * here)} of buffer_bytes can hold: what is left out is "
         "read one by one",
         mend,
         change,
@@ -701,7 +702,8 @@ def _too_large(e: Explanation) -> Iterator[Advice]:
     """What takes more memory, or more files, than there are."""
     here = max(1, e.num_workers) * e.local_world_size
     state = (e.worker_spans * e.window_records * _SLOT_BYTES + e.permutation_bytes) * here
-    window = 0 if e.shuffles_all or e.policy != "hinted" else min(e.window_bytes, e.dataset_bytes)
+    waits = e.policy == "page_cache" and not e.shuffles_all
+    window = min(e.window_bytes, e.dataset_bytes) if waits else 0
     fits = int(KEPT * e.available_bytes / (e.record_bytes + here * _SLOT_BYTES))
     buffer = min(SHUFFLE_BUFFER, fits) if e.shuffles_all else fits
     what = ""
@@ -762,7 +764,7 @@ def _decoded_again(e: Explanation, manifest: Manifest) -> Iterator[Advice]:
         return
     rows, size = max(1, group["rows"]), group["bytes"]
     # Records that are held are read in order; others are when they are handed out: _files_needed.
-    reach = 2 * e.window_records / rows if e.policy == "hinted" else 0
+    reach = 2 * e.window_records / rows if e.policy == "page_cache" else 0
     groups = e.records / rows
     if not e.shuffles_all:
         groups = min(groups, e.worker_spans * (1 + reach))
@@ -771,7 +773,7 @@ def _decoded_again(e: Explanation, manifest: Manifest) -> Iterator[Advice]:
         return
     mend = "pack it: `shardio pack DIR OUT`"
     change: dict[str, Any] = {}
-    window = int((limit / size / e.worker_spans - 1) * rows / 2) if e.policy == "hinted" else 0
+    window = int((limit / size / e.worker_spans - 1) * rows / 2) if e.policy == "page_cache" else 0
     if window >= e.unit:
         change = {"shuffle_buffer": window * e.canonical_workers}
         mend += f", or shuffle_buffer={change['shuffle_buffer']}"
@@ -887,7 +889,7 @@ def _sharing_text(e: Explanation, one: str) -> str:
 
 
 def _waiting_text(e: Explanation) -> str:
-    if e.policy == "held":
+    if e.policy == "in_memory":
         return "in each process, read in blocks"
     if e.policy == "network":
         return "in each process, up to its part of buffer_bytes; others are read one by one"

@@ -46,7 +46,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import units as sizes
 from ..dataset import sequence
-from ..dataset.fetch import keep
+from ..dataset.buffering import plan_buffering
 from ..errors import OptionError
 from ..order.epoch import Epoch, default_unit
 from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
@@ -574,10 +574,10 @@ def _first_batch(share: Partition, mean_bytes: float, is_network: bool) -> int:
     before it, unless the spans are shared.
     """
     epoch, batch = share.epoch, min(share.epoch.records, share.batch_size or 1)
-    kept = keep(share, mean_bytes, network=is_network, available_bytes=1 << 62)
+    kept = plan_buffering(share, mean_bytes, network=is_network, available_bytes=1 << 62)
     if kept.first:
         return math.ceil(epoch.records * mean_bytes)
-    if kept.policy != "held":
+    if kept.policy != "in_memory":
         return math.ceil(batch * mean_bytes)
     block = min(epoch.window * mean_bytes + kept.run, epoch.span_records(0) * mean_bytes)
     return math.ceil(min(share.batch_units, _spans(epoch)) * block)
@@ -586,7 +586,7 @@ def _first_batch(share: Partition, mean_bytes: float, is_network: bool) -> int:
 def _requests(share: Partition, mean_bytes: float, is_network: bool) -> tuple[int, int]:
     """Requests of a cold epoch to storage, and their bytes, for all that read on one machine."""
     epoch, records = share.epoch, share.epoch.records
-    kept = keep(
+    kept = plan_buffering(
         share,
         mean_bytes,
         network=is_network,

@@ -16,7 +16,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 
-import shardio.dataset.stream
+import shardio.dataset.ranks
 from shardio import ShardDataset
 
 
@@ -63,12 +63,12 @@ def main(folder, out):
         return prepare_data_loader(loader, device, 1, 0, put_on_device=True, dispatch_batches=False)
 
     def unguarded():
-        guard = shardio.dataset.stream._refuse_second_split
-        shardio.dataset.stream._refuse_second_split = lambda rank, world_size: None
+        guard = shardio.dataset.ranks._refuse_second_split
+        shardio.dataset.ranks._refuse_second_split = lambda rank, world_size: None
         try:
             return drain(in_workers(dataset(), "fork"))
         finally:
-            shardio.dataset.stream._refuse_second_split = guard
+            shardio.dataset.ranks._refuse_second_split = guard
 
     cases = {
         "dispatched": lambda: drain(prepared(DataLoader(dataset(), batch_size=None))),

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...dataset import sequence
 from ...dataset.decode import Decoder
-from ...dataset.fetch import Reader
+from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
 from ...errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
 from ...formats import manifest

@@ -1,0 +1,145 @@
+"""Assemble rows to items, and items to batches: one way for DataLoader, loaders and mixtures."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import OptionError, name_record
+from .collate import Empty, Names, empty, into, own
+from .decode import Work
+
+VALID = "valid"  # the field that tail="exact" adds
+
+
+class PendingBatch(NamedTuple):
+    """Hold a batch that is not made yet. Without a batch_size: some samples in a row."""
+
+    rows: Iterable[Any]  # in order; for one thread at a time
+    make: Callable[[Any, Work], Any]  # of a row its item; by any thread
+    valid: int  # items before this one are the epoch's own; those from it on repeat some
+    size: int
+    at_once: Callable[[Empty], Any] | None = None  # the collated batch, or None: not this one
+    records: Callable[[], Sequence[str]] | None = None  # what messages call them, once all are read
+
+
+class Assembler:
+    """Assemble batches of pending ones. Iterations and loader processes share how.
+
+    collate_fn  a list of items to a batch
+    fields      the names of the fields of items that are tuples, where they are known
+    exact       each item gets the field `valid`: tail="exact"
+    """
+
+    def __init__(
+        self,
+        collate_fn: Callable[[list[Any]], Any],
+        *,
+        fields: Sequence[str] | None,
+        exact: bool,
+    ) -> None:
+        ragged = own(collate_fn)
+        self.is_own = ragged is not None  # whether collate_fn is `collate`
+        self.ragged = frozenset(ragged or ())  # fields that become lists
+        self.fields = fields
+        self.exact = exact
+        self._collate_fn = collate_fn
+
+    def assemble(self, pending: PendingBatch, work: Work) -> Any:
+        """Make a batch: at once where that is possible, else of its items, one by one."""
+        batch = self.at_once(pending, empty)
+        if batch is None:
+            items = list(self.items(pending, work))
+            work.number = -1
+            batch = self.collate(pending, items)
+        return batch
+
+    def at_once(self, pending: PendingBatch, empty: Empty) -> Any:
+        """Make a collated batch without its items. None: this one is to be made of them.
+
+        empty: gives the memory for its images.
+        """
+        # A batch that is made at once has no lists.
+        if pending.at_once is None or not self.is_own or self.ragged:
+            return None
+        batch = pending.at_once(empty)
+        if batch is None or not self.exact:
+            return batch
+        return mark_all(batch, pending.valid, pending.size)
+
+    def rows(self, pending: PendingBatch) -> Iterator[tuple[Any, bool | None]]:
+        """Yield each row, in order, and how its item is to be marked; None: it is not.
+
+        A caller makes each item by `pending.make`, and marks it by `mark`.
+        """
+        marks: Iterator[bool | None] = repeat(None)
+        if self.exact:
+            marks = chain(repeat(True, pending.valid), repeat(False))
+        return zip(pending.rows, marks, strict=False)
+
+    def items(self, pending: PendingBatch, work: Work) -> Iterator[Any]:
+        """Yield the items of a batch. An error of making one names the record that it was of."""
+        # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map,
+        # as if there were no more rows.
+        make = pending.make
+        for row, valid in self.rows(pending):
+            try:
+                item = make(row, work)
+            except Exception as error:
+                name_record(error, work.record)
+                raise
+            work.number = -1
+            yield item if valid is None else mark(item, valid)
+
+    def collate(self, pending: PendingBatch, items: list[Any], memory: Any = None) -> Any:
+        """Collate the items of a batch. An error of a user's collate_fn names their records.
+
+        memory: a collate.Memory, where the columns go.
+        """
+        names = Names(pending.records, self.fields) if self.is_own else None
+        try:
+            with into(memory, names):
+                return self._collate_fn(items)
+        except Exception as error:
+            if names is None and pending.records is not None:
+                records = pending.records()
+                name_record(error, f"a batch of {len(records)}: {records[0]}, to {records[-1]}")
+            raise
+
+
+def assembled(
+    assembler: Assembler, reads: Iterator[PendingBatch], work: Work, *, one_by_one: bool
+) -> Iterator[Any]:
+    """Yield the batches of these reads; one_by_one: their items instead."""
+    # No method of an iteration: the generator would keep the iterator that drops it.
+    for pending in reads:
+        if one_by_one:
+            yield from assembler.items(pending, work)
+        else:
+            yield assembler.assemble(pending, work)
+
+
+def mark(item: Any, valid: bool) -> Any:
+    """Return the item with the field that tail="exact" adds. Raises OptionError."""
+    if isinstance(item, tuple):
+        return (*item, valid)
+    if not isinstance(item, dict) or VALID in item:
+        what = "has a field of that name already" if isinstance(item, dict) else "is neither"
+        raise OptionError(
+            f"tail='exact' adds {VALID!r} to tuples and dicts, and this {type(item).__name__}, as "
+            f"map or the dataset gives it, {what}: give a map that returns such without it"
+        )
+    if type(item) is dict:
+        return {**item, VALID: valid}  # a map may keep its own
+    item = copy.copy(item)
+    item[VALID] = valid
+    return item
+
+
+def mark_all(batch: Any, valid: int, size: int) -> Any:
+    """Mark a collated batch as `mark` does its items: rows before row `valid` are valid."""
+    return mark(batch, torch.arange(size) < valid)  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""Declare what loaders, iterations and mixtures ask of a dataset.
+
+    BatchReader   reads the batches of a consumer's share: what a loader process needs
+    EpochReader   has an epoch, too, and ranks: what an iteration needs
+    Component     one dataset of a mixture
+
+ShardDataset is all three; a mixture is the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from ..order.epoch import Tail
+from ..order.options import Options
+from ..order.partition import Partition, RowRanges
+from ..order.rng import Int64s
+from .assemble import PendingBatch
+from .epoch_state import EpochState, Ticket
+from .ranks import Consumers
+
+
+class BatchReader(Protocol):
+    """Read the batches of any consumer's share, whoever decided on it."""
+
+    options: Options  # a loader process sets those of the pass that it makes
+    counts: Int64s  # (shards,) int64: the records of each that are read
+    collate_fn: Callable[[list[Any]], Any]
+
+    @property
+    def batch_size(self) -> int | None:
+        """The rows of a batch; None: items are handed out one by one."""
+
+    @property
+    def tail(self) -> Tail:
+        """The treatment of the rows that fill no batch on every rank."""
+
+    @property
+    def image_place(self) -> int | str | None:
+        """The field of an item that a built-in transform makes; None: there is none."""
+
+    @property
+    def item_fields(self) -> tuple[str, ...] | None:
+        """The names of the fields of items that are tuples, where they are known."""
+
+    def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
+        """Read a consumer's share, in order. The `rows` of each are used up before the next."""
+
+
+class EpochReader(BatchReader, Protocol):
+    """Read epoch after epoch, on some rank."""
+
+    ticket: Ticket | None  # of the worker that this process is, or is to start
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset in messages."""
+
+    @property
+    def epochs(self) -> EpochState:
+        """The state that this process shares with the workers of its DataLoaders."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether every pass reads the same epoch, until `set_epoch`."""
+
+    def ranks(self) -> tuple[int, int]:
+        """Return rank and world size. Raises OptionError when they contradict the launcher."""
+
+    def share_of(
+        self, epoch: int, worker: int = 0, num_workers: int = 1, start: int = 0, done: int = 0
+    ) -> Partition:
+        """Return a worker's share of an epoch, on this rank. Raises OptionError."""
+
+    def state_at(self, epoch: int, units: int) -> dict[str, Any]:
+        """Make the saved state of a place in an epoch: plain JSON."""
+
+    def fingerprint(self) -> int:
+        """Return a number that tells one order from another."""
+
+
+class Component(Protocol):
+    """Be one dataset of a mixture."""
+
+    options: Options
+    counts: Int64s
+
+    @property
+    def records(self) -> int:
+        """The records of an epoch."""
+
+    @property
+    def image_place(self) -> int | str | None:
+        """As of BatchReader."""
+
+    @property
+    def item_fields(self) -> tuple[str, ...] | None:
+        """As of BatchReader."""
+
+    def source_identity(self) -> dict[str, Any]:
+        """Tell which records are read: what a saved state must have been saved of."""
+
+    def options_after(self, state: Mapping[str, Any]) -> Options:
+        """Return the options to go on with after this state. Raises StateError."""
+
+    def record_name(self, number: int) -> str:
+        """Return the name of a record in messages, by its number in the dataset."""
+
+    def read_batches(
+        self, reads: Partition | RowRanges, consumers: Consumers, /, *, hands_out: bool
+    ) -> Iterator[PendingBatch]:
+        """As of BatchReader. RowRanges are the parts of passes that a mixture takes.
+
+        hands_out: as of the mixture, which hands the items out.
+        """

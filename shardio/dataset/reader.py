@@ -1,0 +1,212 @@
+"""Open shards, and the rows that are read from them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DamageError, StorageError
+from ..formats import check_format, open_shard
+from ..formats.base import Shard, ShardInfo
+from ..formats.foreign.parquet import cache_bytes
+from ..formats.manifest import SUFFIXES, Manifest
+from ..formats.sample import Sample
+from ..order.rng import Int64s
+from ..storage import Storage
+from ..storage.local import memory_available
+
+# Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
+# user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
+# 256 on macOS, and a reader takes a quarter of them at most. Opening one again costs 0.15 ms.
+OPEN_SHARDS = 256
+
+
+class Part(NamedTuple):
+    """The rows of a batch that are of one shard."""
+
+    shard: Shard
+    records: Int64s  # (n,) their numbers in the shard, ascending
+    rows: Int64s  # (n,) which rows of the batch they are
+    held: list[bytes | None] | None  # of each what was held; None: nothing
+
+
+# A record that is to be read: its number in the dataset, its shard, its number there, and its bytes
+# where they were held. A plain tuple: a named one takes 0.2 us to make.
+Row = tuple[int, Shard, int, bytes | None]
+
+
+def read(row: Row) -> Sample:
+    """Read the sample of a row and check it. Several threads may read, in any order.
+
+    Raises DamageError.
+    """
+    _, shard, record, held = row
+    return shard.read(record) if held is None else shard.decode(record, held)
+
+
+class Reader:
+    """Open a dataset's shards, each when first needed, by the process that needs it.
+
+    Descriptors are not inherited: a forked child starts without them, and a pickle holds none.
+    Threads may share a reader, and so may iterators: each asks for shards with the advice that its
+    own reads need (`scattered`), and a shard is open once for each advice in use. Advice changes
+    how fast bytes come, never which. Raises DamageError, StorageError, VersionError.
+
+    root    where the shards are, if not beside the manifest
+    verify  check what a format checks only once, when a shard is opened; see its page
+    limit   shards that are open at once; default: as many as the process can spare
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        *,
+        root: Storage | None = None,
+        verify: bool = True,
+        limit: int | None = None,
+    ) -> None:
+        self.storage = storage if root is None else root
+        self.manifest = manifest
+        self.limit = spare_descriptors() if limit is None else limit
+        # (shards + 1,) the number of the first record of each shard; last, of all records
+        self.starts = np.zeros(manifest.shards + 1, np.int64)
+        np.cumsum(manifest.shard_records, out=self.starts[1:])
+        self._opening = manifest.opening(storage, root, verify=verify)
+        self._most = 0  # bytes of open shards that are in memory; 0: to be found out
+        check_format(manifest.format)
+        self.forget()
+        _READERS.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        opening = self._opening
+        more = {"root": self.storage, "verify": opening.verify, "limit": self.limit}
+        return partial(Reader, **more), (opening.index, self.manifest)  # type: ignore[arg-type]
+
+    @property
+    def records(self) -> int:
+        """The number of records in all shards."""
+        return int(self.starts[-1])
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of storage per record, index included."""
+        return self.manifest.mean_bytes
+
+    def shard(self, number: int, scattered: bool = False) -> Shard:
+        """Give a shard, opened. It stays usable while it is referenced, in the cache or not.
+
+        scattered: its records will be read in no order; the system is not to read ahead.
+        """
+        place = ~number if scattered else number
+        try:
+            self._opened.move_to_end(place)
+            return self._opened[place]
+        except KeyError:
+            return self._miss(number, place)
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Turn the number of a record in the dataset into its shard, and its number there."""
+        shard = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return shard, number - int(self.starts[shard])
+
+    def forget(self) -> None:
+        """Let go of all open shards. A descriptor closes with the last user of its shard."""
+        self._opened: OrderedDict[int, Shard] = OrderedDict()  # by number; ~number: scattered
+        self._lock = threading.Lock()
+
+    def _miss(self, number: int, place: int) -> Shard:
+        with self._lock:
+            known = self._opened.get(place)
+            if known is None:
+                info = self.manifest.shard(number)
+                try:
+                    known = self._open(info)
+                except FileNotFoundError:
+                    raise DamageError(
+                        f"{self.storage.url.rstrip('/')}/{info.name}: the manifest names this "
+                        f"shard, of {info.records:,} records, but it is not there. "
+                        + (
+                            "Restore it from a copy, or pack again"
+                            if self.manifest.format in SUFFIXES
+                            else "If the data lies elsewhere (`shardio index --out`), say where: "
+                            "--root, in Python root=; else restore it, or index anew"
+                        )
+                    ) from None
+                if place < 0:
+                    known.scattered()
+                opened = self._opened
+                opened[place] = known
+                while len(opened) > self.limit or (len(opened) > 1 and self._too_large(known)):
+                    opened.popitem(last=False)
+            return known
+
+    def _too_large(self, newest: Shard) -> bool:
+        """Say whether open shards that are in memory as a whole take more than they may."""
+        if not getattr(newest, "memory", 0):
+            return False
+        if not self._most:
+            self._most = cache_bytes(memory_available())
+        return sum(getattr(one, "memory", 0) for one in self._opened.values()) > self._most
+
+    def _open(self, info: ShardInfo) -> Shard:
+        try:
+            return open_shard(self.manifest.format, self._opening, info)
+        except StorageError as error:
+            if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+                raise
+        # Others have taken the descriptors that were left: give back those of all readers, once.
+        for reader in list(_READERS):
+            reader._opened = OrderedDict()
+        return open_shard(self.manifest.format, self._opening, info)
+
+
+class ManifestInfo:
+    """Give what the manifest says, under the names that torchvision's datasets have for it."""
+
+    _reader: Reader
+
+    @property
+    def manifest(self) -> Manifest:
+        """The dataset's manifest."""
+        return self._reader.manifest
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the labels, by label; None when there are none."""
+        classes = self.manifest.classes
+        return None if classes is None else list(classes)
+
+    @property
+    def class_to_idx(self) -> dict[str, int] | None:
+        """The label of each class; None when there are none."""
+        classes = self.manifest.classes
+        return None if classes is None else {name: label for label, name in enumerate(classes)}
+
+
+def spare_descriptors() -> int:
+    """Return OPEN_SHARDS, or a quarter of the descriptors that this process may have, if less."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_SHARDS if soft == resource.RLIM_INFINITY else max(1, min(OPEN_SHARDS, soft // 4))
+
+
+# Descriptors and locks are not to be inherited: what is open when a process forks is forgotten in
+# the child. A check of the pid at each use would cost 0.2 us each.
+_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for reader in list(_READERS):
+        reader.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
