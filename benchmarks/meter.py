@@ -42,7 +42,7 @@ class Repeated:
 
 class _Telling(Iterator[int]):
     def __init__(self, count: int) -> None:
-        from shardio.tuning.meter import Made
+        from shardio.loader.stats import Made
 
         self._left = count
         self._ready = [

@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from shardio import CenterCrop, ShardDataset
 from shardio.errors import OptionError
 from shardio.loader.shard_loader import ShardLoader
+from shardio.loader.stats import Made
 from shardio.tuning import meter
-from shardio.tuning.meter import Made, Making, Setup, Times, Verdict, judge, watch
+from shardio.tuning.meter import Making, Setup, Times, Verdict, judge, watch
 
 
 class Clock:

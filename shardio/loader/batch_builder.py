@@ -27,8 +27,8 @@ from ..dataset.stream import Items, Stream, collated, mark, mark_all
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text
-from ..tuning.meter import Made
 from .buffer_pool import Slot, Slots
+from .stats import Made
 from .transport import SMALL
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype

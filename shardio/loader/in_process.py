@@ -17,9 +17,9 @@ from ..dataset.decode import Work
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
-from ..tuning.meter import Made
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
+from .stats import Made
 from .worker_pool import OVER
 from .worker_process import Pass
 

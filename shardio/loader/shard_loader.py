@@ -29,11 +29,11 @@ from ..dataset.stream import Iteration, Source, Stream, consumers, machines_of
 from ..errors import EpochError, OptionError, printable
 from ..order.arithmetic import Share
 from ..order.options import Options, answered
-from ..tuning.meter import Made
 from ..units import show_count, show_size, whole
 from . import device as devices
 from .in_process import Here
 from .resident import Resident
+from .stats import Made
 from .worker_pool import Processes
 from .worker_process import Pass
 

@@ -34,8 +34,8 @@ from ..dataset.fetch import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
-from ..tuning.meter import Made
 from .buffer_pool import Bytes, Lock, Mapped
+from .stats import Made
 from .transport import Parcel, unwrap
 from .worker_process import Pass, Sent, as_socket, serve
 

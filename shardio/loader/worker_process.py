@@ -36,9 +36,9 @@ from ..dataset.stream import Consumers, Items, Stream
 from ..dataset.whereabouts import Whereabouts
 from ..order.arithmetic import key
 from ..order.options import Options
-from ..tuning.meter import Made
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
+from .stats import Made
 from .transport import Parcel, wrap
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for

@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import machine
 from ..errors import OptionError, printable
+from ..loader.stats import Made
 from ..units import show_count, whole
 
 T = TypeVar("T")
@@ -54,28 +55,6 @@ KEPT: Final = 1 << 16  # batches that a verdict is of: the last ones, to twice a
 MAKERS: Final = ("read", "decode", "transform", "collate")  # in the loader's processes, in parallel
 TAKERS: Final = ("transport", "device")  # in the trainer, one batch after another
 STAGES: Final = (*MAKERS, *TAKERS)
-
-
-class Made(NamedTuple):
-    """How one batch was made. Loaders give it as the attribute `made` of their iterators.
-
-    Seconds of the first four stages are summed over the rows, in whatever threads they were made.
-    A built-in transform, which decodes and crops in one call, counts as decode.
-    """
-
-    rows: int = 0
-    wait_s: float = 0.0  # the trainer waited in next()
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    transform_s: float = 0.0
-    collate_s: float = 0.0
-    transport_s: float = 0.0  # the trainer's own time to take the batch: message, mapping, copying
-    device_s: float = 0.0  # its way to the device
-    maker: int = 0  # which loader process
-    slowest_s: float = 0.0  # the row that took longest
-    slowest_record: int = -1  # its number in the dataset
-    slowest_key: str = ""
-    cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
 
 
 @dataclass
