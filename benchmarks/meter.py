@@ -42,11 +42,13 @@ class Repeated:
 
 class _Telling(Iterator[int]):
     def __init__(self, count: int) -> None:
-        from shardio.loader.stats import Made
+        from shardio.loader.stats import BatchStats
 
         self._left = count
         self._ready = [
-            Made(256, 0.0, *(0.01,) * 4, 0.001, 0.002, i % 4, 0.01 * i, i, b"class/%04d.jpg" % i)
+            BatchStats(
+                256, 0.0, *(0.01,) * 4, 0.001, 0.002, i % 4, 0.01 * i, i, b"class/%04d.jpg" % i
+            )
             for i in range(16)
         ]
         self.made: Any = None

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from shardio import CenterCrop, ShardDataset
 from shardio.errors import OptionError
 from shardio.loader.shard_loader import ShardLoader
-from shardio.loader.stats import Made
+from shardio.loader.stats import BatchStats
 from shardio.tuning import meter
 from shardio.tuning.meter import Making, Setup, Times, Verdict, judge, watch
 
@@ -50,7 +50,7 @@ class Loader:
     """Hands out the numbers from 0; for each, so much time passes in next(). Starting takes 5 s."""
 
     def __init__(
-        self, clock: Clock, waits: Sequence[float], made: Sequence[Made | None] | None = None
+        self, clock: Clock, waits: Sequence[float], made: Sequence[BatchStats | None] | None = None
     ) -> None:
         self.clock, self.waits, self.made, self.epoch = clock, waits, made, 0
         self.iterators: list[weakref.ref[Any]] = []
@@ -218,7 +218,9 @@ def test_a_long_pass_takes_no_more_memory(clock: Clock, monkeypatch: pytest.Monk
         waits = [0.0] + [4.0] * 1000 + [0.01] * 50
         measured: list[meter.Report] = []
         watched = watch(
-            Loader(clock, waits, [Made(slowest_record=i) for i in range(1051)]), every, print=None
+            Loader(clock, waits, [BatchStats(slowest_record=i) for i in range(1051)]),
+            every,
+            print=None,
         )
         for _ in watched:
             clock.now += 0.5
@@ -337,7 +339,7 @@ def test_asking_behind_the_end_reports_nothing_more(clock: Clock) -> None:
 
 
 def test_a_watch_in_a_watch_hands_all_through(clock: Clock) -> None:
-    made = [Made(rows=i) for i in range(5)]
+    made = [BatchStats(rows=i) for i in range(5)]
     inner: list[str] = []
     outer: list[str] = []
     nested = watch(watch(Loader(clock, [1.0] * 5, made), 2, print=inner.append), print=outer.append)
@@ -422,7 +424,7 @@ class Run:
 
 
 def test_numbers_go_to_whatever_was_given(clock: Clock) -> None:
-    made = [Made(read_s=0.5, device_s=0.25)] * 9
+    made = [BatchStats(read_s=0.5, device_s=0.25)] * 9
     writer, run, plain = Writer(), Run(), list[dict[str, float]]()
     for log in (writer, run, plain.append):
         watched = watch(Loader(clock, [1.0] * 9, made), 4, log=log, print=None)
@@ -463,12 +465,12 @@ def test_wrong_options_are_told_at_once() -> None:
 def test_stages_are_a_batchs_mean_and_slow_records_are_named_once(clock: Clock) -> None:
     slow = [(0.1, 7), (0.9, 3), (0.2, 7), (0.05, 1), (0.3, 3), (0.0, -1)]
     made = [
-        Made(rows=4, decode_s=s, slowest_s=s, slowest_record=r, slowest_key=f"k{r}")
+        BatchStats(rows=4, decode_s=s, slowest_s=s, slowest_record=r, slowest_key=f"k{r}")
         if r >= 0
-        else Made()
+        else BatchStats()
         for s, r in slow
     ]
-    watched = watch(Loader(clock, [1.0] * 7, [Made(decode_s=99.0), *made]), print=None)
+    watched = watch(Loader(clock, [1.0] * 7, [BatchStats(decode_s=99.0), *made]), print=None)
     train(watched, clock)
     report = watched.report()
     assert report is not None
@@ -479,7 +481,7 @@ def test_stages_are_a_batchs_mean_and_slow_records_are_named_once(clock: Clock) 
 
 
 def test_batches_whose_making_is_not_known_are_no_zeros(clock: Clock) -> None:
-    made: list[Any] = [None, Made(read_s=1.0), "by hand", Made(read_s=3.0)]
+    made: list[Any] = [None, BatchStats(read_s=1.0), "by hand", BatchStats(read_s=3.0)]
     watched = watch(Loader(clock, [1.0] * 4, made), print=None)
     train(watched, clock)
     report = watched.report()
@@ -488,7 +490,9 @@ def test_batches_whose_making_is_not_known_are_no_zeros(clock: Clock) -> None:
 
 def test_stages_too_are_of_the_batches_since_the_report_before(clock: Clock) -> None:
     logged: list[dict[str, float]] = []
-    made = [Made(read_s=seconds, slowest_record=3) for seconds in (9.0, 1.0, 1.0, 2.0, 4.0, 5.0)]
+    made = [
+        BatchStats(read_s=seconds, slowest_record=3) for seconds in (9.0, 1.0, 1.0, 2.0, 4.0, 5.0)
+    ]
     watched = watch(Loader(clock, [1.0] * 6, made), 3, log=logged.append, print=None)
     train(watched, clock)
     assert [one["loader/read_s"] for one in logged] == [1.0, pytest.approx(11 / 3)]
@@ -502,7 +506,7 @@ TORCH = Setup("DataLoader", workers=2, prefetch=2, cores=2)
 
 def making(count: int = 100, **stages: Any) -> Making:
     made = Making()
-    made.add([Made(rows=8, **stages)] * count)
+    made.add([BatchStats(rows=8, **stages)] * count)
     return made
 
 
@@ -637,7 +641,10 @@ def rare(late: float = 2.0) -> list[float]:
 def slow_records(*slow: tuple[float, int, str]) -> Making:
     made = Making()
     made.add(
-        [Made(8, decode_s=0.1, slowest_s=s, slowest_record=r, slowest_key=k) for s, r, k in slow]
+        [
+            BatchStats(8, decode_s=0.1, slowest_s=s, slowest_record=r, slowest_key=k)
+            for s, r, k in slow
+        ]
     )
     return made
 
@@ -712,7 +719,7 @@ def test_a_worker_that_is_slower_than_the_others_is_named() -> None:
     for factor, named in ((3.0, True), (1.1, False)):
         made = Making()
         seconds = [0.1, 0.1, 0.1 * factor, 0.1]
-        made.add([Made(rows=10, decode_s=seconds[i % 4], maker=i % 4) for i in range(100)])
+        made.add([BatchStats(rows=10, decode_s=seconds[i % 4], maker=i % 4) for i in range(100)])
         text = judge(waits, [0.05] * 100, made, SHARD._replace(workers=4)).text
         assert ("worker 2 takes 3.0 times as long for a row" in text) is named
         assert ("decode is the limit" in text) is not named

@@ -28,7 +28,7 @@ from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text
 from .buffer_pool import Slot, Slots
-from .stats import Made
+from .stats import BatchStats
 from .transport import SMALL
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
@@ -82,10 +82,10 @@ class Batch:
         """Of the fields whose rows were written in their places; for the batch after this one."""
         return {name: column.like for name, column in self._columns.items() if column.taken}
 
-    def made(self, worker: int) -> Made:
+    def made(self, worker: int) -> BatchStats:
         """How it was made, and where."""
         seconds, record, name = self.slowest
-        return Made(
+        return BatchStats(
             rows=self.rows,
             read_s=self.read_s,
             decode_s=self.decode_s,

@@ -19,7 +19,7 @@ from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
-from .stats import Made
+from .stats import BatchStats
 from .worker_pool import OVER
 from .worker_process import Pass
 
@@ -51,7 +51,7 @@ class Here:
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
         self.passes = 0
-        self.made: Made | None = None
+        self.made: BatchStats | None = None
         self.pids: list[int] = []
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _end, self._makers, self._slots, self._owner)

@@ -33,7 +33,7 @@ from ..units import show_count, show_size, whole
 from . import device as devices
 from .in_process import Here
 from .resident import Resident
-from .stats import Made
+from .stats import BatchStats
 from .worker_pool import Processes
 from .worker_process import Pass
 
@@ -304,7 +304,7 @@ class _Batches:
         self._one = threading.Lock()  # threads may take batches of one pass
 
     @property
-    def made(self) -> Made | None:
+    def made(self) -> BatchStats | None:
         return self._crew.made
 
     def __iter__(self) -> _Batches:

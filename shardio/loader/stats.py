@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Made(NamedTuple):
+class BatchStats(NamedTuple):
     """How one batch was made. Loaders give it as the attribute `made` of their iterators.
 
     Seconds of the first four stages are summed over the rows, in whatever threads they were made.

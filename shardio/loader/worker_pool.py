@@ -35,7 +35,7 @@ from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
 from .buffer_pool import Bytes, Lock, Mapped
-from .stats import Made
+from .stats import BatchStats
 from .transport import Parcel, unwrap
 from .worker_process import Pass, Sent, as_socket, serve
 
@@ -259,7 +259,7 @@ class Processes:
         self._onwards = 0 if stream.evaluates else 1  # epochs from one pass to the next, so far
         self._all: list[_Process] = []
         self.passes = 0
-        self.made: Made | None = None
+        self.made: BatchStats | None = None
         self.most = 0  # slots that there have been at a time
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _close, self._all, self._own, self._owner)

@@ -38,7 +38,7 @@ from ..order.arithmetic import key
 from ..order.options import Options
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
-from .stats import Made
+from .stats import BatchStats
 from .transport import Parcel, wrap
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
@@ -78,7 +78,7 @@ class Sent(NamedTuple):
     fresh: bool = False  # its descriptor follows
     spare: int = 0  # other slots that its process had free when it took this one
     parcel: Parcel | None = None
-    made: Made = Made()
+    made: BatchStats = BatchStats()
     error: bytes | None = None  # a pickled exception; None: it could not be
     text: str = ""  # of the error: type, message, traceback
     where: str = ""

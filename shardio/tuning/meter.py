@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import machine
 from ..errors import OptionError, printable
-from ..loader.stats import Made
+from ..loader.stats import BatchStats
 from ..units import show_count, whole
 
 T = TypeVar("T")
@@ -59,15 +59,15 @@ STAGES: Final = (*MAKERS, *TAKERS)
 
 @dataclass
 class Making:
-    """How many batches were made: the sum of their `Made`."""
+    """How many batches were made: the sum of their `BatchStats`."""
 
     batches: int = 0
     cpu_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     makers: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds, rows of each
-    slowest: tuple[Made, ...] = ()  # those with the SLOWEST records, the slowest first
+    slowest: tuple[BatchStats, ...] = ()  # those with the SLOWEST records, the slowest first
 
-    def add(self, made: Sequence[Made]) -> None:
+    def add(self, made: Sequence[BatchStats]) -> None:
         seconds = self.seconds
         for one in made:
             read, decode, transform, collate, transport, device = one[2:8]
@@ -175,7 +175,7 @@ class Report:
     step: Times  # seconds between
     first_s: float | None  # start-up: to the first batch of this pass; None in later reports
     stages: dict[str, float]  # seconds a batch in each of STAGES; {} where the loader tells none
-    slowest: tuple[Made, ...]  # with the slowest records, the slowest first
+    slowest: tuple[BatchStats, ...]  # with the slowest records, the slowest first
     alarm: float  # of the watch
 
     @property
@@ -338,7 +338,7 @@ class _Batches(Iterator[T]):
         self._batches = iter(watched.loader)
 
     @property
-    def made(self) -> Made | None:
+    def made(self) -> BatchStats | None:
         """How the last batch was made, where the loader tells."""
         return getattr(self._batches, "made", None)
 
@@ -369,7 +369,7 @@ class _Batches(Iterator[T]):
         self._given = given
         seen.new_data.append(given - asked)
         made = getattr(self._batches, "made", None)
-        if isinstance(made, Made):  # others may call other things so
+        if isinstance(made, BatchStats):  # others may call other things so
             seen.new_made.append(made)
         return batch
 
@@ -394,7 +394,7 @@ class _Pass:
         self.first_s: float | None = None
         self.new_data: list[float] = []  # not folded yet
         self.new_step: list[float] = []
-        self.new_made: list[Made] = []
+        self.new_made: list[BatchStats] = []
         self._data, self._step = array("d"), array("d")  # folded; at most 2 x KEPT, the last ones
         self._reported = 0  # of these, how many were reported
         self._since, self._making = Making(), Making()  # since the last report; of the pass
