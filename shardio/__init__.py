@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from .errors import WorkerError as WorkerError
     from .images.decode import CenterCrop, RandomResizedCrop
     from .loader import device as device
-    from .loader.device import normalize
+    from .loader.normalize import normalize
     from .loader.shard_loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .packing.export import export
@@ -106,7 +106,7 @@ _HOMES = {
     "commit": "packing.pack",
     "export": "packing.export",
     "index": "packing.index",
-    "normalize": "loader.device",
+    "normalize": "loader.normalize",
     "open": "dataset.sequence",
     "pack": "packing.pack",
     "unpack": "packing.unpack",

@@ -24,18 +24,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.errors import OptionError, StateError, StorageError
-from shardio.loader import device as device_module
-from shardio.loader.device import (
-    Ahead,
-    Sent,
-    Target,
-    Way,
-    is_page_locked,
-    locked_bytes,
-    page_lock,
-    page_unlock,
-    prefetch,
-)
+from shardio.loader import pinned
+from shardio.loader.device import Ahead, Sent, Target, Way, prefetch
+from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -422,7 +413,7 @@ def test_of_a_loader_that_does_not_say_nothing_is_made_up() -> None:
 # --- staging --------------------------------------------------------------------------------------
 
 
-class Plain(device_module.Staging):
+class Plain(pinned.Staging):
     """Staging in memory that is not page-locked; all but the locking runs without a GPU."""
 
     made = 0
@@ -475,9 +466,9 @@ def test_a_staging_buffer_is_used_again_when_it_is_given_back() -> None:
 def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device_module, "_warned", False)
+    monkeypatch.setattr(pinned, "_warned", False)
 
-    class Full(device_module.Staging):
+    class Full(pinned.Staging):
         tries = 0
 
         def _locked(self, size: int) -> torch.Tensor:
@@ -656,7 +647,7 @@ def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
 
 def test_what_was_locked_is_known_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = torch.zeros(3, 4096, dtype=torch.uint8)
-    monkeypatch.setattr(device_module, "_LOCKED", {memory[1].data_ptr(): 4096})
+    monkeypatch.setattr(pinned, "_LOCKED", {memory[1].data_ptr(): 4096})
     assert locked_bytes() == 4096
     assert is_page_locked(memory[1]) and is_page_locked(memory[1, 100:])
     assert not is_page_locked(memory) and not is_page_locked(memory[0])
@@ -743,7 +734,7 @@ def test_the_host_may_write_to_its_batch_once_it_was_let_go() -> None:
 def test_memory_that_cannot_be_locked_is_a_warning_and_leaves_no_error_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device_module, "_warned", False)
+    monkeypatch.setattr(pinned, "_warned", False)
     with pytest.warns(UserWarning, match="cannot be page-locked"):
         assert page_lock(0x1000, 4096) is False  # nothing is mapped there
     assert page_lock(0x1000, 4096) is False  # warned once

@@ -37,6 +37,8 @@ DOORS = {  # what only these modules import
         "dataset.epoch_state",
         "dataset.collate",
         "loader.device",
+        "loader.normalize",
+        "loader.pinned",
         "tuning.bench_process",
         "loader.transport",
         "loader.batch_builder",

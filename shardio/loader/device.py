@@ -9,39 +9,28 @@ in such memory is copied from where it lies; any other goes through a staging bu
 once and used again. The host's batch is held until an event says that its bytes have been read; the
 event is asked, not waited for.
 
-Only bytes cross to the device; floats are made there. A uint8 tensor (B, C, H, W) is one of images:
+Only bytes cross to the device; floats are made there (`normalize`). On "cpu" and on devices other
+than CUDA the same formula makes the same numbers, without a stream: `.to(device)`, and the formula
+there.
 
-    out = x * scale + bias     in float32, then cast;   scale = 1 / (255 std), bias = -mean / std
-
-On "cpu" and on devices other than CUDA the same formula makes the same numbers, without a stream:
-`.to(device)`, and the formula there.
-
-Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking); of the CUDA runtime,
-"API synchronization behavior" and cudaHostRegister.
+Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking).
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import math
-import numbers
 import time
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 
-from ..errors import OptionError, StateError, StorageError, printable
-from ..units import show_size, whole
-
-Pin = Literal["auto"] | bool
+from ..errors import OptionError, StateError, printable
+from ..units import whole
+from .normalize import Images, walk
+from .pinned import Pin, Staging, copies_directly
 
 _cuda: Any = torch.cuda  # it has no types
 Event = Any
@@ -50,10 +39,6 @@ Event = Any
 # before the step that read it has run: with no limit a loop of few kernels (CUDA graphs: one a
 # step, and a thousand fit the queue) would fill the device with batches. Four hide any jitter.
 _STEPS_AHEAD = 4
-
-_ALIGNMENT = 256  # of each tensor in a staging buffer, as CUDA's own allocations have it
-
-_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of this process
 
 
 # --- what users call ------------------------------------------------------------------------------
@@ -462,364 +447,9 @@ class _Under(Sent):
         return self.issued_s if measured is None else measured
 
 
-class Staging:
-    """Page-locked buffers for batches that do not lie in such memory: each locked once."""
-
-    def __init__(self, pin: Pin) -> None:
-        self.bytes = 0
-        self._insists = pin is True
-        self._stages = pin is not False
-        self._free: list[torch.Tensor] = []  # those that no copy reads
-
-    def stage(
-        self, tensors: Sequence[torch.Tensor]
-    ) -> tuple[dict[int, torch.Tensor], torch.Tensor | None]:
-        """Page-locked copies, by id, of the tensors that need one; and the buffer they lie in."""
-        needy = {
-            id(tensor): tensor
-            for tensor in tensors
-            if self._stages
-            and tensor.device.type == "cpu"
-            and tensor.layout == torch.strided
-            and tensor.numel()
-            and not copies_directly(tensor)
-        }
-        sizes = [tensor.numel() * tensor.element_size() for tensor in needy.values()]
-        places = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        buffer = self._buffer(places[-1]) if needy else None
-        if buffer is None:
-            return {}, None
-        staged = {}
-        for place, size, (key, tensor) in zip(places, sizes, needy.items(), strict=False):
-            like = torch.empty_like(tensor, device="meta")  # the strides that a copy has
-            view = buffer[place : place + size].view(tensor.dtype)
-            view = view.as_strided(like.shape, like.stride(), view.storage_offset())
-            staged[key] = view.copy_(tensor)
-        return staged, buffer
-
-    def give_back(self, buffer: torch.Tensor | None) -> None:
-        if buffer is not None:
-            self._free.append(buffer)
-
-    def _buffer(self, size: int) -> torch.Tensor | None:
-        """A buffer of at least so many bytes; None where there is none to be had."""
-        while self._free:
-            buffer = self._free.pop()
-            if buffer.numel() >= size:
-                return buffer
-            self.bytes -= buffer.numel()  # batches have grown: it is of no use any more
-        try:
-            buffer = self._locked(size)
-        except RuntimeError as error:
-            if self._insists:
-                raise StorageError(
-                    f"pin=True, but {show_size(size)} cannot be page-locked: {error}\n{_LIMITS}, "
-                    'or give pin="auto"'
-                ) from error
-            _warn_of_locking(size, str(error))
-            self._stages = False
-            return None
-        self.bytes += size
-        return buffer
-
-    def _locked(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-
-
 def _event(enable_timing: bool = False) -> Event:
     # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
     return _cuda.Event(enable_timing=enable_timing, blocking=True)
-
-
-def copies_directly(tensor: torch.Tensor) -> bool:
-    """Whether the copy engine can read it as it lies: page-locked, and without gaps."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and _dense(tensor)
-        and is_page_locked(tensor)
-    )
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return channels_last or tensor.is_contiguous()
-
-
-# --- page-locked memory ---------------------------------------------------------------------------
-
-_LOCKED: dict[int, int] = {}  # address and bytes of what page_lock has locked in this process
-_LIMITS = (
-    "Free memory limits it, and so may a container (ulimit -l, docker run --ulimit memlock=-1): "
-    "make batches smaller, or prefetch fewer"
-)
-_warned = False
-
-
-def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> bool:
-    """Page-lock memory that is there already, so that copies to the GPU read it as it lies.
-
-    It takes about as long as copying the memory once: for memory that is used again and again.
-    False where that is not possible, with one warning a process; without CUDA, without. Call
-    `page_unlock` before the memory is unmapped, when no copy reads it any more.
-    """
-    if not _cuda.is_available():
-        return False
-    if device is not None and device.type != "cuda":
-        return False
-    # Within `device`: a call of the runtime makes a context, 300 MB or more, on the current one.
-    with _cuda.device(device):
-        error = _cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
-        if int(error) == 0:
-            _LOCKED[address] = nbytes
-            return True
-        _forget_error()
-    _warn_of_locking(nbytes, f"cudaHostRegister says {int(error)}")
-    return False
-
-
-def page_unlock(address: int) -> None:
-    """Undo `page_lock`; nothing where that was not done, or did not succeed."""
-    if _LOCKED.pop(address, None) is None:
-        return
-    with suppress(RuntimeError):  # CUDA may have ended before us
-        if int(_cuda.cudart().cudaHostUnregister(address)):
-            _forget_error()
-
-
-def locked_bytes() -> int:
-    """Memory that `page_lock` holds locked in this process."""
-    return sum(_LOCKED.values())
-
-
-def is_page_locked(tensor: torch.Tensor) -> bool:
-    """Whether a dense CPU tensor lies in page-locked memory, so that a copy from it need not wait.
-
-    torch's is_pinned() asks CUDA, which knows registered memory as well as its own; but it asks
-    for the first byte of the tensor's storage, and that may lie before the range that was locked,
-    or the tensor beyond its end. So what page_lock locked is looked up by the tensor's own bytes.
-    """
-    first = tensor.data_ptr()
-    last = first + tensor.numel() * tensor.element_size()
-    for address, nbytes in _LOCKED.items():
-        if address <= first and last <= address + nbytes:
-            return True
-    return tensor.is_pinned()
-
-
-def _forget_error() -> None:
-    """Take away the error that CUDA keeps of a failed call.
-
-    Else the next kernel of whoever comes next would fail with it. torch's cudart has no
-    cudaGetLastError; a kernel's launch asks for it. What the device itself suffered stays.
-    """
-    with suppress(RuntimeError):
-        torch.zeros(1, device="cuda").add_(1)
-
-
-def _warn_of_locking(size: int, why: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"{show_size(size)} cannot be page-locked ({why}): copies to the GPU will be slower, "
-            f"and will not overlap with computing. {_LIMITS}; pin=False accepts it",
-            stacklevel=2,
-        )
-
-
-def normalize(
-    images: torch.Tensor,
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Normalise uint8 images where they lie, on the CPU or a GPU: (pixels / 255 - mean) / std.
-
-    images      (B, C, H, W) or (C, H, W) uint8: a batch of a DataLoader. Left as they are
-    mean, std   of each channel, or one number for all, for pixels from 0 to 1
-    dtype       of the result; default float32
-
-    The numbers, and the strides, are those that ShardLoader(device=, mean=, std=) gives. Raises
-    OptionError.
-    """
-    if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
-        found = f"a {type(images).__name__}"
-        if isinstance(images, torch.Tensor):
-            found = str(images.dtype).removeprefix("torch.")
-        raise OptionError(
-            f"normalize: images are {found}, expected a uint8 tensor, "
-            "(B, 3, H, W) or (3, H, W), of pixels from 0 to 255"
-        )
-    how = _normalizing(_numbers_of(mean), _numbers_of(std), dtype)
-    channels = how.channels
-    if images.dim() not in (3, 4) or channels not in (None, images.shape[-3]):
-        count = channels or "C"
-        raise OptionError(
-            f"normalize: images are {tuple(images.shape)}, expected (B, {count}, H, W) or "
-            f"({count}, H, W): channels stand before height and width, and mean and std "
-            "have one value for each channel, or one for all"
-        )
-    return how.normalized(images) if images.dim() == 4 else how.normalized(images[None])[0]
-
-
-def _numbers_of(given: Any) -> Any:
-    """Of mean or std, in a form that can be looked up."""
-    if isinstance(given, torch.Tensor | np.ndarray):
-        given = given.tolist()
-    return tuple(given) if isinstance(given, list) else given
-
-
-@functools.lru_cache(maxsize=32)
-def _normalizing(mean: Any, std: Any, dtype: torch.dtype | None) -> Images:
-    return Images(mean=mean, std=std, dtype=dtype)
-
-
-# --- images ---------------------------------------------------------------------------------------
-
-
-class Images:
-    """What becomes of the images of a batch, wherever it lies: strides, normalisation, dtype."""
-
-    def __init__(
-        self,
-        *,
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        dtype: torch.dtype | None = None,
-        channels_last: bool | None = None,
-    ) -> None:
-        means, stds = _numbers("mean", mean), _numbers("std", std)
-        if _several(mean) and _several(std) and len(means) != len(stds):
-            raise OptionError(
-                f"mean has {len(means)} values and std {len(stds)}: expected one for each channel, "
-                "of both"
-            )
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise OptionError(
-                f"dtype is {printable(repr(dtype))}: expected a torch.dtype, like torch.bfloat16"
-            )
-        self._normalises = bool(means or stds)
-        if self._normalises and dtype is not None and not dtype.is_floating_point:
-            raise OptionError(
-                f"dtype is {dtype}, but mean and std make floats: expected a floating-point dtype, "
-                "like torch.bfloat16, or neither mean nor std"
-            )
-        for value in stds:
-            if value == 0:
-                raise OptionError("std is 0 for a channel: nothing can be divided by it")
-        self._dtype = torch.float32 if self._normalises and dtype is None else dtype
-        self._format = {
-            None: None,
-            True: torch.channels_last,
-            False: torch.contiguous_format,
-        }[channels_last]
-        # Of a number for all channels, nothing is known of how many there are: images have three.
-        count = max(len(means), len(stds), 1)
-        self._several = _several(mean) or _several(std)
-        self._channels = count if self._several else 3
-        means, stds = means or [0.0], stds or [1.0]
-        means, stds = means * (count // len(means)), stds * (count // len(stds))
-        # In float64, and rounded once: both are what float32 can hold of them.
-        scales = [1 / (255 * s) for s in stds]
-        biases = [-m / s for m, s in zip(means, stds, strict=True)]
-        self._scale, self._bias = (
-            torch.tensor(values, dtype=torch.float64, device="cpu").float().view(1, -1, 1, 1)
-            for values in (scales, biases)
-        )
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @property
-    def channels(self) -> int | None:
-        """That mean and std are for; None: for any."""
-        return self._channels if self._several else None
-
-    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) uint8, with C as `channels` says, as floats."""
-        return self._image(pixels)
-
-    def finish(self, batch: Any) -> Any:
-        """The batch with its images as they are wanted, made on the device that each lies on."""
-        if self._dtype is None and self._format is None:
-            return batch
-        found, others = 0, []
-
-        def one(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal found
-            if self._is_image(tensor):
-                found += 1
-                return self._image(tensor)
-            if tensor.dim() >= 3:
-                others.append(tensor)
-            return tensor
-
-        finished = walk(batch, one)
-        if not found:
-            raise self._no_images(others)
-        return finished
-
-    def _is_image(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == self._channels
-        )
-
-    def _image(self, pixels: torch.Tensor) -> torch.Tensor:
-        if self._format is not None:
-            pixels = pixels.contiguous(memory_format=self._format)
-        if not self._normalises:
-            return pixels if self._dtype is None else pixels.to(self._dtype)
-        scale, bias = self._constants(pixels.device)
-        # Product and sum apart: fused on one device and not on another, they would round apart.
-        # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
-        floats = pixels.to(torch.float32).mul_(scale).add_(bias)
-        return floats if self._dtype is None else floats.to(self._dtype)
-
-    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if device not in self._on:
-            self._on[device] = self._scale.to(device), self._bias.to(device)
-        return self._on[device]
-
-    def _no_images(self, others: Sequence[torch.Tensor]) -> OptionError:
-        seen = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in others)
-        colours = [t.shape[1] for t in others if t.dtype == torch.uint8 and t.dim() == 4]
-        if self._normalises and colours and colours[0] in (1, 3, 4):
-            return OptionError(
-                f"mean and std are for {self._channels} channels, but the images of this batch "
-                f"have {colours[0]}: {seen}; give one value for each channel"
-            )
-        return OptionError(
-            "mean, std, dtype and channels_last are for images, but this batch has none: expected "
-            f"uint8 (B, {self._channels}, H, W), found {seen or 'no tensor of pixels'}; leave them "
-            "out, or let the loader yield such images (ShardDataset: "
-            "transform=RandomResizedCrop(224), or another that makes uint8 of one size)"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on": {}}
-
-
-def walk(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with function(tensor) for each tensor in its tuples, lists and dicts, to any depth.
-
-    Everything else is passed on as it is, objects of other classes that hold tensors among it.
-    """
-    if isinstance(batch, torch.Tensor):
-        return function(batch)
-    if isinstance(batch, tuple):
-        items = [walk(item, function) for item in batch]
-        if hasattr(batch, "_fields"):
-            return type(batch)(*items)
-        return tuple(items) if type(batch) is tuple else type(batch)(items)
-    if isinstance(batch, list):
-        return [walk(item, function) for item in batch]
-    if type(batch) is dict:
-        return {name: walk(item, function) for name, item in batch.items()}
-    if isinstance(batch, MutableMapping):  # defaultdict, BatchEncoding: what else they hold stays
-        twin = copy.copy(batch)
-        for name, item in batch.items():
-            twin[name] = walk(item, function)
-        return twin
-    return batch
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
@@ -873,29 +503,3 @@ def _device(given: str | torch.device | int) -> torch.device:
                 f"{name}, which this torch ({torch.__version__}) cannot use: {first}"
             ) from None
     return device
-
-
-def _several(given: Any) -> bool:
-    return given is not None and not isinstance(given, numbers.Real)
-
-
-def _numbers(name: str, given: float | Sequence[float] | None) -> list[float]:
-    """Values of mean or std, in 0 to 1. Raises OptionError."""
-    if given is None:
-        return []
-    try:
-        several = given if isinstance(given, Iterable) else [given]
-        values = [float(value) for value in several]
-    except (TypeError, ValueError):
-        values = []
-    if not values or not all(map(math.isfinite, values)):
-        raise OptionError(
-            f"{name} is {printable(repr(given))}: expected a number for each channel, like "
-            "(0.485, 0.456, 0.406), or one for all"
-        )
-    if max(values) > 1 or min(values) < 0:
-        raise OptionError(
-            f"{name} is {printable(repr(given))}: expected values from 0 to 1, for pixels from 0 "
-            "to 1; divide values for pixels from 0 to 255 by 255"
-        )
-    return values

@@ -31,13 +31,13 @@ from ..order.arithmetic import Share
 from ..order.options import Options, answered
 from ..units import show_count, show_size, whole
 from . import device as devices
+from . import pinned
 from .in_process import Here
+from .pinned import Pin
 from .resident import Resident
 from .stats import BatchStats
 from .worker_pool import Processes
 from .worker_process import Pass
-
-Pin = Literal["auto"] | bool
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
 _OTHERS = {
@@ -237,7 +237,7 @@ class ShardLoader:
             slots=0 if crew is None else crew.most,
             ring=0 if crew is None else crew.ring,
             slot_bytes=0 if crew is None else crew.bytes,
-            locked_bytes=devices.locked_bytes() + staging,
+            locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
         )
@@ -440,8 +440,8 @@ def cores(ranks: int) -> int:
 
 
 def _lock(device: torch.device, address: int, nbytes: int) -> Any:
-    devices.page_lock(address, nbytes, device)
-    return partial(devices.page_unlock, address)
+    pinned.page_lock(address, nbytes, device)
+    return partial(pinned.page_unlock, address)
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:
