@@ -1,7 +1,8 @@
 """Batches to a device: the numbers, the order, what is kept and what is let go.
 
-Where there is no GPU, all that does not need one is tested with plain copies, and with a way on
-which the tests say when a batch has been read. The rest needs CUDA and is skipped, and says so.
+Where there is no GPU, all that does not need one is tested with plain copies, and with a
+transfer of which the tests say when a batch has been read. The rest needs CUDA; it is skipped,
+and says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.errors import OptionError, StateError, StorageError
 from shardio.loader import pinned
-from shardio.loader.device import Ahead, Sent, Target, Way, prefetch
+from shardio.loader.device import DeviceBatch, DevicePrefetcher, Target, Transfer, prefetch
 from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -222,7 +223,7 @@ class Readiness:
 
 def test_a_batch_that_is_there_does_not_wait_for_one_that_is_not() -> None:
     source = Readiness(5)
-    ahead = Ahead(source, Target("cpu", ahead=2))
+    ahead = DevicePrefetcher(source, Target("cpu", ahead=2))
     assert int(next(ahead)) == 1 and source.given == 1
     source.there = 9
     assert int(next(ahead)) == 2 and source.given == 4  # two ahead, and no more
@@ -296,7 +297,7 @@ def test_no_cycle_keeps_an_iterator_alive() -> None:
 # --- the host's batches ---------------------------------------------------------------------------
 
 
-class Reading(Sent):
+class Reading(DeviceBatch):
     """A batch that is read when the test says so."""
 
     def __init__(self, way: Slow, host: Any) -> None:
@@ -317,14 +318,14 @@ class Reading(Sent):
         return 0.25
 
 
-class Slow(Way):
-    """A way on which copies take as long as the test wants."""
+class Slow(Transfer):
+    """A transfer whose copies take as long as the test wants."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(torch.device("cpu"), target.images, False)
         self.done, self.waits = False, 0
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
         return Reading(self, batch)
 
 
@@ -351,10 +352,10 @@ class Source:
         return [i for i, batch in enumerate(self.given) if batch() is not None]
 
 
-def slow(count: int, ahead: int) -> tuple[Source, Slow, Ahead]:
+def slow(count: int, ahead: int) -> tuple[Source, Slow, DevicePrefetcher]:
     target, source = Target("cpu", ahead=ahead), Source(count)
-    target._way = way = Slow(target)
-    return source, way, Ahead(source, target)
+    target._transfer = way = Slow(target)
+    return source, way, DevicePrefetcher(source, target)
 
 
 def test_the_host_s_batch_is_kept_until_it_is_read_and_then_let_go() -> None:
@@ -413,7 +414,7 @@ def test_of_a_loader_that_does_not_say_nothing_is_made_up() -> None:
 # --- staging --------------------------------------------------------------------------------------
 
 
-class Plain(pinned.Staging):
+class Plain(pinned.StagingBuffers):
     """Staging in memory that is not page-locked; all but the locking runs without a GPU."""
 
     made = 0
@@ -468,7 +469,7 @@ def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
 ) -> None:
     monkeypatch.setattr(pinned, "_warned", False)
 
-    class Full(pinned.Staging):
+    class Full(pinned.StagingBuffers):
         tries = 0
 
         def _locked(self, size: int) -> torch.Tensor:

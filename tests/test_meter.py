@@ -137,7 +137,7 @@ def test_the_first_batch_of_each_pass_stands_apart_and_has_its_start_in_it(clock
 def test_a_wait_for_a_device_that_is_behind_is_the_steps_time(clock: Clock) -> None:
     watched = watch(Loader(clock, [1.0] * 4), None, print=None)
     iterator: Any = iter(watched)
-    iterator._batches.blocked_s = 0.25  # as device.Ahead says it
+    iterator._batches.blocked_s = 0.25  # as device.DevicePrefetcher says it
     for _ in iterator:
         clock.now += 0.5
     report = watched.report()

@@ -2,12 +2,12 @@
 
     for images, labels in prefetch(loader, "cuda", mean=MEAN, std=STD, dtype=torch.bfloat16): ...
 
-How it works. `Ahead` takes batches from an iterator, sends each on its way, and hands out the
-oldest: while step n computes, batch n + 1 is copied by a stream of its own. There is no thread;
-what runs meanwhile is the device's copy engine, which needs page-locked memory. A tensor that lies
-in such memory is copied from where it lies; any other goes through a staging buffer, page-locked
-once and used again. The host's batch is held until an event says that its bytes have been read; the
-event is asked, not waited for.
+How it works. `DevicePrefetcher` takes batches from an iterator, starts the transfer of each, and
+hands out the oldest: while step n computes, batch n + 1 is copied by a stream of its own. There is
+no thread; the device's copy engine runs meanwhile, and it needs page-locked memory. A tensor that
+lies in such memory is copied from where it lies; any other goes through a staging buffer,
+page-locked once and used again. The host's batch is held until an event says that its bytes have
+been read; the event is asked, not waited for.
 
 Only bytes cross to the device; floats are made there (`normalize`). On "cpu" and on devices other
 than CUDA the same formula makes the same numbers, without a stream: `.to(device)`, and the formula
@@ -30,7 +30,7 @@ import torch
 from ..errors import OptionError, StateError, printable
 from ..units import whole
 from .normalize import Images, walk
-from .pinned import Pin, Staging, copies_directly
+from .pinned import Pin, StagingBuffers, copies_directly
 
 _cuda: Any = torch.cuda  # it has no types
 Event = Any
@@ -84,7 +84,7 @@ def prefetch(
 
 
 class Prefetch:
-    """A loader, and the device its batches go to. Made by `prefetch`.
+    """Iterate a loader, with its batches on a device. Made by `prefetch`.
 
     Each `iter` is a pass of its own. All else (`set_epoch`, `dataset`, `batch_size`, ...) is the
     loader's.
@@ -97,10 +97,10 @@ class Prefetch:
             )
         self.loader = loader
         self.target = target
-        self._passing: weakref.ref[Ahead] | None = None
+        self._passing: weakref.ref[DevicePrefetcher] | None = None
 
-    def __iter__(self) -> Ahead:
-        ahead = Ahead(iter(self.loader), self.target)
+    def __iter__(self) -> DevicePrefetcher:
+        ahead = DevicePrefetcher(iter(self.loader), self.target)
         self._passing = weakref.ref(ahead)
         return ahead
 
@@ -130,7 +130,7 @@ def _uncertain(*_: Any, **__: Any) -> Any:
 
 
 class Target:
-    """Where batches go, and what becomes of the images; the options of `prefetch`, checked.
+    """Hold where batches go, and what becomes of the images: the options of `prefetch`, checked.
 
     Holds what lasts from pass to pass: the stream, and the page-locked staging buffers.
     """
@@ -157,38 +157,42 @@ class Target:
             raise OptionError(f'pin is {printable(repr(pin))}: expected "auto", True or False')
         self.pin = pin
         self.images = Images(mean=mean, std=std, dtype=dtype, channels_last=channels_last)
-        self._way: Way | None = None
+        self._transfer: Transfer | None = None
 
     @property
     def locks_pages(self) -> bool:
-        """Whether memory that batches come in should be page-locked, by `page_lock`."""
+        """Return True if memory that batches come in should be page-locked, by `page_lock`."""
         return self.device.type == "cuda" and self.pin is not False
 
     @property
     def staging_bytes(self) -> int:
-        """Page-locked memory of the staging buffers so far."""
-        return self._way.staging.bytes if isinstance(self._way, SideStream) else 0
+        """Return the bytes of page-locked memory that the staging buffers take so far."""
+        return self._transfer.staging.bytes if isinstance(self._transfer, StreamTransfer) else 0
 
-    def way(self) -> Way:
-        """The way there. One for all passes: memory that a stream used is kept for that stream, so
-        that a new one in each epoch would add that epoch's memory to all before."""
+    def transfer(self) -> Transfer:
+        """Return the transfer to the device, one for all passes.
+
+        Memory that a stream used is kept for that stream, so that a new one in each epoch would add
+        that epoch's memory to all before.
+        """
         device = self.device
         if device.type == "cuda" and device.index is None:  # only now is the process's device set
             device = torch.device("cuda", _cuda.current_device())
-        if self._way is None or self._way.device != device:
-            kind = SideStream if device.type == "cuda" else Way
-            self._way = kind(device, self.images, self.pin)
-        return self._way
+        if self._transfer is None or self._transfer.device != device:
+            kind = StreamTransfer if device.type == "cuda" else Transfer
+            self._transfer = kind(device, self.images, self.pin)
+        return self._transfer
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_way": None}  # streams and page-locked memory are of this process
+        # Streams and page-locked memory are of this process.
+        return self.__dict__ | {"_transfer": None}
 
 
 # --- batches ahead --------------------------------------------------------------------------------
 
 
-class Ahead:
-    """An iterator over an iterator's batches, on the device.
+class DevicePrefetcher:
+    """Iterate over the batches of an iterator, on the device.
 
     The first batch is handed out as soon as it is there. From the second on, the next ones are sent
     before one is handed out; where the iterator has a method `ready()` (would its next() come at
@@ -199,8 +203,8 @@ class Ahead:
     made       how the last one was made: the iterator's own `made`, with device_s; None without one
     blocked_s  seconds of the last next() in which the device was steps behind: that is no data time
 
-    An error of the iterator comes after the batches before it. Nothing runs on its own: an Ahead
-    that is dropped waits for the copies under way, milliseconds, and is gone.
+    An error of the iterator comes after the batches before it. Nothing runs on its own: one that
+    is dropped waits for the copies under way, milliseconds, and is gone.
     """
 
     def __init__(self, iterator: Iterator[Any], target: Target) -> None:
@@ -208,18 +212,19 @@ class Ahead:
         self.made: Any = None
         self.blocked_s = 0.0
         self._iterator = iterator
-        self._way = target.way()
+        self._transfer = target.transfer()
         self._most = target.ahead + 1  # sent and not handed out; sent and not yet read
-        self._sent: deque[tuple[Sent, Any]] = deque()
-        self._reading: deque[Sent] = deque()  # the host's batches that are still needed
+        self._sent: deque[tuple[DeviceBatch, Any]] = deque()
+        self._reading: deque[DeviceBatch] = deque()  # the host's batches that are still needed
         self._error: Exception | None = None
         self._ended = False
 
     @property
     def ahead(self) -> int:
+        """Return the number of batches on their way."""
         return len(self._sent)
 
-    def __iter__(self) -> Ahead:
+    def __iter__(self) -> DevicePrefetcher:
         return self
 
     def __next__(self) -> Any:
@@ -254,7 +259,7 @@ class Ahead:
         try:
             batch = next(self._iterator)
             made = getattr(self._iterator, "made", None)
-            sent = self._way.send(batch)
+            sent = self._transfer.send(batch)
         except StopIteration:
             self._ended = True
             return
@@ -285,43 +290,44 @@ class Ahead:
             self.close()
 
 
-class Sent:
-    """A batch on its way; of `Way`, at its end already."""
+class DeviceBatch:
+    """Hold a batch that is copied to the device; of `Transfer`, one that has arrived."""
 
     def __init__(self, batch: Any, issued_s: float) -> None:
         self.batch = batch  # on the device
         self.issued_s = issued_s
 
     def read(self) -> bool:
-        """Whether the host's batch is no longer needed. Does not wait."""
+        """Return True if the host's batch is no longer needed. Does not wait."""
         return True
 
     def wait(self) -> None:
-        """Until the host's batch is no longer needed."""
+        """Wait until the host's batch is no longer needed."""
 
     def take(self) -> float:
-        """Let the consumer have it; the seconds that the device was waited for."""
+        """Let the consumer have the batch; return the seconds that the device was waited for."""
         return 0.0
 
     def device_s(self) -> float:
-        """Seconds that the way took, as far as known."""
+        """Return the seconds that the transfer took, as far as known."""
         return self.issued_s
 
 
-class Way:
-    """To any device: plain copies, done when `send` returns."""
+class Transfer:
+    """Copy batches to any device, by plain copies that are done when `send` returns."""
 
     def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
         self.device = device
         self._images = images
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
+        """Begin to copy a batch of the host to the device."""
         began = time.perf_counter()
         # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
         # written to, or trained with, after it.
         with torch.inference_mode(False), torch.no_grad():
             there = self._images.finish(walk(batch, self._move))
-        return Sent(there, time.perf_counter() - began)
+        return DeviceBatch(there, time.perf_counter() - began)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device)
@@ -330,20 +336,20 @@ class Way:
 # --- CUDA -----------------------------------------------------------------------------------------
 
 
-class SideStream(Way):
-    """To a CUDA device by a stream of its own, from page-locked memory."""
+class StreamTransfer(Transfer):
+    """Copy batches to a CUDA device by a stream of its own, from page-locked memory."""
 
     def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
         super().__init__(device, images, pin)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
         self._pin = pin
-        self.staging = Staging(pin)
+        self.staging = StagingBuffers(pin)
         self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
         self._timed: tuple[Event, Event] | None = None
         self._last_s: float | None = None
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
         began = time.perf_counter()
         tensors = _tensors(batch)
         start, read, done = (_event(enable_timing=True) for _ in range(3))
@@ -371,7 +377,9 @@ class SideStream(Way):
                 self._stream.synchronize()
                 self.staging.give_back(buffer)
                 raise
-        return _Under(self, batch, there, buffer, (start, read, done), time.perf_counter() - began)
+        return _Streamed(
+            self, batch, there, buffer, (start, read, done), time.perf_counter() - began
+        )
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # A copy from pageable memory waits: where the device reads the host's page tables, one that
@@ -394,7 +402,7 @@ class SideStream(Way):
         return waited
 
     def measured(self, start: Event, done: Event) -> float | None:
-        """Seconds that the last way took that has ended; one at a time is looked at."""
+        """Return the seconds of the last transfer that has ended; one at a time is looked at."""
         self._timed = self._timed or (start, done)
         start, done = self._timed
         if done.query():
@@ -402,12 +410,12 @@ class SideStream(Way):
         return self._last_s
 
 
-class _Under(Sent):
-    """A batch on its way by a side stream."""
+class _Streamed(DeviceBatch):
+    """Hold a batch that a side stream copies."""
 
     def __init__(
         self,
-        way: SideStream,
+        transfer: StreamTransfer,
         host: Any,
         batch: Any,
         buffer: torch.Tensor | None,
@@ -415,7 +423,7 @@ class _Under(Sent):
         issued_s: float,
     ) -> None:
         super().__init__(batch, issued_s)
-        self._way, self._host, self._buffer = way, host, buffer
+        self._transfer, self._host, self._buffer = transfer, host, buffer
         self._start, self._read, self._done = events
 
     def read(self) -> bool:
@@ -429,21 +437,21 @@ class _Under(Sent):
         self._let_go()
 
     def _let_go(self) -> None:
-        self._way.staging.give_back(self._buffer)
+        self._transfer.staging.give_back(self._buffer)
         self._host = self._buffer = None
 
     def take(self) -> float:
-        consumer = _cuda.current_stream(self._way.device)
+        consumer = _cuda.current_stream(self._transfer.device)
         consumer.wait_event(self._done)
         # The allocator knows only the stream that a tensor was made on. Without this, memory that
         # the user lets go would be the next batch's while the consumer's kernels still read it.
         for tensor in _tensors(self.batch):
-            if tensor.device == self._way.device:
+            if tensor.device == self._transfer.device:
                 tensor.record_stream(consumer)
-        return self._way.step(consumer)
+        return self._transfer.step(consumer)
 
     def device_s(self) -> float:
-        measured = self._way.measured(self._start, self._done)
+        measured = self._transfer.measured(self._start, self._done)
         return self.issued_s if measured is None else measured
 
 

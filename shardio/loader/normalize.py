@@ -58,7 +58,7 @@ def normalize(
 
 
 def _numbers_of(given: Any) -> Any:
-    """Of mean or std, in a form that can be looked up."""
+    """Return mean or std in a form that can be looked up."""
     if isinstance(given, torch.Tensor | np.ndarray):
         given = given.tolist()
     return tuple(given) if isinstance(given, list) else given
@@ -70,7 +70,7 @@ def _normalizing(mean: Any, std: Any, dtype: torch.dtype | None) -> Images:
 
 
 class Images:
-    """What becomes of the images of a batch, wherever it lies: strides, normalisation, dtype."""
+    """Change the images of a batch, wherever it lies: strides, normalisation, dtype."""
 
     def __init__(
         self,
@@ -122,15 +122,15 @@ class Images:
 
     @property
     def channels(self) -> int | None:
-        """That mean and std are for; None: for any."""
+        """Return the number of channels that mean and std are for; None: for any."""
         return self._channels if self._several else None
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) uint8, with C as `channels` says, as floats."""
+        """Return images, (B, C, H, W) uint8 with C as `channels` says, as floats."""
         return self._image(pixels)
 
     def finish(self, batch: Any) -> Any:
-        """The batch with its images as they are wanted, made on the device that each lies on."""
+        """Return the batch with its images changed, each on the device that it lies on."""
         if self._dtype is None and self._format is None:
             return batch
         found, others = 0, []
@@ -190,9 +190,10 @@ class Images:
 
 
 def walk(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with function(tensor) for each tensor in its tuples, lists and dicts, to any depth.
+    """Return the batch with function(tensor) for each tensor in its tuples, lists and dicts.
 
-    Everything else is passed on as it is, objects of other classes that hold tensors among it.
+    They may be nested to any depth. Everything else is passed on as it is, objects of other classes
+    that hold tensors among it.
     """
     if isinstance(batch, torch.Tensor):
         return function(batch)
@@ -218,7 +219,7 @@ def _several(given: Any) -> bool:
 
 
 def _numbers(name: str, given: float | Sequence[float] | None) -> list[float]:
-    """Values of mean or std, in 0 to 1. Raises OptionError."""
+    """Return the values of mean or std, from 0 to 1. Raises OptionError."""
     if given is None:
         return []
     try:

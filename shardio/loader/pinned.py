@@ -1,8 +1,8 @@
 """Page-locked memory of the host: what a device's copy engine reads while the host goes on.
 
 How it works. `page_lock` locks memory that is there already, such as that of batches which is used
-again and again. `Staging` holds buffers that are locked once, for batches that lie elsewhere. Where
-nothing can be locked, copies are slower, and one warning of a process says so.
+again and again. `StagingBuffers` holds buffers that are locked once, for batches that lie
+elsewhere. Where nothing can be locked, copies are slower, and one warning of a process says so.
 
 Source: of the CUDA runtime, "API synchronization behavior" and cudaHostRegister.
 """
@@ -29,8 +29,8 @@ _ALIGNMENT = 256  # of each tensor in a staging buffer, as CUDA's own allocation
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of this process
 
 
-class Staging:
-    """Page-locked buffers for batches that do not lie in such memory: each locked once."""
+class StagingBuffers:
+    """Lend page-locked buffers to batches that do not lie in such memory. Each is locked once."""
 
     def __init__(self, pin: Pin) -> None:
         self.bytes = 0
@@ -41,7 +41,7 @@ class Staging:
     def stage(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[dict[int, torch.Tensor], torch.Tensor | None]:
-        """Page-locked copies, by id, of the tensors that need one; and the buffer they lie in."""
+        """Copy the tensors that need it to a buffer. Return the copies by id, and the buffer."""
         needy = {
             id(tensor): tensor
             for tensor in tensors
@@ -65,11 +65,12 @@ class Staging:
         return staged, buffer
 
     def give_back(self, buffer: torch.Tensor | None) -> None:
+        """Take back a buffer that no copy reads any more."""
         if buffer is not None:
             self._free.append(buffer)
 
     def _buffer(self, size: int) -> torch.Tensor | None:
-        """A buffer of at least so many bytes; None where there is none to be had."""
+        """Return a buffer of at least so many bytes; None where there is none to be had."""
         while self._free:
             buffer = self._free.pop()
             if buffer.numel() >= size:
@@ -94,7 +95,7 @@ class Staging:
 
 
 def copies_directly(tensor: torch.Tensor) -> bool:
-    """Whether the copy engine can read it as it lies: page-locked, and without gaps."""
+    """Return True if the copy engine can read a tensor as it lies: page-locked, without gaps."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -120,7 +121,7 @@ def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> 
     """Page-lock memory that is there already, so that copies to the GPU read it as it lies.
 
     It takes about as long as copying the memory once: for memory that is used again and again.
-    False where that is not possible, with one warning a process; without CUDA, without. Call
+    Returns False where that is not possible, with one warning a process; without CUDA, none. Call
     `page_unlock` before the memory is unmapped, when no copy reads it any more.
     """
     if not _cuda.is_available():
@@ -139,7 +140,7 @@ def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> 
 
 
 def page_unlock(address: int) -> None:
-    """Undo `page_lock`; nothing where that was not done, or did not succeed."""
+    """Undo `page_lock`. Does nothing where that was not done, or did not succeed."""
     if _LOCKED.pop(address, None) is None:
         return
     with suppress(RuntimeError):  # CUDA may have ended before us
@@ -148,12 +149,12 @@ def page_unlock(address: int) -> None:
 
 
 def locked_bytes() -> int:
-    """Memory that `page_lock` holds locked in this process."""
+    """Return the bytes that `page_lock` holds locked in this process."""
     return sum(_LOCKED.values())
 
 
 def is_page_locked(tensor: torch.Tensor) -> bool:
-    """Whether a dense CPU tensor lies in page-locked memory, so that a copy from it need not wait.
+    """Return True if a dense CPU tensor lies in page-locked memory: its copy need not wait.
 
     torch's is_pinned() asks CUDA, which knows registered memory as well as its own; but it asks
     for the first byte of the tensor's storage, and that may lie before the range that was locked,

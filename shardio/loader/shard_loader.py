@@ -341,7 +341,7 @@ def _make(
     """The batches of a rank's share, made by a crew."""
     crew.begin(_pass(stream.options, share, workers), share.steps)
     batches = _Batches(crew, share.steps)
-    return batches if target is None else devices.Ahead(batches, target)
+    return batches if target is None else devices.DevicePrefetcher(batches, target)
 
 
 def _pass(options: Options, share: Share, workers: int) -> Pass:
@@ -362,7 +362,7 @@ def _gather(resident: Resident, target: devices.Target | None, share: Share) -> 
         return batches
     if resident.device == target.device:
         return map(target.images.finish, batches)
-    return devices.Ahead(batches, target)
+    return devices.DevicePrefetcher(batches, target)
 
 
 def _place(resident: str, target: devices.Target | None) -> torch.device:

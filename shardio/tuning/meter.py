@@ -364,7 +364,7 @@ class _Batches(Iterator[T]):
         if seen.taken == 1:
             seen.first_s = given - self._began
             return batch
-        # Waiting for a device that is steps behind is the step's time (device.Ahead).
+        # Waiting for a device that is steps behind is the step's time (device.DevicePrefetcher).
         given -= getattr(self._batches, "blocked_s", 0.0)
         self._given = given
         seen.new_data.append(given - asked)
