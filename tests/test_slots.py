@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardio.loader.buffer_pool import ALIGN, Mapped, Slot, Slots, _map
+from shardio.loader.buffer_pool import ALIGN, Mapped, Slot, Slots
+from shardio.storage.descriptors import map_memory
 
 PRIVATE = pytest.mark.parametrize("private", [False, True], ids=["shared", "private"])
 
@@ -316,13 +317,13 @@ def test_pages_are_unlocked_while_they_are_mapped(monkeypatch: pytest.MonkeyPatc
 
     def noted(fd: int, size: int) -> Any:
         events.append("map")
-        return _map(fd, size)
+        return map_memory(fd, size)
 
     def lock(address: int, nbytes: int) -> Callable[[], None]:
         events.append("lock")
         return lambda: events.append("unlock")
 
-    monkeypatch.setattr("shardio.loader.buffer_pool._map", noted)
+    monkeypatch.setattr("shardio.storage.descriptors.map_memory", noted)
     mapped = Mapped(-1, ALIGN, lock)
     mapped.map(3 * ALIGN)
     mapped.close()
@@ -336,7 +337,7 @@ def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.M
 
     slots = Slots()
     fd = os.dup(slots.take().fd)
-    monkeypatch.setattr("shardio.loader.buffer_pool._map", full)
+    monkeypatch.setattr("shardio.storage.descriptors.map_memory", full)
     with pytest.raises(OSError, match="memory"):
         Mapped(fd, ALIGN)
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -16,10 +16,7 @@ time. For 256 images of 224 x 224 (38 MB) that is 10 to 20 ms; to write them tak
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,16 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from ..storage import descriptors
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 # Page-locks memory at an address, of so many bytes, and gives what undoes that.
 Lock = Callable[[int, int], Callable[[], object]]
 
 ALIGN = 4096  # arrays begin on pages: what a device copies from, and no two threads write one line
-# Private memory from this size on lies in huge pages, where the kernel has them: a copy of 38 MB
-# takes 2.5 ms instead of 3.
-_HUGE = 4 << 20
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux: all pages at once, not by a fault each
 
 
 class Slot:
@@ -49,7 +44,7 @@ class Slot:
 
     def __init__(self, number: int, size: int, *, private: bool = False) -> None:
         self.number = number
-        self.fd = -1 if private else _anonymous()
+        self.fd = -1 if private else descriptors.anonymous_memory()
         self.size = self.used = 0
         self._lock = threading.Lock()
         self._views: list[Bytes] = []  # since `begin`; the last one is of all bytes
@@ -116,7 +111,7 @@ class Slot:
         size = -(-size // ALIGN) * ALIGN
         if self.fd >= 0:
             os.ftruncate(self.fd, size)
-        self._map = _map(self.fd, size)
+        self._map = descriptors.map_memory(self.fd, size)
         self._views.append(np.frombuffer(self._map, np.uint8))
         self.size = size
 
@@ -197,7 +192,7 @@ class Mapped:
         if self._unlock is not None:  # while its pages are mapped
             self._unlock()
             self._unlock = None
-        self._map = _map(self._fd, size)
+        self._map = descriptors.map_memory(self._fd, size)
         self.size = size
         if self._lock is not None:
             address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
@@ -237,25 +232,3 @@ def _note_shared() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_note_shared)
-
-
-def _map(fd: int, size: int) -> mmap.mmap:
-    if fd >= 0:
-        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return mmap.mmap(-1, size, flags=private | _POPULATE)
-    memory = mmap.mmap(-1, size, flags=private)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8)[::ALIGN] = 0  # all pages now
-    return memory
-
-
-def _anonymous() -> int:
-    """A descriptor of memory that has no name."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("shardio", os.MFD_CLOEXEC)
-    file, path = tempfile.mkstemp(prefix="shardio-")  # macOS: a file that is unlinked at once
-    os.unlink(path)
-    return file

@@ -34,10 +34,11 @@ from ..dataset.fetch import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
+from ..storage import descriptors
 from .buffer_pool import Bytes, Lock, Mapped
 from .stats import BatchStats
 from .transport import Parcel, unwrap
-from .worker_process import Pass, Sent, as_socket, serve
+from .worker_process import Pass, Sent, serve
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
@@ -127,7 +128,7 @@ class _Process:
             fd = -1
             if sent.fresh:
                 self._wait(since)
-                fd = self._descriptor()
+                fd = descriptors.receive(self.connection)
         except (EOFError, OSError) as error:
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
                 raise WorkerError(
@@ -136,7 +137,6 @@ class _Process:
                 ) from error
             self._gone()
         if sent.fresh:
-            os.set_inheritable(fd, False)
             self.mapped[sent.slot] = Mapped(fd, sent.size, self.lock)
         if sent.slot >= 0 and self.mapped[sent.slot].size < sent.size:
             self.mapped[sent.slot].map(sent.size)
@@ -166,18 +166,9 @@ class _Process:
         except (OSError, IndexError):
             return False
 
-    def _descriptor(self) -> int:
-        with as_socket(self.connection) as one:
-            data, fds, _, _ = socket.recv_fds(one, 1, 1)
-        if not data:
-            raise EOFError
-        if not fds:  # the system leaves out what there is no room for
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return fds[0]
-
     def close(self) -> None:
         # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
-        with contextlib.suppress(OSError), as_socket(self.connection) as one:
+        with contextlib.suppress(OSError), descriptors.as_socket(self.connection) as one:
             one.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         for mapped in self.mapped.values():

@@ -19,7 +19,6 @@ import pickle
 import random
 import re
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -36,6 +35,7 @@ from ..dataset.stream import Consumers, Items, Stream
 from ..dataset.whereabouts import Whereabouts
 from ..order.arithmetic import key
 from ..order.options import Options
+from ..storage import descriptors
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
 from .stats import BatchStats
@@ -84,17 +84,6 @@ class Sent(NamedTuple):
     where: str = ""
 
 
-def as_socket(connection: Connection) -> socket.socket:
-    """The connection as a socket, which can carry descriptors and be shut down.
-
-    Rejected: multiprocessing's send_handle. On macOS it waits for an acknowledgement, which the
-    thread that listens would read. None is needed: the maker keeps its own descriptor.
-    """
-    one = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-    one.setblocking(True)  # whatever socket.setdefaulttimeout says: it holds for the connection too
-    return one
-
-
 def serve(
     connection: Connection,
     stream: Stream,
@@ -128,7 +117,7 @@ class _Server:
         whereabouts: Whereabouts,
     ) -> None:
         self._connection = connection
-        self._socket = as_socket(connection)
+        self._socket = descriptors.as_socket(connection)
         # A transform may fork. With the socket in its child, the trainer would not learn of the end
         # of this process; and a child that comes back from the transform is not to send batches.
         if hasattr(os, "register_at_fork"):
@@ -203,7 +192,7 @@ class _Server:
         try:
             self._connection.send_bytes(pickle.dumps(sent))
             if fd >= 0:
-                socket.send_fds(self._socket, [b"."], [fd])
+                descriptors.send(self._socket, fd)
         except ConnectionError:  # the trainer is gone
             _leave(0)
         except BaseException:  # it would wait for ever for what was not sent
