@@ -6,7 +6,7 @@ the transport of batches is left. Each loader gets as many workers as the machin
 batches are channels_last, normalised on the GPU, cast to bf16.
 
     ShardLoader      device="cuda": page-locked slots, a side stream
-    prefetch         shardio.device.prefetch over DataLoader(pin_memory=True)
+    prefetch         shardio.prefetch over DataLoader(pin_memory=True)
     pinned, plain    DataLoader, pin_memory=True and False: .to(non_blocking=True), and normalised
                      on the stream that trains, as most training code does
 
@@ -132,7 +132,7 @@ def prefetched(
 ) -> Round:  # fmt: skip
     import torch
 
-    from shardio.loader.device import prefetch
+    from shardio import prefetch
 
     dataset = _dataset(path, decoded, batch, size)
     loader = prefetch(

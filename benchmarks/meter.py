@@ -1,4 +1,4 @@
-"""What watching a loader costs a step: `shardio.meter.watch`, reports, lines and logs included.
+"""What watching a loader costs a step: `shardio.watch`, reports, lines and logs included.
 
 The loader hands out one object again and again, so that what a batch takes is the loop's own cost,
 and the watch's. "hot": nothing else runs, so code and data stay in the CPU's caches. "cold": 16 MB
@@ -86,7 +86,7 @@ def run(source: data.Data, result: Result) -> None:
 def _round(
     one_round: Callable[[Any], float], loader: Repeated, every: int | None = 0
 ) -> Callable[[], dict[str, Any]]:
-    from shardio.tuning.meter import watch
+    from shardio import watch
 
     lines: list[str] = []
     logged: list[dict[str, float]] = []

@@ -648,7 +648,7 @@ class Iteration:
 
     @property
     def made(self) -> Any:
-        """How the batch handed out last was made, for shardio.meter; None: that is not known."""
+        """How the batch handed out last was made, for shardio.watch; None: that is not known."""
         return getattr(self._items, "made", None)
 
     @property

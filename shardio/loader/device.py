@@ -1,6 +1,7 @@
 """Batches to a device: copied while the step before computes, cast and normalised there.
 
-    for images, labels in prefetch(loader, "cuda", mean=MEAN, std=STD, dtype=torch.bfloat16): ...
+    for images, labels in shardio.prefetch(loader, "cuda", mean=MEAN, std=STD):
+        ...
 
 How it works. `DevicePrefetcher` takes batches from an iterator, starts the transfer of each, and
 hands out the oldest: while step n computes, batch n + 1 is copied by a stream of its own. There is

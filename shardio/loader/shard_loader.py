@@ -70,7 +70,7 @@ class ShardLoader:
     copy          True: batches in memory of this process alone (and its slots free at once);
                   False: views of shared memory, which costs nothing
     device        batches go there ahead of use, and images are cast and normalised there:
-    ahead, mean, std, dtype, channels_last, pin    as for `shardio.device.prefetch`
+    ahead, mean, std, dtype, channels_last, pin    as for `shardio.prefetch`
     timeout       seconds that a batch may be waited for, before a WorkerError says what its process
                   is at; 0, the default: for ever, and a warning says it after a minute
     resident      "ram": decode all of it once, into tensors, and gather each batch from them:

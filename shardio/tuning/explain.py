@@ -1,6 +1,6 @@
 """What training with these options will be like, before it starts: counts, memory, and warnings.
 
-    print(explain(manifest, Given(batch_size=256).resolve(mean_bytes), num_workers=8))
+    print(shardio.explain("out/", batch_size=256, num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes: steps and shares from
 order.py, where bytes wait from fetch.keep. For up to two million records the epoch's order itself
@@ -11,25 +11,31 @@ says what is wrong, what it costs, and the one change that mends it.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ..dataset import fetch
-from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping
+from ..dataset.fetch import BUFFER_BYTES, KEPT, OPEN_SHARDS, RUN, Keeping, Reader
+from ..errors import OptionError, printable
 from ..formats.base import Column
 from ..formats.foreign.parquet import cache_bytes
-from ..formats.manifest import Manifest
+from ..formats.manifest import Manifest, load
 from ..order import arithmetic as order
-from ..order.arithmetic import Epoch, Int64s, Share
-from ..order.options import SHUFFLE_BUFFER, Options, shuffled_whole
+from ..order.arithmetic import Epoch, Int64s, Share, Tail
+from ..order.options import SHUFFLE_BUFFER, Given, Options, shuffled_whole
+from ..storage import locate
 from ..storage.local import memory_available
 from ..units import show_count, show_size, whole
+
+if TYPE_CHECKING:
+    from ..dataset.shard_dataset import ShardDataset
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
@@ -147,6 +153,86 @@ class Explanation:
 
 
 def explain(
+    dataset: ShardDataset | str | os.PathLike[str],
+    *,
+    num_workers: int = 0,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    batch_size: int | None = None,
+    shuffle_buffer: int | str | None = None,
+    tail: Tail | None = None,
+    canonical_workers: int | None = None,
+    unit: int | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Explanation:
+    """Say what training from a dataset will be like: `print(shardio.explain(ds, num_workers=8))`.
+
+    Steps, records repeated or left out, bytes and memory of each worker, and warnings with the
+    change that mends each. No record is read.
+
+    dataset           a ShardDataset, of which `where` and `select` may have chosen records; or the
+                      path of what `shardio pack` made
+    num_workers       of each rank's loader
+    world_size        ranks; default: those of a ShardDataset's job, and 1 for a path
+    local_world_size  ranks on each machine; default: all, up to 8
+    batch_size, shuffle_buffer, tail, canonical_workers, unit, root    for a path: as ShardDataset
+                      has them. A ShardDataset has its own
+
+    Raises OptionError; for a path also NotPackedError, DamageError, VersionError.
+    """
+    given = Given(batch_size, shuffle_buffer, None, tail, canonical_workers, unit)
+    if isinstance(dataset, (str, os.PathLike)):
+        storage = locate(dataset)
+        shards = None if root is None else locate(root)
+        reader = Reader(storage, load(storage), root=shards)
+        return explain_manifest(
+            reader.manifest,
+            given.resolve(reader.mean_bytes, records=reader.records),
+            num_workers=num_workers,
+            world_size=1 if world_size is None else world_size,
+            local_world_size=local_world_size,
+            is_network=reader.storage.is_network(),
+            files_limit=reader.limit,
+            labels=lambda number: reader.shard(number).columns.get("label"),
+        )
+    stream = check_dataset("explain", dataset, vars(given) | {"root": root})
+    reader = stream.reader
+    return explain_manifest(
+        stream.manifest,
+        stream.options,
+        num_workers=num_workers,
+        world_size=stream.ranks()[1] if world_size is None else world_size,
+        local_world_size=local_world_size,
+        shard_records=stream.counts,
+        buffer_bytes=stream.buffer_bytes,
+        is_network=reader.storage.is_network(),
+        files_limit=reader.limit,
+        labels=lambda shard: reader.shard(shard).columns.get("label"),
+        many=stream.batched_reads,
+        apart=partial(fetch.apart, stream.manifest, stream.selection),
+    )
+
+
+def check_dataset(function: str, dataset: object, options: Mapping[str, Any]) -> ShardDataset:
+    """Return what is a ShardDataset, whose own options are not given anew. Raises OptionError."""
+    from ..dataset.shard_dataset import ShardDataset  # it costs torch, which a path does not
+
+    if not isinstance(dataset, ShardDataset):
+        found = printable(repr(dataset))
+        raise OptionError(
+            f"{function}: expected a ShardDataset, or the path of a packed dataset, found {found}; "
+            "of a mixture, ask each of its datasets"
+        )
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"{function}: {', '.join(given)} with a ShardDataset, which has its own: give them to "
+            "the dataset, or its path here"
+        )
+    return dataset
+
+
+def explain_manifest(
     manifest: Manifest,
     options: Options,
     *,
@@ -162,7 +248,7 @@ def explain(
     many: bool | None = None,
     apart: Callable[[], float] | None = None,
 ) -> Explanation:
-    """Explain a job, by arithmetic.
+    """Explain a job by arithmetic, of a dataset's manifest and the options of its order.
 
     num_workers       of each rank's DataLoader
     local_world_size  ranks on each machine; default: all, up to 8

@@ -1,6 +1,6 @@
 """Is the loader fast enough? The time a training loop waits for batches, beside the time it works.
 
-    for images, labels in watch(loader, every=100):
+    for images, labels in shardio.watch(loader, every=100):
         ...
 
 How it works. A loop is in one of two places: in the loader's next(), where it waits, or between two
