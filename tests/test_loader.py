@@ -54,9 +54,9 @@ from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
 from shardio.loader import in_process as here
 from shardio.loader import worker_pool as workers
-from shardio.loader import worker_process as serving
+from shardio.loader.base import Pass
 from shardio.loader.buffer_pool import Mapped
-from shardio.loader.worker_process import Pass, Sent
+from shardio.loader.worker_process import Sent
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -1477,7 +1477,7 @@ def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> 
         made = here.Here(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
     share = dataset._share(0)
     seen = consumers(1, max(1, crew[0]))
-    made.begin(serving.Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
+    made.begin(Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
     return made
 
 
@@ -1804,7 +1804,7 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
         context=multiprocessing.get_context("fork"),
     )  # fmt: skip
     share = dataset._share(0)
-    what = serving.Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
+    what = Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
     kept = []
     for _ in range(3):
         crew.begin(what, share.steps)

@@ -17,11 +17,10 @@ from ..dataset.decode import Work
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
+from .base import OVER, Pass
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
 from .stats import BatchStats
-from .worker_pool import OVER
-from .worker_process import Pass
 
 _WAIT_S = 5.0  # for a thread that was told to end
 

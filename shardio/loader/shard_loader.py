@@ -32,12 +32,12 @@ from ..order.options import Options, answered
 from ..units import show_count, show_size, whole
 from . import device as devices
 from . import pinned
+from .base import Pass
 from .in_process import Here
 from .pinned import Pin
 from .resident import Resident
 from .stats import BatchStats
 from .worker_pool import Processes
-from .worker_process import Pass
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
 _OTHERS = {

@@ -35,10 +35,11 @@ from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
 from ..storage import descriptors
+from .base import OVER, Pass
 from .buffer_pool import Bytes, Lock, Mapped
 from .stats import BatchStats
 from .transport import Parcel, unwrap
-from .worker_process import Pass, Sent, serve
+from .worker_process import Sent, serve
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 # Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
@@ -46,7 +47,6 @@ _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 _KEPT = 100
 _ENDED_S = 0.02  # between two looks whether one that is to end has
 _LOOK = 32  # batches of a process after which a slot that was free all the time is given back
-OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
 
 class _Process:

@@ -22,7 +22,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from time import process_time
@@ -31,41 +30,17 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from ..dataset.stream import Consumers, Items, Stream
+from ..dataset.stream import Stream
 from ..dataset.whereabouts import Whereabouts
 from ..order.arithmetic import key
-from ..order.options import Options
 from ..storage import descriptors
+from .base import Pass
 from .batch_builder import Batch, Failure, Layout, Maker
 from .buffer_pool import Slots
 from .stats import BatchStats
 from .transport import Parcel, wrap
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
-
-
-class Pass(NamedTuple):
-    """What is to be read: the batches of one rank, from a place in an epoch to its end."""
-
-    options: Options
-    epoch: int
-    start: int  # units consumed before
-    rank: int
-    world_size: int
-    consumers: Consumers
-
-    def reads(self, stream: Stream, worker: int, workers: int) -> Iterator[Items]:
-        """What one worker makes its batches of."""
-        stream.options = self.options
-        share = self.options.share(
-            self.options.epoch(stream.counts, self.epoch),
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=worker,
-            num_workers=workers,
-            start=self.start,
-        )
-        return stream._read(share, self.consumers)
 
 
 class Sent(NamedTuple):
