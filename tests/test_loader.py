@@ -242,7 +242,7 @@ def labels(batches: Any) -> list[list[int]]:
 
 
 def made_by(loader: ShardLoader) -> Any:
-    crew = loader._crew
+    crew = loader._pool
     assert crew is not None
     return crew
 
@@ -804,11 +804,11 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[tuple[workers._Process, Any]]:
+def process() -> Iterator[tuple[workers._Worker, Any]]:
     """The trainer's end of a loader process that has slots 0 to 2, and the other end."""
     here, there = multiprocessing.Pipe()
     late = Late(Whereabouts(1, 1), 0, 60)
-    one = workers._Process(0, None, here, 4, None, late)
+    one = workers._Worker(0, None, here, 4, None, late)
     one.mapped = {slot: Mapped(-1, 4096) for slot in range(3)}
     one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
     there.recv_bytes()
@@ -1469,12 +1469,12 @@ def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> 
     """A crew that has begun epoch 0, and loses patience sooner than a loader's."""
     made: Any
     if crew[0]:
-        made = workers.Processes(
+        made = workers.WorkerProcesses(
             *(dataset,), workers=crew[0], threads=crew[1], prefetch=2, own=False, lock=None,
             context=multiprocessing.get_context("fork"), patience_s=patience_s,
         )  # fmt: skip
     else:
-        made = here.Here(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
+        made = here.InProcessWorkers(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
     share = dataset._share(0)
     seen = consumers(1, max(1, crew[0]))
     made.begin(Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
@@ -1799,7 +1799,7 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
         return lambda: locked.remove(address)
 
     dataset = pictures(packed(COUNTS))
-    crew = workers.Processes(
+    crew = workers.WorkerProcesses(
         *(dataset,), workers=1, threads=1, prefetch=2, own=copy, lock=lock,
         context=multiprocessing.get_context("fork"),
     )  # fmt: skip
@@ -1876,7 +1876,7 @@ def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
                 raise KeyboardInterrupt
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(workers._Process, place, interrupted)
+                patch.setattr(workers._Worker, place, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     for batch in iterator:
                         got += labels([batch])

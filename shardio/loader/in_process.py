@@ -1,7 +1,4 @@
-"""Batches made in the trainer's process: by threads in the background, or, with none, in `take`.
-
-The same face as `workers.Processes`, for num_workers=0.
-"""
+"""The workers of num_workers=0: threads of the trainer's process or, with none, `take` itself."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from .stats import BatchStats
 _WAIT_S = 5.0  # for a thread that was told to end
 
 
-class Here:
-    """`begin` a pass, then `take` its batches, in order."""
+class InProcessWorkers:
+    """Make batches in the trainer's process: a WorkerPool without processes."""
 
     number = 0
     name = "a thread of this process"
@@ -57,21 +54,26 @@ class Here:
 
     @property
     def closed(self) -> bool:
+        """Return True after `close`."""
         return not self._closer.alive
 
     @property
     def ring(self) -> int:
+        """Return the buffers that a loop needs which keeps no batch but the one it is at."""
         return self._prefetch + 2
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all buffers that there are now."""
         return self._slots.bytes
 
     @property
     def most(self) -> int:
+        """Return the most buffers that there have been at a time."""
         return self._slots.most
 
     def begin(self, what: Pass, steps: int) -> None:
+        """Begin a pass. What was left of the last one is dropped."""
         self._stop()
         self.passes += 1
         queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
@@ -100,6 +102,7 @@ class Here:
             self._thread.start()
 
     def take(self) -> Any:
+        """Return the next batch of the pass. Raises what making it raised, WorkerError."""
         if not self._makers or self._owner != os.getpid():
             raise WorkerError(OVER)
         maker = self._makers[0]
@@ -125,7 +128,7 @@ class Here:
         return packed
 
     def _next(self, since: float) -> tuple[Batch | None, Any]:
-        """What is made next, waited for since then. Raises WorkerError when it is late."""
+        """Return what is made next, waited for since then. Raises WorkerError when it is late."""
         while True:
             try:
                 return self._queue.get(timeout=self._late.pause_s(since))
@@ -133,6 +136,7 @@ class Here:
                 self._late.look(since, self)
 
     def is_stopped(self) -> bool:
+        """Return False: a process that was stopped cannot ask."""
         return False
 
     def end(self) -> None:
@@ -140,9 +144,11 @@ class Here:
         self._stop(0.0)
 
     def ready(self) -> bool:
+        """Return True if the next batch is made."""
         return not self._queue.empty()
 
     def close(self) -> None:
+        """End the threads, and give back the memory of batches that nobody holds."""
         self._stop()
         self._closer()
 

@@ -32,12 +32,12 @@ from ..order.options import Options, answered
 from ..units import show_count, show_size, whole
 from . import device as devices
 from . import pinned
-from .base import Pass
-from .in_process import Here
+from .base import Pass, WorkerPool
+from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
 from .stats import BatchStats
-from .worker_pool import Processes
+from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
 _OTHERS = {
@@ -150,8 +150,8 @@ class ShardLoader:
         if resident is not None:
             self._resident = Resident(dataset, _place(resident, self.target))
         self._context = _context(multiprocessing_context)
-        self._crew: Processes | Here | None = None
-        self._owner = 0  # the process that the crew is of
+        self._pool: WorkerPool | None = None
+        self._owner = 0  # the process that the pool belongs to
         self._last: Iteration | None = None
 
     def __len__(self) -> int:
@@ -206,9 +206,9 @@ class ShardLoader:
         starts, or fills, anew."""
         if self._resident is not None:
             self._resident.clear()
-        crew, self._crew = self._crew, None
-        if crew is not None and self._owner == os.getpid():
-            crew.close()
+        pool, self._pool = self._pool, None
+        if pool is not None and self._owner == os.getpid():
+            pool.close()
 
     def __enter__(self) -> ShardLoader:
         return self
@@ -217,7 +217,7 @@ class ShardLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_crew": None, "_last": None}
+        return self.__dict__ | {"_pool": None, "_last": None}
 
     def __repr__(self) -> str:
         return (
@@ -227,42 +227,42 @@ class ShardLoader:
     def explain(self) -> LoaderExplanation:
         """What this loader runs and holds: print it. Memory is that of its batches so far."""
         own = self._owner == os.getpid()
-        crew = self._crew if own else None
+        pool = self._pool if own else None
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
             num_workers=self.num_workers,
             threads=self.threads,
             prefetch_factor=self.prefetch_factor,
-            pids=[] if crew is None else crew.pids,
-            slots=0 if crew is None else crew.most,
-            ring=0 if crew is None else crew.ring,
-            slot_bytes=0 if crew is None else crew.bytes,
+            pids=[] if pool is None else pool.pids,
+            slots=0 if pool is None else pool.most,
+            ring=0 if pool is None else pool.ring,
+            slot_bytes=0 if pool is None else pool.bytes,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
         )
 
-    def _running(self) -> Processes | Here:
-        crew = self._crew
-        if crew is None or crew.closed or self._owner != os.getpid():
-            self._crew = crew = self._start()
+    def _running(self) -> WorkerPool:
+        pool = self._pool
+        if pool is None or pool.closed or self._owner != os.getpid():
+            self._pool = pool = self._start()
             self._owner = os.getpid()
-        return crew
+        return pool
 
     def _fill(self, resident: Resident) -> None:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
         options = replace(self.dataset.options, shuffle_buffer=1, tail="pad")
         share = options.share(options.epoch(self.dataset.counts, 0))
-        crew = self._start()
+        pool = self._start()
         try:
-            crew.begin(_pass(options, share, self.num_workers), share.steps)
-            resident.fill(share.epoch, _Batches(crew, share.steps))
+            pool.begin(_pass(options, share, self.num_workers), share.steps)
+            resident.fill(share.epoch, _Batches(pool, share.steps))
         finally:
-            crew.close()
+            pool.close()
 
-    def _start(self) -> Processes | Here:
+    def _start(self) -> WorkerPool:
         if not self.num_workers:
-            return Here(
+            return InProcessWorkers(
                 self.dataset,
                 threads=self.threads,
                 prefetch=self.prefetch_factor,
@@ -271,7 +271,7 @@ class ShardLoader:
         lock = None
         if self.target is not None and self.target.locks_pages:
             lock = partial(_lock, self.target.device)
-        return Processes(
+        return WorkerProcesses(
             self.dataset,
             workers=self.num_workers,
             threads=self.threads,
@@ -295,17 +295,17 @@ class Sampler:
 
 
 class _Batches:
-    """A pass over the batches that a crew makes."""
+    """Iterate over the batches of one pass that a pool makes."""
 
-    def __init__(self, crew: Processes | Here, steps: int) -> None:
-        self._crew = crew
+    def __init__(self, pool: WorkerPool, steps: int) -> None:
+        self._pool = pool
         self._left = steps
-        self._pass = crew.passes
+        self._pass = pool.passes
         self._one = threading.Lock()  # threads may take batches of one pass
 
     @property
     def made(self) -> BatchStats | None:
-        return self._crew.made
+        return self._pool.made
 
     def __iter__(self) -> _Batches:
         return self
@@ -317,30 +317,30 @@ class _Batches:
     def _take(self) -> Any:
         if not self._left:
             raise StopIteration
-        if self._pass != self._crew.passes:
+        if self._pass != self._pool.passes:
             raise EpochError(
                 "another pass over this loader has begun, and ended this one: iterate one at a "
                 "time, or make a second ShardLoader"
             )
-        batch = self._crew.take()
+        batch = self._pool.take()
         self._left -= 1
         return batch
 
     def ready(self) -> bool:
-        """Whether the next batch is there, most likely."""
-        return self._crew.ready()
+        """Return True if the next batch is there, most likely."""
+        return self._pool.ready()
 
 
 def _make(
     stream: Stream,
-    crew: Processes | Here,
+    pool: WorkerPool,
     workers: int,
     target: devices.Target | None,
     share: Share,
 ) -> Iterator[Any]:
-    """The batches of a rank's share, made by a crew."""
-    crew.begin(_pass(stream.options, share, workers), share.steps)
-    batches = _Batches(crew, share.steps)
+    """Return an iterator over the batches of a rank's share, made by a pool."""
+    pool.begin(_pass(stream.options, share, workers), share.steps)
+    batches = _Batches(pool, share.steps)
     return batches if target is None else devices.DevicePrefetcher(batches, target)
 
 

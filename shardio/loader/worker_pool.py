@@ -49,8 +49,8 @@ _ENDED_S = 0.02  # between two looks whether one that is to end has
 _LOOK = 32  # batches of a process after which a slot that was free all the time is given back
 
 
-class _Process:
-    """A loader process, as the trainer sees it."""
+class _Worker:
+    """Talk to one loader process, from the trainer."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class _Process:
         self._surplus = False  # a slot is to be given back
 
     def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
-        """On with this pass; what it has not made of another one is dropped, or, if this one
-        follows it, made before."""
+        """Tell it to make this pass. Batches of another one that it has not made are dropped, or,
+        if this pass follows that one, made before."""
         self.told, self.asked = number, wanted
         self._send(number, what, follows, wanted)
 
     def more(self, wanted: int = 1) -> None:
-        """So many more batches of the pass that it was told last."""
+        """Ask for so many more batches of the pass that it was told last."""
         self.asked += wanted
         self._send(self.told, None, False, wanted)
 
@@ -95,19 +95,19 @@ class _Process:
             self.drop(self.receive(perf_counter()))
 
     def drop(self, sent: Sent) -> None:
-        """Nobody wants it."""
+        """Free the memory of a batch that nobody wants."""
         if sent.slot >= 0:
             self.freed.append(sent.slot)
 
     def note(self, spare: int) -> None:
-        """How many slots were free when it began a batch. One that never was wanted is surplus."""
+        """Note how many slots were free when it began a batch. One never wanted is surplus."""
         self._spare = min(self._spare, spare)
         self._batches += 1
         if self._batches % _LOOK == 0:
             self._surplus, self._spare = self._spare > 0, self.most
 
     def _send(self, number: int, what: Pass | None, follows: bool, wanted: int) -> None:
-        """Also says which slots are free again; those that are too many are given back."""
+        """Send a request, with the slots that are free again; those too many are given back."""
         free, gone = [], []
         while self.freed:
             slot = self.freed.popleft()
@@ -121,7 +121,7 @@ class _Process:
             self.connection.send_bytes(pickle.dumps((number, what, follows, wanted, free, gone)))
 
     def receive(self, since: float) -> Sent:
-        """What it sends next, awaited since then. Raises WorkerError when it is late, or gone."""
+        """Return what it sends next, awaited since then. Raises WorkerError when late, or gone."""
         try:
             self._wait(since)
             sent: Sent = pickle.loads(self.connection.recv_bytes())
@@ -143,7 +143,7 @@ class _Process:
         return sent
 
     def _wait(self, since: float) -> None:
-        """Until something comes from it, or it is gone."""
+        """Wait until something comes from it, or it is gone."""
         while not self._arrives.poll(1e3 * self._late.pause_s(since) + 1):
             # What it forked may hold its socket open.
             if self.process.exitcode is not None and not self._arrives.poll(0):
@@ -152,14 +152,15 @@ class _Process:
 
     @property
     def name(self) -> str:
+        """Return the name of the process in messages."""
         return f"loader process {self.number} (pid {self.process.pid})"
 
     def end(self) -> None:
-        """At once: it answers nothing."""
+        """End the process at once: it answers nothing."""
         self.process.kill()
 
     def is_stopped(self) -> bool:
-        """Whether it was stopped by a signal, as far as the system says so."""
+        """Return True if it was stopped by a signal, as far as the system says so."""
         try:
             with open(f"/proc/{self.process.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -167,6 +168,7 @@ class _Process:
             return False
 
     def close(self) -> None:
+        """Close the socket, by which the process ends, and the descriptors of its memory."""
         # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
         with contextlib.suppress(OSError), descriptors.as_socket(self.connection) as one:
             one.shutdown(socket.SHUT_RDWR)
@@ -212,8 +214,8 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class Processes:
-    """P loader processes. `begin` a pass, then `take` its batches, in order.
+class WorkerProcesses:
+    """Run P loader processes: a WorkerPool.
 
     Batch i of a pass is made by process i mod P. Errors of rows end the pass; WorkerError, and
     whatever interrupts `begin` or `take`, these processes: they are closed.
@@ -248,7 +250,7 @@ class Processes:
         self._what: Pass | None = None  # what that is
         self._epoch = 0  # of the pass that is being taken
         self._onwards = 0 if stream.evaluates else 1  # epochs from one pass to the next, so far
-        self._all: list[_Process] = []
+        self._all: list[_Worker] = []
         self.passes = 0
         self.made: BatchStats | None = None
         self.most = 0  # slots that there have been at a time
@@ -271,7 +273,7 @@ class Processes:
                 name=f"shardio-loader-{number}",
                 daemon=True,
             )
-            self._all.append(_Process(number, process, here, prefetch + 2, lock, late))
+            self._all.append(_Worker(number, process, here, prefetch + 2, lock, late))
             _PROCESSES.add(process)
             # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -291,25 +293,27 @@ class Processes:
 
     @property
     def closed(self) -> bool:
+        """Return True once the processes are ended, by `close` or because of an error."""
         return not self._closer.alive
 
     @property
     def pids(self) -> list[int]:
+        """Return the ids of the processes."""
         return [one.process.pid for one in self._all]
 
     @property
     def ring(self) -> int:
-        """Slots that a loop needs which keeps no batch but the one it is at."""
+        """Return the slots that a loop needs which keeps no batch but the one it is at."""
         return len(self._all) * (self._prefetch + 2)
 
     @property
     def bytes(self) -> int:
-        """Of all slots that the trainer has mapped."""
+        """Return the bytes of all slots that the trainer has mapped."""
         shared = sum(mapped.size for one in self._all for mapped in one.mapped.values())
         return self._own.bytes + shared
 
     def begin(self, what: Pass, steps: int) -> None:
-        """A pass of so many batches. What was left of the last one is dropped."""
+        """Begin a pass of so many batches. What was left of the last one is dropped."""
         self.passes += 1
         guessed = self._newest > self._now and what == self._what
         if not guessed:
@@ -328,7 +332,7 @@ class Processes:
                     process.more(self._prefetch - process.asked)
 
     def take(self) -> Any:
-        """The next batch of the pass. Raises what making it raised, WorkerError."""
+        """Return the next batch of the pass. Raises what making it raised, WorkerError."""
         if self.closed or self._owner != os.getpid():
             raise WorkerError(OVER)
         process = self._all[self._step % len(self._all)]
@@ -346,7 +350,7 @@ class Processes:
         self.made = sent.made._replace(wait_s=arrived - start, transport_s=perf_counter() - arrived)
         return batch
 
-    def _unpack(self, process: _Process, sent: Sent, parcel: Parcel) -> Any:
+    def _unpack(self, process: _Worker, sent: Sent, parcel: Parcel) -> Any:
         self._ask(process)
         slots = sum([len(one.mapped) for one in self._all])
         self.most = max(self.most, slots)
@@ -357,17 +361,18 @@ class Processes:
         return unwrap(parcel, view)
 
     def ready(self) -> bool:
-        """Whether `take` would most likely not wait."""
+        """Return True if `take` would most likely not wait."""
         if self.closed:
             return True
         return bool(self._all[self._step % len(self._all)].connection.poll())
 
     def close(self) -> None:
+        """End the processes. Batches that were handed out stay."""
         self._closer()
 
     @contextlib.contextmanager
     def _unbroken(self) -> Iterator[None]:
-        """What ends this early, such as Ctrl-C, may leave a message half read, or a batch lost."""
+        """Close all when this is left early: a message may be half read, or a batch lost."""
         try:
             yield
         except BaseException as error:
@@ -376,8 +381,8 @@ class Processes:
             self.close()
             raise
 
-    def _ask(self, process: _Process) -> None:
-        """One more batch of a process, for the one that was taken."""
+    def _ask(self, process: _Worker) -> None:
+        """Ask a process for one more batch, for the one that was taken."""
         if process.told != self._now or process.asked < self._batches(process):
             process.more()
             return
@@ -388,13 +393,13 @@ class Processes:
             self._newest += 1
         process.tell(self._newest, self._what, 1, follows=True)
 
-    def _batches(self, process: _Process) -> int:
-        """That a process makes of this pass."""
+    def _batches(self, process: _Worker) -> int:
+        """Return the number of batches that a process makes of this pass."""
         return len(range(process.number, self._steps, len(self._all)))
 
 
 class Own:
-    """Memory of the trainer alone, that batches are copied to, and that is used again."""
+    """Copy batches to memory of the trainer alone, which is used again."""
 
     def __init__(self, lock: Lock | None, most: int) -> None:
         self._all: set[Mapped] = set()
@@ -404,10 +409,11 @@ class Own:
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all its memory."""
         return sum(own.size for own in self._all)
 
     def copy(self, data: Bytes) -> Bytes:
-        """A copy; its memory is used again when its last view is gone."""
+        """Return a copy, whose memory is used again when its last view is gone."""
         size = len(data)
         while self._free:
             own = self._free.popleft()
@@ -437,7 +443,7 @@ class Own:
 
 
 def _raise(sent: Sent) -> NoReturn:
-    """The error of a row, as it was raised, with where that was as its cause."""
+    """Raise the error of a row, as it was raised, with where that was as its cause."""
     if sent.error is None:
         raise WorkerError(f"{sent.where}: {sent.text}")
     try:
@@ -447,7 +453,7 @@ def _raise(sent: Sent) -> NoReturn:
     raise error from RowError(f"{sent.where}\n\n{sent.text}")
 
 
-def _close(processes: list[_Process], own: Own, owner: int) -> None:
+def _close(processes: list[_Worker], own: Own, owner: int) -> None:
     """End loader processes: without their sockets they leave."""
     if os.getpid() != owner:  # a child that was forked: they are not its own
         return
