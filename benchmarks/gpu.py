@@ -5,7 +5,7 @@ mirrored. Pixels: the same at 224 x 224, packed as raw pixels, so that nothing i
 the transport of batches is left. Each loader gets as many workers as the machine has cores; all
 batches are channels_last, normalised on the GPU, cast to bf16.
 
-    ShardLoader      device="cuda": page-locked slots, a side stream
+    ShardLoader      device="cuda": page-locked buffers, a side stream
     prefetch         shardio.prefetch over DataLoader(pin_memory=True)
     pinned, plain    DataLoader, pin_memory=True and False: .to(non_blocking=True), and normalised
                      on the stream that trains, as most training code does
@@ -211,7 +211,7 @@ def _rounds(dataset: Any, batches: Batches, name: str, device: str, batch: int, 
             if i >= skipped:
                 waited = getattr(iterator, "blocked_s", 0.0)  # for the GPU, not for the data
                 asked += time.perf_counter() - before - waited
-                made = getattr(iterator, "made", None)
+                made = getattr(iterator, "batch_stats", None)
                 copied += [made.device_s] if made is not None else []
                 steps += 1
             step(*found)

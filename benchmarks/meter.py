@@ -28,7 +28,7 @@ WATCHED = {  # contestant: its options, and whether the loader tells how a batch
 
 
 class Repeated:
-    """So many batches, all the same. With `made` as ShardLoader's iterator has it, or without."""
+    """So many batches, all the same. `told`: with `batch_stats`, as ShardLoader has it."""
 
     def __init__(self, count: int, told: bool) -> None:
         self.count, self.told = count, told
@@ -51,13 +51,13 @@ class _Telling(Iterator[int]):
             )
             for i in range(16)
         ]
-        self.made: Any = None
+        self.batch_stats: Any = None
 
     def __next__(self) -> int:
         if not self._left:
             raise StopIteration
         self._left -= 1
-        self.made = self._ready[self._left % 16]
+        self.batch_stats = self._ready[self._left % 16]
         return self._left
 
 

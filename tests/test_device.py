@@ -333,7 +333,7 @@ class Source:
     """An iterator that keeps nothing of its batches, and says which ones others keep."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.made = count, Made()
+        self.count, self.batch_stats = count, Made()
         self.given: deque[weakref.ref[torch.Tensor]] = deque()
 
     def __iter__(self) -> Source:
@@ -344,7 +344,7 @@ class Source:
             raise StopIteration
         images, labels = pictures(), torch.tensor([len(self.given)])
         self.given.append(weakref.ref(images))
-        self.made = Made(rows=len(self.given))
+        self.batch_stats = Made(rows=len(self.given))
         return images, labels
 
     @property
@@ -397,18 +397,18 @@ def test_a_pass_can_be_closed() -> None:
 
 def test_how_a_batch_was_made_belongs_to_the_batch_handed_out() -> None:
     _, _, ahead = slow(4, ahead=2)
-    assert ahead.made is None
+    assert ahead.batch_stats is None
     seen = []
     for _ in ahead:
-        assert ahead.made.device_s == 0.5 and ahead.blocked_s == 0.25
-        seen.append(ahead.made.rows)
+        assert ahead.batch_stats.device_s == 0.5 and ahead.blocked_s == 0.25
+        seen.append(ahead.batch_stats.rows)
     assert seen == [1, 2, 3, 4]
 
 
 def test_of_a_loader_that_does_not_say_nothing_is_made_up() -> None:
     ahead = iter(prefetch(batches(2), "cpu"))
     next(ahead)
-    assert ahead.made is None
+    assert ahead.batch_stats is None
 
 
 # --- staging --------------------------------------------------------------------------------------

@@ -647,9 +647,9 @@ class Iteration:
         return item
 
     @property
-    def made(self) -> Any:
-        """How the batch handed out last was made, for shardio.watch; None: that is not known."""
-        return getattr(self._items, "made", None)
+    def batch_stats(self) -> Any:
+        """Return how the batch handed out last was made, for shardio.watch; None: not known."""
+        return getattr(self._items, "batch_stats", None)
 
     @property
     def blocked_s(self) -> float:

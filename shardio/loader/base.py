@@ -46,7 +46,7 @@ class WorkerPool(Protocol):
     """
 
     passes: int  # that were begun
-    made: BatchStats | None  # of the batch that was taken last
+    batch_stats: BatchStats | None  # of the batch that was taken last
 
     @property
     def closed(self) -> bool:

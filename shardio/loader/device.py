@@ -199,10 +199,10 @@ class DevicePrefetcher:
     before one is handed out; where the iterator has a method `ready()` (would its next() come at
     once?), only those that do not keep the loop waiting.
 
-    taken      batches handed out so far: the ones a saved state is to count
-    ahead      batches on their way
-    made       how the last one was made: the iterator's own `made`, with device_s; None without one
-    blocked_s  seconds of the last next() in which the device was steps behind: that is no data time
+    taken        batches handed out so far: the ones a saved state is to count
+    ahead        batches on their way
+    batch_stats  how the last one was made: the iterator's own, with device_s; None without it
+    blocked_s    seconds of the last next() in which the device was steps behind: no data time
 
     An error of the iterator comes after the batches before it. Nothing runs on its own: one that
     is dropped waits for the copies under way, milliseconds, and is gone.
@@ -210,7 +210,7 @@ class DevicePrefetcher:
 
     def __init__(self, iterator: Iterator[Any], target: Target) -> None:
         self.taken = 0
-        self.made: Any = None
+        self.batch_stats: Any = None
         self.blocked_s = 0.0
         self._iterator = iterator
         self._transfer = target.transfer()
@@ -240,9 +240,9 @@ class DevicePrefetcher:
                 raise error
             finally:
                 del error  # its traceback holds this frame
-        sent, made = self._sent.popleft()
+        sent, stats = self._sent.popleft()
         self.blocked_s = sent.take()
-        self.made = None if made is None else made._replace(device_s=sent.device_s())
+        self.batch_stats = None if stats is None else stats._replace(device_s=sent.device_s())
         self.taken += 1
         batch, sent.batch = sent.batch, None
         return batch
@@ -259,7 +259,7 @@ class DevicePrefetcher:
         # KeyboardInterrupt is not kept for later; the batches that are under way stay.
         try:
             batch = next(self._iterator)
-            made = getattr(self._iterator, "made", None)
+            stats = getattr(self._iterator, "batch_stats", None)
             sent = self._transfer.send(batch)
         except StopIteration:
             self._ended = True
@@ -267,7 +267,7 @@ class DevicePrefetcher:
         except Exception as error:
             self._error = error
             return
-        self._sent.append((sent, made))
+        self._sent.append((sent, stats))
         self._reading.append(sent)
         # Copies that do not keep up: the loader's memory is not to pile up behind them.
         while len(self._reading) > self._most:
@@ -476,7 +476,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def _device(given: str | torch.device | int) -> torch.device:
-    """The device, and that it is there. Raises OptionError."""
+    """Return the device, which is there. Raises OptionError."""
     name = f"device is {printable(repr(given))}"
     if isinstance(given, int) and not isinstance(given, bool):
         given = (

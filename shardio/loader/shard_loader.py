@@ -3,10 +3,11 @@
     for images, labels in ShardLoader(train, num_workers=8, device="cuda"): ...
 
 The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
-them. Instead of new shared memory for each batch there are slots that each batch is decoded into
-(`slots`, `making`), and processes that stay from epoch to epoch (`serving`, `workers`).
+them. Instead of new shared memory for each batch there are buffers that each batch is decoded into
+(`buffer_pool`, `batch_builder`), and processes that stay from epoch to epoch (`worker_process`,
+`worker_pool`).
 
-A batch is a view of its slot, and as long as any of its tensors lives, nothing is written there:
+A batch is a view of its buffer, and as long as any of its tensors lives, nothing is written there:
 keep what you like. Who keeps many makes the ring grow (`explain` says by how much).
 """
 
@@ -67,7 +68,7 @@ class ShardLoader:
     threads       in each; worth more than one where samples wait (slow storage, slow transforms).
                   num_workers=0, threads=0 makes batches when they are asked for: for debuggers
     prefetch_factor  batches that each process makes ahead; default 2
-    copy          True: batches in memory of this process alone (and its slots free at once);
+    copy          True: batches in memory of this process alone (and its buffers free at once);
                   False: views of shared memory, which costs nothing
     device        batches go there ahead of use, and images are cast and normalised there:
     ahead, mean, std, dtype, channels_last, pin    as for `shardio.prefetch`
@@ -174,24 +175,25 @@ class ShardLoader:
 
     @property
     def epoch(self) -> int:
+        """Return the epoch of the dataset."""
         return self.dataset.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """As of the dataset: choose the epoch that the next `iter()` reads."""
+        """Choose the epoch that the next `iter()` reads, as of the dataset."""
         self.dataset.set_epoch(epoch)
 
     @property
     def sampler(self) -> Sampler:
-        """What Lightning asks of a loader, to tell it the epoch."""
+        """Return the object that Lightning tells the epoch."""
         return Sampler(self)
 
     @property
     def remaining(self) -> int:
-        """As of the dataset: the batches that the next `iter()` gives."""
+        """Return the number of batches that the next `iter()` gives, as of the dataset."""
         return self.dataset.remaining
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop over this loader stands, after the batch that it got last. JSON, < 1 KB.
+        """Say where the loop over this loader stands, after the batch it got last. JSON, < 1 KB.
 
         For `load_state_dict` here, or of the dataset, with any number of workers and ranks.
         """
@@ -225,7 +227,7 @@ class ShardLoader:
         )
 
     def explain(self) -> LoaderExplanation:
-        """What this loader runs and holds: print it. Memory is that of its batches so far."""
+        """Say what this loader runs and holds: print it. Memory is that of its batches so far."""
         own = self._owner == os.getpid()
         pool = self._pool if own else None
         staging = 0 if self.target is None else self.target.staging_bytes
@@ -234,9 +236,9 @@ class ShardLoader:
             threads=self.threads,
             prefetch_factor=self.prefetch_factor,
             pids=[] if pool is None else pool.pids,
-            slots=0 if pool is None else pool.most,
+            buffers=0 if pool is None else pool.most,
             ring=0 if pool is None else pool.ring,
-            slot_bytes=0 if pool is None else pool.bytes,
+            batch_bytes=0 if pool is None else pool.bytes,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
@@ -304,8 +306,9 @@ class _Batches:
         self._one = threading.Lock()  # threads may take batches of one pass
 
     @property
-    def made(self) -> BatchStats | None:
-        return self._pool.made
+    def batch_stats(self) -> BatchStats | None:
+        """Return how the batch handed out last was made."""
+        return self._pool.batch_stats
 
     def __iter__(self) -> _Batches:
         return self
@@ -356,7 +359,7 @@ def _pass(options: Options, share: Share, workers: int) -> Pass:
 
 
 def _gather(resident: Resident, target: devices.Target | None, share: Share) -> Iterator[Any]:
-    """The batches of a rank's share, from memory."""
+    """Return an iterator over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is None:
         return batches
@@ -366,7 +369,7 @@ def _gather(resident: Resident, target: devices.Target | None, share: Share) -> 
 
 
 def _place(resident: str, target: devices.Target | None) -> torch.device:
-    """Where resident data lies."""
+    """Return the device that resident data lies on. Raises OptionError."""
     if resident == "ram":
         return torch.device("cpu")
     if resident != "device":
@@ -380,23 +383,24 @@ def _place(resident: str, target: devices.Target | None) -> torch.device:
 
 @dataclass(frozen=True)
 class LoaderExplanation:
-    """What a loader runs and holds. Sizes in bytes."""
+    """Say what a loader runs and holds. Sizes in bytes."""
 
     num_workers: int
     threads: int
     prefetch_factor: int
     pids: list[int]  # of the processes that run now
-    slots: int  # batches that there was memory for at a time
+    buffers: int  # batches that there was memory for at a time
     ring: int  # that a loop needs which keeps none
-    slot_bytes: int
+    batch_bytes: int  # of these buffers
     locked_bytes: int  # page-locked memory of this process
-    staging_bytes: int  # of it: buffers for what does not come in slots
+    staging_bytes: int  # of it: for what does not come in buffers of the loader
     resident_bytes: int
 
     def __repr__(self) -> str:
         return self.text()  # as a notebook shows it
 
     def text(self) -> str:
+        """Return it in words, some lines."""
         threads = show_count(self.threads, "thread")
         where = f"{show_count(self.num_workers, 'process', 'processes')} of {threads}"
         if not self.num_workers:
@@ -410,13 +414,13 @@ class LoaderExplanation:
             lines = [f"resident         {size}, decoded once: each batch is a gather of it"]
         if self.pids:
             lines.append(f"processes        {', '.join(map(str, self.pids))}")
-        if self.slots:
-            slots = show_count(self.slots, "slot")
-            lines.append(f"batch memory     {show_size(self.slot_bytes)} in {slots}")
-        if self.slots > self.ring > 0:
+        if self.buffers:
+            buffers = show_count(self.buffers, "buffer")
+            lines.append(f"batch memory     {show_size(self.batch_bytes)} in {buffers}")
+        if self.buffers > self.ring > 0:
             lines.append(
-                f"                 at most, {self.slots - self.ring} more than the ring: your loop "
-                "kept batches, and each keeps its slot; clone() what you keep for long"
+                f"                 at most, {self.buffers - self.ring} more than the ring: your "
+                "loop kept batches, and each keeps its buffer; clone() what you keep for long"
             )
         if self.locked_bytes:
             lines.append(
@@ -435,7 +439,7 @@ def _timeout(given: Any) -> float:
 
 
 def cores(ranks: int) -> int:
-    """The cores of this process, shared among the ranks of this machine; at least 1."""
+    """Return the cores of this process, shared among the ranks of this machine; at least 1."""
     return max(1, math.ceil(machine.cores()) // machines_of(ranks)[1])
 
 

@@ -1,4 +1,4 @@
-"""How a batch was made: what loaders tell of each, and the meter sums up."""
+"""Seconds and rows of a batch: loaders fill them in, and the meter sums them up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class BatchStats(NamedTuple):
-    """How one batch was made. Loaders give it as the attribute `made` of their iterators.
+    """Say how one batch was made: the attribute `batch_stats` of a loader's iterator.
 
     Seconds of the first four stages are summed over the rows, in whatever threads they were made.
     A built-in transform, which decodes and crops in one call, counts as decode.
@@ -20,7 +20,7 @@ class BatchStats(NamedTuple):
     collate_s: float = 0.0
     transport_s: float = 0.0  # the trainer's own time to take the batch: message, mapping, copying
     device_s: float = 0.0  # its way to the device
-    maker: int = 0  # which loader process
+    worker: int = 0  # which loader process
     slowest_s: float = 0.0  # the row that took longest
     slowest_record: int = -1  # its number in the dataset
     slowest_key: str = ""

@@ -1,6 +1,6 @@
-"""The trainer's end of P loader processes, each of which makes every P-th batch (`serving`).
+"""The trainer's end of P loader processes, each of which makes every P-th batch (`worker_process`).
 
-How it works. A process is told what to make by its socket, and sends batches that lie in slots of
+How it works. A process is told what to make by its socket, and sends batches that lie in buffers of
 shared memory, each mapped here once. What the trainer lets go of is told with the next request. A
 process that is gone has closed its socket: the trainer says which and how. One more batch is asked
 for with each that is taken; and when all of a pass were asked for, those of the pass that will most
@@ -36,17 +36,17 @@ from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
 from ..storage import descriptors
 from .base import OVER, Pass
-from .buffer_pool import Bytes, Lock, Mapped
+from .buffer_pool import Bytes, Lock, MappedBuffer
 from .stats import BatchStats
-from .transport import Parcel, unwrap
+from .transport import WrappedBatch, unwrap
 from .worker_process import Sent, serve
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
-# Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
-# that are kept beyond what can be spared of these are copied to memory without any.
+# Buffers beyond the ring that a loop may keep, at most. Each takes two descriptors here, and
+# batches that are kept beyond what can be spared of these are copied to memory without any.
 _KEPT = 100
 _ENDED_S = 0.02  # between two looks whether one that is to end has
-_LOOK = 32  # batches of a process after which a slot that was free all the time is given back
+_LOOK = 32  # batches of a process after which a buffer that was free all the time is given back
 
 
 class _Worker:
@@ -68,14 +68,14 @@ class _Worker:
         self._arrives = select.poll()
         self._arrives.register(connection.fileno(), select.POLLIN)
         self.lock = lock
-        self.most = most  # slots that it keeps when they are free
+        self.most = most  # buffers that it keeps when they are free
         self.told = -1  # the number of the pass that it was told last
         self.asked = 0  # batches of that, so far
-        self.mapped: dict[int, Mapped] = {}  # by slot
-        self.freed: deque[int] = deque()  # slots whose last view died; any thread appends
+        self.mapped: dict[int, MappedBuffer] = {}  # by buffer
+        self.freed: deque[int] = deque()  # buffers whose last view died; any thread appends
         self._batches = 0
         self._spare = most  # the least of the last so many
-        self._surplus = False  # a slot is to be given back
+        self._surplus = False  # a buffer is to be given back
 
     def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
         """Tell it to make this pass. Batches of another one that it has not made are dropped, or,
@@ -89,34 +89,34 @@ class _Worker:
         self._send(self.told, None, False, wanted)
 
     def discard(self) -> None:
-        """Receive what was made of a pass that was left: its slots serve the one that is told next,
-        or that would be made in others."""
+        """Receive what was made of a pass that was left: its buffers serve the one that is told
+        next, or that would be made in others."""
         while self.connection.poll():
             self.drop(self.receive(perf_counter()))
 
     def drop(self, sent: Sent) -> None:
         """Free the memory of a batch that nobody wants."""
-        if sent.slot >= 0:
-            self.freed.append(sent.slot)
+        if sent.buffer >= 0:
+            self.freed.append(sent.buffer)
 
     def note(self, spare: int) -> None:
-        """Note how many slots were free when it began a batch. One never wanted is surplus."""
+        """Note how many buffers were free when it began a batch. One never wanted is surplus."""
         self._spare = min(self._spare, spare)
         self._batches += 1
         if self._batches % _LOOK == 0:
             self._surplus, self._spare = self._spare > 0, self.most
 
     def _send(self, number: int, what: Pass | None, follows: bool, wanted: int) -> None:
-        """Send a request, with the slots that are free again; those too many are given back."""
+        """Send a request, with the buffers that are free again; those too many are given back."""
         free, gone = [], []
         while self.freed:
-            slot = self.freed.popleft()
-            if self._surplus or len(self.mapped) > self.most or self.mapped[slot].shared:
+            buffer = self.freed.popleft()
+            if self._surplus or len(self.mapped) > self.most or self.mapped[buffer].shared:
                 self._surplus = False
-                self.mapped.pop(slot).close()
-                gone.append(slot)
+                self.mapped.pop(buffer).close()
+                gone.append(buffer)
             else:
-                free.append(slot)
+                free.append(buffer)
         with contextlib.suppress(OSError):  # it is gone: `receive` says so, after what it had sent
             self.connection.send_bytes(pickle.dumps((number, what, follows, wanted, free, gone)))
 
@@ -137,9 +137,9 @@ class _Worker:
                 ) from error
             self._gone()
         if sent.fresh:
-            self.mapped[sent.slot] = Mapped(fd, sent.size, self.lock)
-        if sent.slot >= 0 and self.mapped[sent.slot].size < sent.size:
-            self.mapped[sent.slot].map(sent.size)
+            self.mapped[sent.buffer] = MappedBuffer(fd, sent.size, self.lock)
+        if sent.buffer >= 0 and self.mapped[sent.buffer].size < sent.size:
+            self.mapped[sent.buffer].map(sent.size)
         return sent
 
     def _wait(self, since: float) -> None:
@@ -241,7 +241,7 @@ class WorkerProcesses:
                 "num_workers=0, or start this process with daemon=False"
             )
         self._prefetch = prefetch
-        self._own = Own(lock, prefetch + 2)
+        self._own = PrivateBuffers(lock, prefetch + 2)
         self._always = own  # every batch goes to memory of its own
         self._kept = min(_KEPT, spare_descriptors() // 2)
         self._step = self._steps = 0
@@ -252,8 +252,8 @@ class WorkerProcesses:
         self._onwards = 0 if stream.evaluates else 1  # epochs from one pass to the next, so far
         self._all: list[_Worker] = []
         self.passes = 0
-        self.made: BatchStats | None = None
-        self.most = 0  # slots that there have been at a time
+        self.batch_stats: BatchStats | None = None
+        self.most = 0  # buffers that there have been at a time
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _close, self._all, self._own, self._owner)
         seed = torch.initial_seed()
@@ -303,12 +303,12 @@ class WorkerProcesses:
 
     @property
     def ring(self) -> int:
-        """Return the slots that a loop needs which keeps no batch but the one it is at."""
+        """Return the buffers that a loop needs which keeps no batch but the one it is at."""
         return len(self._all) * (self._prefetch + 2)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all slots that the trainer has mapped."""
+        """Return the bytes of all buffers that the trainer has mapped."""
         shared = sum(mapped.size for one in self._all for mapped in one.mapped.values())
         return self._own.bytes + shared
 
@@ -343,22 +343,24 @@ class WorkerProcesses:
             process.note(sent.spare)
             arrived = perf_counter()
             self._step += 1
-            if sent.parcel is not None:
-                batch = self._unpack(process, sent, sent.parcel)
-        if sent.parcel is None:
+            if sent.wrapped is not None:
+                batch = self._unpack(process, sent, sent.wrapped)
+        if sent.wrapped is None:
             _raise(sent)
-        self.made = sent.made._replace(wait_s=arrived - start, transport_s=perf_counter() - arrived)
+        self.batch_stats = sent.stats._replace(
+            wait_s=arrived - start, transport_s=perf_counter() - arrived
+        )
         return batch
 
-    def _unpack(self, process: _Worker, sent: Sent, parcel: Parcel) -> Any:
+    def _unpack(self, process: _Worker, sent: Sent, wrapped: WrappedBatch) -> Any:
         self._ask(process)
-        slots = sum([len(one.mapped) for one in self._all])
-        self.most = max(self.most, slots)
-        mapped, freed, slot = process.mapped[sent.slot], process.freed, sent.slot
-        view = mapped.view(lambda _: freed.append(slot))
-        if self._always or slots > self.ring + self._kept:
+        buffers = sum([len(one.mapped) for one in self._all])
+        self.most = max(self.most, buffers)
+        mapped, freed, buffer = process.mapped[sent.buffer], process.freed, sent.buffer
+        view = mapped.view(lambda _: freed.append(buffer))
+        if self._always or buffers > self.ring + self._kept:
             view = self._own.copy(view[: sent.used])
-        return unwrap(parcel, view)
+        return unwrap(wrapped, view)
 
     def ready(self) -> bool:
         """Return True if `take` would most likely not wait."""
@@ -398,12 +400,12 @@ class WorkerProcesses:
         return len(range(process.number, self._steps, len(self._all)))
 
 
-class Own:
+class PrivateBuffers:
     """Copy batches to memory of the trainer alone, which is used again."""
 
     def __init__(self, lock: Lock | None, most: int) -> None:
-        self._all: set[Mapped] = set()
-        self._free: deque[Mapped] = deque()
+        self._all: set[MappedBuffer] = set()
+        self._free: deque[MappedBuffer] = deque()
         self._lock = lock
         self._most = most  # pieces that are free, and kept for what comes
 
@@ -422,7 +424,7 @@ class Own:
             own.close()
             self._all.discard(own)
         else:
-            own = Mapped(-1, max(1, size), self._lock)
+            own = MappedBuffer(-1, max(1, size), self._lock)
             self._all.add(own)
         free = self._free
         view = own.view(lambda _: free.append(own))
@@ -453,7 +455,7 @@ def _raise(sent: Sent) -> NoReturn:
     raise error from RowError(f"{sent.where}\n\n{sent.text}")
 
 
-def _close(processes: list[_Worker], own: Own, owner: int) -> None:
+def _close(processes: list[_Worker], own: PrivateBuffers, owner: int) -> None:
     """End loader processes: without their sockets they leave."""
     if os.getpid() != owner:  # a child that was forked: they are not its own
         return

@@ -3,9 +3,9 @@
     print(shardio.explain("out/", batch_size=256, num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes: steps and shares from
-order.py, where bytes wait from fetch.keep. For up to two million records the epoch's order itself
-is made, without its bytes, and counted; for more, what a worker reads is told as "about". A warning
-says what is wrong, what it costs, and the one change that mends it.
+`order`, where bytes wait from `dataset.fetch.keep`. For up to two million records the epoch's order
+itself is made, without its bytes, and counted; for more, what a worker reads is told as "about". A
+warning says what is wrong, what it costs, and the one change that mends it.
 """
 
 from __future__ import annotations
