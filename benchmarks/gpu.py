@@ -5,8 +5,8 @@ mirrored. Pixels: the same at 224 x 224, packed as raw pixels, so that nothing i
 the transport of batches is left. Each loader gets as many workers as the machine has cores; all
 batches are channels_last, normalised on the GPU, cast to bf16.
 
-    ShardLoader      device="cuda": page-locked slots, a side stream
-    prefetch         shardio.device.prefetch over DataLoader(pin_memory=True)
+    ShardLoader      device="cuda": page-locked buffers, a side stream
+    prefetch         shardio.prefetch over DataLoader(pin_memory=True)
     pinned, plain    DataLoader, pin_memory=True and False: .to(non_blocking=True), and normalised
                      on the stream that trains, as most training code does
 
@@ -132,7 +132,7 @@ def prefetched(
 ) -> Round:  # fmt: skip
     import torch
 
-    from shardio.loader.device import prefetch
+    from shardio import prefetch
 
     dataset = _dataset(path, decoded, batch, size)
     loader = prefetch(
@@ -211,7 +211,7 @@ def _rounds(dataset: Any, batches: Batches, name: str, device: str, batch: int, 
             if i >= skipped:
                 waited = getattr(iterator, "blocked_s", 0.0)  # for the GPU, not for the data
                 asked += time.perf_counter() - before - waited
-                made = getattr(iterator, "made", None)
+                made = getattr(iterator, "batch_stats", None)
                 copied += [made.device_s] if made is not None else []
                 steps += 1
             step(*found)

@@ -1,4 +1,4 @@
-"""What watching a loader costs a step: `shardio.meter.watch`, reports, lines and logs included.
+"""What watching a loader costs a step: `shardio.watch`, reports, lines and logs included.
 
 The loader hands out one object again and again, so that what a batch takes is the loop's own cost,
 and the watch's. "hot": nothing else runs, so code and data stay in the CPU's caches. "cold": 16 MB
@@ -28,7 +28,7 @@ WATCHED = {  # contestant: its options, and whether the loader tells how a batch
 
 
 class Repeated:
-    """So many batches, all the same. With `made` as ShardLoader's iterator has it, or without."""
+    """So many batches, all the same. `told`: with `batch_stats`, as ShardLoader has it."""
 
     def __init__(self, count: int, told: bool) -> None:
         self.count, self.told = count, told
@@ -42,20 +42,22 @@ class Repeated:
 
 class _Telling(Iterator[int]):
     def __init__(self, count: int) -> None:
-        from shardio.tuning.meter import Made
+        from shardio.loader.stats import BatchStats
 
         self._left = count
         self._ready = [
-            Made(256, 0.0, *(0.01,) * 4, 0.001, 0.002, i % 4, 0.01 * i, i, b"class/%04d.jpg" % i)
+            BatchStats(
+                256, 0.0, *(0.01,) * 4, 0.001, 0.002, i % 4, 0.01 * i, i, b"class/%04d.jpg" % i
+            )
             for i in range(16)
         ]
-        self.made: Any = None
+        self.batch_stats: Any = None
 
     def __next__(self) -> int:
         if not self._left:
             raise StopIteration
         self._left -= 1
-        self.made = self._ready[self._left % 16]
+        self.batch_stats = self._ready[self._left % 16]
         return self._left
 
 
@@ -84,7 +86,7 @@ def run(source: data.Data, result: Result) -> None:
 def _round(
     one_round: Callable[[Any], float], loader: Repeated, every: int | None = 0
 ) -> Callable[[], dict[str, Any]]:
-    from shardio.tuning.meter import watch
+    from shardio import watch
 
     lines: list[str] = []
     logged: list[dict[str, float]] = []

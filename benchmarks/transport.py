@@ -2,9 +2,9 @@
 
 Batches of 256 images of 224 x 224 (38.5 MB), uint8. One dataset for all: each of its records gives
 a whole batch, a constant one, that `collate_fn` writes to the memory which the loader offers: for
-a DataLoader shared memory, as torch's own collate takes it, for ShardLoader a slot. So each loader
-does what it must: offer memory, write all of it once, send it, take it over. The second table makes
-the same batches of rows: 256 records, whose transform returns a constant image.
+a DataLoader shared memory, as torch's own collate takes it, for ShardLoader a buffer. So each
+loader does what it must: offer memory, write all of it once, send it, take it over. The second
+table makes the same batches of rows: 256 records, whose transform returns a constant image.
 
 The trainer looks at a byte of each page of each batch, as its copy to a GPU would: memory that was
 never mapped before costs a page fault there. Its CPU time has two parts: "in next()" is taking a

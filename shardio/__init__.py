@@ -13,11 +13,13 @@ Train
     CenterCrop         Crop the centre of each image, for validation.
     collate            Stack samples to a batch.
     normalize          Cast and normalise a batch of uint8 images, on the CPU or the GPU.
-    device.prefetch    Copy batches to the GPU while the step before computes.
-    meter.watch        Measure whether training waits for data, and say why.
+    prefetch           Copy batches to the GPU while the step before computes.
+    watch              Measure whether training waits for data, and say why.
 
 Look, check, leave
     open               Open a dataset as a sequence, without torch.
+    explain            Say what a job will read, repeat and take of memory, before it runs.
+    tune               Say which shuffle buffer to set; mostly: none, keep the default.
     bench              Measure this machine with a dataset, and say which settings to use.
     verify             Check every record of a dataset.
     unpack             Write the files back as they were packed.
@@ -62,8 +64,8 @@ if TYPE_CHECKING:
     from .errors import VersionError as VersionError
     from .errors import WorkerError as WorkerError
     from .images.transforms import CenterCrop, RandomResizedCrop
-    from .loader import device as device
-    from .loader.device import normalize
+    from .loader.device import prefetch
+    from .loader.normalize import normalize
     from .loader.shard_loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .packing.export import export
@@ -72,8 +74,10 @@ if TYPE_CHECKING:
     from .packing.unpack import unpack
     from .packing.verify import verify
     from .packing.writer import Writer
-    from .tuning import meter as meter
     from .tuning.bench import bench
+    from .tuning.explain import explain
+    from .tuning.meter import watch
+    from .tuning.tune import tune
 
 # Each name and the module it lives in. No name is a module's: the module would replace it.
 _HOMES = {
@@ -104,13 +108,17 @@ _HOMES = {
     "bench": "tuning.bench",
     "collate": "dataset.collate",
     "commit": "packing.pack",
+    "explain": "tuning.explain",
     "export": "packing.export",
     "index": "packing.index",
-    "normalize": "loader.device",
+    "normalize": "loader.normalize",
     "open": "dataset.sequence",
     "pack": "packing.pack",
+    "prefetch": "loader.device",
+    "tune": "tuning.tune",
     "unpack": "packing.unpack",
     "verify": "packing.verify",
+    "watch": "tuning.meter",
 }
 
 # What help(shardio) describes, and `from shardio import *` gives: not `open`, which would replace
@@ -124,22 +132,20 @@ __all__ = [
     "bench",
     "collate",
     "commit",
+    "explain",
     "export",
     "index",
     "normalize",
     "pack",
+    "prefetch",
+    "tune",
     "unpack",
     "verify",
+    "watch",
 ]
 
 
-# Modules with names of their own: `shardio.device.prefetch`, `shardio.meter.watch`.
-_MODULES = {"device": "loader.device", "meter": "tuning.meter"}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f".{_MODULES[name]}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
@@ -148,4 +154,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(["__version__", *_HOMES, *_MODULES])
+    return sorted(["__version__", *_HOMES])

@@ -212,7 +212,10 @@ def test_python_prints_what_the_command_line_prints_and_shows_one_line(tmp_path:
     assert same(library.index(source, out=a / "idx"), shardio("index", source, "--out", b / "idx"))
     assert same(gc(out), shardio("gc", out))
     assert same(library.verify(out, jobs=1), shardio("verify", out))
-    for report in (ShardDataset(out).explain(), ShardDataset(out, batch_size=4).tune()):
+    for report in (
+        library.explain(ShardDataset(out)),
+        library.tune(ShardDataset(out, batch_size=4)),
+    ):
         assert repr(report).startswith(("dataset      24 records", "24 records"))
     [shard] = shards(out)
     data = bytearray(shard.read_bytes())

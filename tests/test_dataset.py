@@ -238,7 +238,7 @@ def test_there_is_one_way_not_to_shuffle(
 
 
 def test_tune_without_a_shuffle_is_of_the_default_spans(packed: Packed) -> None:
-    found = ShardDataset(packed([50]), batch_size=8, shuffle=False).tune()
+    found = shardio.tune(ShardDataset(packed([50]), batch_size=8, shuffle=False))
     assert "canonical_workers" not in found.call
 
 

@@ -1,7 +1,8 @@
 """Batches to a device: the numbers, the order, what is kept and what is let go.
 
-Where there is no GPU, all that does not need one is tested with plain copies, and with a way on
-which the tests say when a batch has been read. The rest needs CUDA and is skipped, and says so.
+Where there is no GPU, all that does not need one is tested with plain copies, and with a
+transfer of which the tests say when a batch has been read. The rest needs CUDA; it is skipped,
+and says so.
 """
 
 from __future__ import annotations
@@ -24,18 +25,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.errors import OptionError, StateError, StorageError
-from shardio.loader import device as device_module
-from shardio.loader.device import (
-    Ahead,
-    Sent,
-    Target,
-    Way,
-    is_page_locked,
-    locked_bytes,
-    page_lock,
-    page_unlock,
-    prefetch,
-)
+from shardio.loader import pinned
+from shardio.loader.device import DeviceBatch, DevicePrefetcher, Target, Transfer, prefetch
+from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -231,7 +223,7 @@ class Readiness:
 
 def test_a_batch_that_is_there_does_not_wait_for_one_that_is_not() -> None:
     source = Readiness(5)
-    ahead = Ahead(source, Target("cpu", ahead=2))
+    ahead = DevicePrefetcher(source, Target("cpu", ahead=2))
     assert int(next(ahead)) == 1 and source.given == 1
     source.there = 9
     assert int(next(ahead)) == 2 and source.given == 4  # two ahead, and no more
@@ -305,7 +297,7 @@ def test_no_cycle_keeps_an_iterator_alive() -> None:
 # --- the host's batches ---------------------------------------------------------------------------
 
 
-class Reading(Sent):
+class Reading(DeviceBatch):
     """A batch that is read when the test says so."""
 
     def __init__(self, way: Slow, host: Any) -> None:
@@ -326,14 +318,14 @@ class Reading(Sent):
         return 0.25
 
 
-class Slow(Way):
-    """A way on which copies take as long as the test wants."""
+class Slow(Transfer):
+    """A transfer whose copies take as long as the test wants."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(torch.device("cpu"), target.images, False)
         self.done, self.waits = False, 0
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
         return Reading(self, batch)
 
 
@@ -341,7 +333,7 @@ class Source:
     """An iterator that keeps nothing of its batches, and says which ones others keep."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.made = count, Made()
+        self.count, self.batch_stats = count, Made()
         self.given: deque[weakref.ref[torch.Tensor]] = deque()
 
     def __iter__(self) -> Source:
@@ -352,7 +344,7 @@ class Source:
             raise StopIteration
         images, labels = pictures(), torch.tensor([len(self.given)])
         self.given.append(weakref.ref(images))
-        self.made = Made(rows=len(self.given))
+        self.batch_stats = Made(rows=len(self.given))
         return images, labels
 
     @property
@@ -360,10 +352,10 @@ class Source:
         return [i for i, batch in enumerate(self.given) if batch() is not None]
 
 
-def slow(count: int, ahead: int) -> tuple[Source, Slow, Ahead]:
+def slow(count: int, ahead: int) -> tuple[Source, Slow, DevicePrefetcher]:
     target, source = Target("cpu", ahead=ahead), Source(count)
-    target._way = way = Slow(target)
-    return source, way, Ahead(source, target)
+    target._transfer = way = Slow(target)
+    return source, way, DevicePrefetcher(source, target)
 
 
 def test_the_host_s_batch_is_kept_until_it_is_read_and_then_let_go() -> None:
@@ -405,24 +397,24 @@ def test_a_pass_can_be_closed() -> None:
 
 def test_how_a_batch_was_made_belongs_to_the_batch_handed_out() -> None:
     _, _, ahead = slow(4, ahead=2)
-    assert ahead.made is None
+    assert ahead.batch_stats is None
     seen = []
     for _ in ahead:
-        assert ahead.made.device_s == 0.5 and ahead.blocked_s == 0.25
-        seen.append(ahead.made.rows)
+        assert ahead.batch_stats.device_s == 0.5 and ahead.blocked_s == 0.25
+        seen.append(ahead.batch_stats.rows)
     assert seen == [1, 2, 3, 4]
 
 
 def test_of_a_loader_that_does_not_say_nothing_is_made_up() -> None:
     ahead = iter(prefetch(batches(2), "cpu"))
     next(ahead)
-    assert ahead.made is None
+    assert ahead.batch_stats is None
 
 
 # --- staging --------------------------------------------------------------------------------------
 
 
-class Plain(device_module.Staging):
+class Plain(pinned.StagingBuffers):
     """Staging in memory that is not page-locked; all but the locking runs without a GPU."""
 
     made = 0
@@ -475,9 +467,9 @@ def test_a_staging_buffer_is_used_again_when_it_is_given_back() -> None:
 def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device_module, "_warned", False)
+    monkeypatch.setattr(pinned, "_warned", False)
 
-    class Full(device_module.Staging):
+    class Full(pinned.StagingBuffers):
         tries = 0
 
         def _locked(self, size: int) -> torch.Tensor:
@@ -656,7 +648,7 @@ def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
 
 def test_what_was_locked_is_known_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = torch.zeros(3, 4096, dtype=torch.uint8)
-    monkeypatch.setattr(device_module, "_LOCKED", {memory[1].data_ptr(): 4096})
+    monkeypatch.setattr(pinned, "_LOCKED", {memory[1].data_ptr(): 4096})
     assert locked_bytes() == 4096
     assert is_page_locked(memory[1]) and is_page_locked(memory[1, 100:])
     assert not is_page_locked(memory) and not is_page_locked(memory[0])
@@ -743,7 +735,7 @@ def test_the_host_may_write_to_its_batch_once_it_was_let_go() -> None:
 def test_memory_that_cannot_be_locked_is_a_warning_and_leaves_no_error_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device_module, "_warned", False)
+    monkeypatch.setattr(pinned, "_warned", False)
     with pytest.warns(UserWarning, match="cannot be page-locked"):
         assert page_lock(0x1000, 4096) is False  # nothing is mapped there
     assert page_lock(0x1000, 4096) is False  # warned once

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from shardio.order.options import RequestedOptions
 from shardio.storage import locate
 from shardio.tuning import explain as explaining
 from shardio.tuning import tune as tuning
-from shardio.tuning.explain import Explanation, explain, free_consumers
+from shardio.tuning.explain import Explanation, explain, explain_manifest, free_consumers
 
 Packed = Callable[..., Path]
 GiB = 1 << 30
@@ -56,7 +57,7 @@ def told(made: Manifest, job: dict[str, Any] | None = None, **given: Any) -> Exp
     """Of a machine with much memory; `job`: keywords of explain."""
     mean = max(1.0, made.size / max(1, made.records))
     job = {"available_bytes": 1 << 50, "files_limit": 256} | (job or {})
-    return explain(made, RequestedOptions(**given).resolve(mean), **job)
+    return explain_manifest(made, RequestedOptions(**given).resolve(mean), **job)
 
 
 def codes(e: Explanation) -> list[str]:
@@ -129,7 +130,7 @@ def test_what_is_said_is_what_all_consumers_do(
         canonical_workers=spans,
         unit=1 if units is None else unit,
     ).resolve(1.0)
-    e = explain(made, options, num_workers=workers, world_size=ranks, available_bytes=GiB)
+    e = explain_manifest(made, options, num_workers=workers, world_size=ranks, available_bytes=GiB)
     found = seen(made, options, ranks, max(1, workers))
     rows = list(found.rows.values())
     distinct = {row for part in rows for row in part}
@@ -254,7 +255,7 @@ def test_the_policy_is_what_fetch_does(
     reader = Reader(storage, manifest.load(storage))
     chosen = {"batch_size": 8, "unit": 4, "shuffle_buffer": 40, "canonical_workers": 4} | given
     options = RequestedOptions(**chosen).resolve(1.0)
-    e = explain(
+    e = explain_manifest(
         reader.manifest,
         options,
         num_workers=workers,
@@ -325,7 +326,7 @@ def test_with_fewer_files_than_are_said_to_be_needed_shards_are_opened_again(
         share = options.partition(options.epoch(reader.manifest.shard_records, 0))
         for rows in (got := Fetch(reader, share)):
             list(map(read, got.rows(rows)))
-        return len(misses), explain(reader.manifest, options, files_limit=limit)
+        return len(misses), explain_manifest(reader.manifest, options, files_limit=limit)
 
     few, e = opened(8)
     assert e.files_needed > 8 and "files_reopened" in codes(e)
@@ -528,7 +529,7 @@ def test_the_classes_of_a_batch_are_about_those_it_will_have():
     made = imagined(counts, classes=[str(i) for i in range(classes)], options={"shuffle": False})
     labels = np.arange(4000) // 100
     options = RequestedOptions(batch_size=64, shuffle_buffer=400).resolve(1.0)
-    e = explain(made, options, available_bytes=GiB)
+    e = explain_manifest(made, options, available_bytes=GiB)
     advice = next(advice for advice in e.warnings if advice.code == "class_order")
     assert advice.change == {"shuffle_buffer": "all"}
     starts = np.cumsum(counts) - counts
@@ -554,7 +555,7 @@ def test_explain_and_tune_agree_on_a_pack_in_class_order(
     counts, names = [1250] * 16, [str(i) for i in range(10)]
     made = imagined(counts, classes=names, options={"shuffle": False})
     labels = np.arange(20_000) // 2000
-    found = tuning.tune(
+    found = tuning.recommend(
         counts, labels, batch_size=256, mean_bytes=1000, canonical_workers=spans, units=True
     )
     for row in found.rows:
@@ -613,7 +614,7 @@ def test_a_writers_dataset_is_judged_by_the_labels_of_few_shards(
         return reader.shard(number).columns.get("label")
 
     options = RequestedOptions(batch_size=64, shuffle_buffer=300).resolve(1.0)
-    e = explain(reader.manifest, options, labels=labels, available_bytes=GiB)
+    e = explain_manifest(reader.manifest, options, labels=labels, available_bytes=GiB)
     assert ("class_order" in codes(e)) == ordered
     assert 1 <= len(asked) <= 3
     said = shardio_json("explain", folder, "--batch-size", "64", "--shuffle-buffer", "300")
@@ -665,7 +666,7 @@ def test_the_default_of_a_small_dataset_is_read_whole_wherever_it_lies():
     """Nobody is warned of it on a network file system, nor of classes that it mixes."""
     options = RequestedOptions(batch_size=256).resolve(TINY.mean_bytes, records=TINY.records)
     for network, how in ((False, "announced"), (True, "read")):
-        e = explain(TINY, options, num_workers=8, is_network=network, available_bytes=GiB)
+        e = explain_manifest(TINY, options, num_workers=8, is_network=network, available_bytes=GiB)
         text = " ".join(str(e).split())
         assert e.all_first and e.shuffles_all and not codes(e)
         assert "a true permutation: all are read ahead, in storage order" in text
@@ -763,7 +764,7 @@ def test_the_command_says_what_explain_says(
     options = RequestedOptions(
         batch_size=16, shuffle_buffer=200, unit=4, tail="drop", canonical_workers=4
     ).resolve(reader.mean_bytes)
-    e = explain(
+    e = explain_manifest(
         reader.manifest, options, num_workers=2, world_size=2, local_world_size=1, labels=None
     )
 
@@ -789,9 +790,24 @@ def test_a_dataset_explains_itself(tmp_path: Path) -> None:
     ShardDataset = pytest.importorskip("shardio").ShardDataset
     folder = make(tmp_path / "data", [40, 0, 60])
     dataset = ShardDataset(folder, batch_size=8, tail="drop", rank=1, world_size=2)
-    whole = dataset.explain(num_workers=3)
+    whole = explain(dataset, num_workers=3)
     assert (whole.steps, whole.world_size, whole.num_workers) == (len(dataset), 2, 3)
     assert (whole.records, whole.tail, whole.dropped_records) == (100, "drop", 4)
-    part = ShardDataset(folder, batch_size=8, where={"label": "cat"}).explain()
+    part = explain(ShardDataset(folder, batch_size=8, where={"label": "cat"}))
     assert (part.records, part.steps, part.shards) == (34, 5, 2)
     assert "34 records in 2 shards" in str(part)
+
+
+def test_a_path_is_explained_as_a_dataset_of_the_same_options(tmp_path: Path) -> None:
+    ShardDataset = pytest.importorskip("shardio").ShardDataset
+    folder = make(tmp_path / "data", [40, 0, 60])
+    options: dict[str, Any] = {"batch_size": 8, "tail": "drop", "shuffle_buffer": 20, "unit": 4}
+    there = explain(folder, num_workers=3, world_size=2, **options)
+    dataset = ShardDataset(folder, **options)
+    here = explain(dataset, num_workers=3, world_size=2)
+    assert replace(there, available_bytes=0) == replace(here, available_bytes=0)
+    with pytest.raises(OptionError, match="explain: batch_size, tail with a ShardDataset"):
+        explain(dataset, batch_size=8, tail="pad")
+    mixture = ShardDataset.mix([dataset, dataset])
+    with pytest.raises(OptionError, match=r"expected a ShardDataset.*each of its datasets"):
+        explain(mixture)  # type: ignore[arg-type]

@@ -23,7 +23,8 @@ from shardio import BusyError, DamageError, ExistsError, OptionError, ShardDatas
 from shardio.packing.index import index
 from shardio.packing.pack import pack
 from shardio.storage import lock
-from shardio.tuning.tune import tune_path
+from shardio.tuning.explain import explain
+from shardio.tuning.tune import tune
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 COUNTS = [7, 1, 12]
@@ -104,8 +105,8 @@ def test_its_pixels_subsets_and_advice_are_those_of_any_dataset(tars: Path) -> N
     images, labels = next(iter(dataset))
     assert images.shape == (5, 3, 8, 8) and set(labels.tolist()) <= {0, 2}
     assert dataset.records == sum(n % 3 != 1 for n in range(N))
-    assert dataset.explain().records == dataset.records
-    assert dataset.tune().records == dataset.records
+    assert explain(dataset).records == dataset.records
+    assert tune(dataset).records == dataset.records
 
 
 def test_the_index_may_lie_elsewhere(tars: Path, tmp_path: Path) -> None:
@@ -412,16 +413,16 @@ def test_an_unfinished_packing_is_not_written_over(tars: Path, tmp_path: Path) -
 def test_advice_needs_no_data_beside_the_index(tars: Path, tmp_path: Path) -> None:
     index(tars, out=tmp_path / "idx")
     dataset = ShardDataset(tmp_path / "idx", root=tars, batch_size=4)
-    assert dataset.explain(num_workers=2).records == N
-    assert dataset.tune().records == N
-    found = tune_path(tmp_path / "idx", root=tars, batch_size=4)
+    assert explain(dataset, num_workers=2).records == N
+    assert tune(dataset).records == N
+    found = tune(tmp_path / "idx", root=tars, batch_size=4)
     assert found.call == f'ShardDataset("{tmp_path}/idx", root="{tars}", batch_size=4)'
     assert eval(found.call, {"ShardDataset": ShardDataset}).records == N
-    assert tune_path(tmp_path / "idx", root=tars, batch_size=4).labels == "label"
+    assert tune(tmp_path / "idx", root=tars, batch_size=4).labels == "label"
     told = shardio("explain", tmp_path / "idx", "--root", tars, "--batch-size", "4").stdout
     assert "20 records in 3 shards" in told
     with pytest.raises(DamageError, match="is not there"):
-        tune_path(tmp_path / "idx", batch_size=4)
+        tune(tmp_path / "idx", batch_size=4)
 
 
 def test_linked_folders_count_and_those_that_cannot_be_listed_are_an_error(

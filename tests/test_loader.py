@@ -54,9 +54,9 @@ from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
 from shardio.loader import in_process as here
 from shardio.loader import worker_pool as workers
-from shardio.loader import worker_process as serving
-from shardio.loader.buffer_pool import Mapped
-from shardio.loader.worker_process import Pass, Sent
+from shardio.loader.base import Pass
+from shardio.loader.buffer_pool import MappedBuffer
+from shardio.loader.worker_process import Sent
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -81,7 +81,7 @@ def number(data: bytes) -> int:
 
 
 def picture(data: bytes) -> Any:
-    """As an image, large enough for a batch to lie in a slot."""
+    """As an image, large enough for a batch to lie in a buffer."""
     return np.full((48, 48, 3), number(data) % 251, np.uint8)
 
 
@@ -242,7 +242,7 @@ def labels(batches: Any) -> list[list[int]]:
 
 
 def made_by(loader: ShardLoader) -> Any:
-    crew = loader._crew
+    crew = loader._pool
     assert crew is not None
     return crew
 
@@ -497,7 +497,7 @@ def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
             del batch
         explained = loader.explain()
         # A thread of this process that is held up just after it handed a batch over still knows it.
-        assert 0 < explained.slots <= explained.ring + int(crew[0] == 0 and crew[1] > 0)
+        assert 0 < explained.buffers <= explained.ring + int(crew[0] == 0 and crew[1] > 0)
 
 
 @pytest.mark.parametrize("crew", [(0, 3), (1, 3)], ids=["0x3", "1x3"])
@@ -512,7 +512,7 @@ def test_the_ring_is_no_longer_for_a_built_in_transform(
             loader.set_epoch(epoch)
             for _ in loader:
                 pass
-        assert loader.explain().slots <= loader.explain().ring
+        assert loader.explain().buffers <= loader.explain().ring
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -521,11 +521,11 @@ def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bo
     with ShardLoader(dataset, num_workers=2, prefetch_factor=1, copy=copy) as loader:
         for _ in loader:
             pass
-        before = loader.explain().slot_bytes
+        before = loader.explain().batch_bytes
         for epoch in (1, 2, 3):
             loader.set_epoch(epoch)
             kept = list(loader)
-        most = loader.explain().slot_bytes
+        most = loader.explain().batch_bytes
         assert most > 2 * before
         del kept
         loader.set_epoch(4)
@@ -533,7 +533,7 @@ def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bo
             pass
         crew = made_by(loader)
         assert sum(len(one.mapped) for one in crew._all) <= crew.ring
-        assert loader.explain().slot_bytes <= crew.ring * 2 * most / STEPS
+        assert loader.explain().batch_bytes <= crew.ring * 2 * most / STEPS
 
 
 def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
@@ -542,7 +542,7 @@ def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
         for epoch in range(3):
             loader.set_epoch(epoch)
             kept += [labels for _, labels in loader]
-        assert loader.explain().slots <= loader.explain().ring
+        assert loader.explain().buffers <= loader.explain().ring
         assert len(kept) == 3 * STEPS
 
 
@@ -560,12 +560,12 @@ def test_batches_may_be_written_to(packed: Packed, crew: tuple[int, int]) -> Non
                 found[1].zero_()
 
 
-def test_copies_are_right_and_free_their_slots_at_once(packed: Packed) -> None:
+def test_copies_are_right_and_free_their_buffers_at_once(packed: Packed) -> None:
     folder = packed(COUNTS)
     expected = list(pictures(folder))
     with ShardLoader(pictures(folder), num_workers=2, copy=True) as loader:
         kept = list(loader)
-        assert loader.explain().slots <= loader.explain().ring
+        assert loader.explain().buffers <= loader.explain().ring
         loader.set_epoch(1)
         for _ in loader:
             pass
@@ -590,7 +590,7 @@ def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed, room: i
 
 
 class MixWithEarlier:
-    """A collate_fn that keeps batches for later ones, until their slots are free again."""
+    """A collate_fn that keeps batches for later ones, until their buffers are free again."""
 
     def __init__(self) -> None:
         self.earlier: list[Any] = []
@@ -804,19 +804,19 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[tuple[workers._Process, Any]]:
-    """The trainer's end of a loader process that has slots 0 to 2, and the other end."""
+def process() -> Iterator[tuple[workers._Worker, Any]]:
+    """The trainer's end of a loader process that has buffers 0 to 2, and the other end."""
     here, there = multiprocessing.Pipe()
     late = Late(Whereabouts(1, 1), 0, 60)
-    one = workers._Process(0, None, here, 4, None, late)
-    one.mapped = {slot: Mapped(-1, 4096) for slot in range(3)}
+    one = workers._Worker(0, None, here, 4, None, late)
+    one.mapped = {buffer: MappedBuffer(-1, 4096) for buffer in range(3)}
     one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
     there.recv_bytes()
     with here, there:
         yield one, there
 
 
-def test_what_was_sent_of_a_pass_that_was_left_frees_its_slots(process: Any) -> None:
+def test_what_was_sent_of_a_pass_that_was_left_frees_its_buffers(process: Any) -> None:
     one, there = process
     one.discard()  # nothing
     for sent in Sent(0, 2, 4096), Sent(0, error=b""), Sent(0, 1, 4096):
@@ -825,7 +825,7 @@ def test_what_was_sent_of_a_pass_that_was_left_frees_its_slots(process: Any) -> 
     assert list(one.freed) == [2, 1]
 
 
-def test_a_slot_that_is_never_wanted_is_given_back(process: Any) -> None:
+def test_a_buffer_that_is_never_wanted_is_given_back(process: Any) -> None:
     one, there = process
     for spare, least in ((1, 0), (2, 1), (2, 2)):
         for _ in range(workers._LOOK - 1):
@@ -838,7 +838,7 @@ def test_a_slot_that_is_never_wanted_is_given_back(process: Any) -> None:
         one.more()
         *_, free, gone = pickle.loads(there.recv_bytes())
         assert (free, gone) == (([0, 1], []) if not least else ([1], [0]))
-        one.mapped[0] = Mapped(-1, 4096)
+        one.mapped[0] = MappedBuffer(-1, 4096)
 
 
 def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
@@ -862,7 +862,9 @@ def test_leaving_early_and_iterating_again(packed: Packed, crew: tuple[int, int]
 
 
 @EACH_CREW
-def test_leaving_early_gives_the_slots_back_at_once(packed: Packed, crew: tuple[int, int]) -> None:
+def test_leaving_early_gives_the_buffers_back_at_once(
+    packed: Packed, crew: tuple[int, int]
+) -> None:
     gc.disable()  # in forked processes, too: what a dropped pass was at must not wait for it
     try:
         with ShardLoader(pictures(packed(COUNTS)), num_workers=crew[0], threads=crew[1]) as loader:
@@ -872,7 +874,7 @@ def test_leaving_early_gives_the_slots_back_at_once(packed: Packed, crew: tuple[
                     break
                 del _batch
             # One of each process: its thread may still be at the batch of a pass that was dropped.
-            assert loader.explain().slots <= loader.explain().ring + max(1, crew[0])
+            assert loader.explain().buffers <= loader.explain().ring + max(1, crew[0])
     finally:
         gc.enable()
 
@@ -1469,15 +1471,15 @@ def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> 
     """A crew that has begun epoch 0, and loses patience sooner than a loader's."""
     made: Any
     if crew[0]:
-        made = workers.Processes(
+        made = workers.WorkerProcesses(
             *(dataset,), workers=crew[0], threads=crew[1], prefetch=2, own=False, lock=None,
             context=multiprocessing.get_context("fork"), patience_s=patience_s,
         )  # fmt: skip
     else:
-        made = here.Here(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
+        made = here.InProcessWorkers(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
     share = dataset.share_of(0)
     seen = consumers(1, max(1, crew[0]))
-    made.begin(serving.Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
+    made.begin(Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
     return made
 
 
@@ -1734,7 +1736,7 @@ def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -
     gc.collect()
 
 
-def test_programs_that_the_trainer_starts_do_not_get_its_slots(packed: Packed) -> None:
+def test_programs_that_the_trainer_starts_do_not_get_its_buffers(packed: Packed) -> None:
     with ShardLoader(pictures(packed(COUNTS)), num_workers=1) as loader:
         next(iter(loader))
         mapped = [mapped for one in made_by(loader)._all for mapped in one.mapped.values()]
@@ -1799,12 +1801,12 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
         return lambda: locked.remove(address)
 
     dataset = pictures(packed(COUNTS))
-    crew = workers.Processes(
+    crew = workers.WorkerProcesses(
         *(dataset,), workers=1, threads=1, prefetch=2, own=copy, lock=lock,
         context=multiprocessing.get_context("fork"),
     )  # fmt: skip
     share = dataset.share_of(0)
-    what = serving.Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
+    what = Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
     kept = []
     for _ in range(3):
         crew.begin(what, share.steps)
@@ -1876,7 +1878,7 @@ def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
                 raise KeyboardInterrupt
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(workers._Process, place, interrupted)
+                patch.setattr(workers._Worker, place, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     for batch in iterator:
                         got += labels([batch])
@@ -1925,7 +1927,7 @@ def test_a_batch_in_a_child_is_not_overwritten_either(
             pass
         os.write(gate[1], b"!")
         assert ended(pid) == 0
-        assert loader.explain().slots <= loader.explain().ring + 1
+        assert loader.explain().buffers <= loader.explain().ring + 1
     for end in gate:
         os.close(end)
 
@@ -1999,7 +2001,7 @@ def test_fifty_epochs_leave_everything_flat(packed: Packed, crew: tuple[int, int
             after = held(pids)
             assert after[0] == before[0] and after[2] == before[2]
             for most, count in zip(before[1], after[1], strict=True):
-                assert count <= most + 8  # it is at work on the next epoch: a slot, a file
+                assert count <= most + 8  # it is at work on the next epoch: a buffer, a file
             assert after[3] <= before[3] + 20  # of these, and of malloc's
             for pid, bytes_before in zip(["self", *pids], used, strict=True):
                 assert resident(pid) < bytes_before + (6 << 20)

@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from shardio import CenterCrop, ShardDataset
 from shardio.errors import OptionError
 from shardio.loader.shard_loader import ShardLoader
+from shardio.loader.stats import BatchStats
 from shardio.tuning import meter
-from shardio.tuning.meter import Made, Making, Setup, Times, Verdict, judge, watch
+from shardio.tuning.meter import BatchTotals, Setup, Times, Verdict, judge, watch
 
 
 class Clock:
@@ -49,7 +50,7 @@ class Loader:
     """Hands out the numbers from 0; for each, so much time passes in next(). Starting takes 5 s."""
 
     def __init__(
-        self, clock: Clock, waits: Sequence[float], made: Sequence[Made | None] | None = None
+        self, clock: Clock, waits: Sequence[float], made: Sequence[BatchStats | None] | None = None
     ) -> None:
         self.clock, self.waits, self.made, self.epoch = clock, waits, made, 0
         self.iterators: list[weakref.ref[Any]] = []
@@ -69,7 +70,7 @@ class Loader:
 
 class _Iterator(Iterator[int]):
     def __init__(self, loader: Loader) -> None:
-        self._loader, self._next, self.made = loader, 0, None
+        self._loader, self._next, self.batch_stats = loader, 0, None
 
     def __next__(self) -> int:
         number, loader = self._next, self._loader
@@ -78,7 +79,7 @@ class _Iterator(Iterator[int]):
             raise StopIteration
         self._next += 1
         loader.clock.now += loader.waits[number]
-        self.made = loader.made[number] if loader.made else None
+        self.batch_stats = loader.made[number] if loader.made else None
         return number
 
 
@@ -136,7 +137,7 @@ def test_the_first_batch_of_each_pass_stands_apart_and_has_its_start_in_it(clock
 def test_a_wait_for_a_device_that_is_behind_is_the_steps_time(clock: Clock) -> None:
     watched = watch(Loader(clock, [1.0] * 4), None, print=None)
     iterator: Any = iter(watched)
-    iterator._batches.blocked_s = 0.25  # as device.Ahead says it
+    iterator._batches.blocked_s = 0.25  # as device.DevicePrefetcher says it
     for _ in iterator:
         clock.now += 0.5
     report = watched.report()
@@ -217,7 +218,9 @@ def test_a_long_pass_takes_no_more_memory(clock: Clock, monkeypatch: pytest.Monk
         waits = [0.0] + [4.0] * 1000 + [0.01] * 50
         measured: list[meter.Report] = []
         watched = watch(
-            Loader(clock, waits, [Made(slowest_record=i) for i in range(1051)]), every, print=None
+            Loader(clock, waits, [BatchStats(slowest_record=i) for i in range(1051)]),
+            every,
+            print=None,
         )
         for _ in watched:
             clock.now += 0.5
@@ -225,7 +228,7 @@ def test_a_long_pass_takes_no_more_memory(clock: Clock, monkeypatch: pytest.Monk
             if report is not None and report not in measured[-1:]:
                 measured.append(report)
             assert seen is not None and len(seen._data) == len(seen._step) <= 40
-            assert max(map(len, (seen.new_data, seen.new_step, seen.new_made))) <= 10
+            assert max(map(len, (seen.new_data, seen.new_step, seen.new_stats))) <= 10
         verdict, report = watched.judge(), watched.report()
         assert verdict is not None and verdict.bound == "compute"  # it is of the last ones
         assert report is not None and report.data.mean == pytest.approx(0.01)
@@ -336,14 +339,14 @@ def test_asking_behind_the_end_reports_nothing_more(clock: Clock) -> None:
 
 
 def test_a_watch_in_a_watch_hands_all_through(clock: Clock) -> None:
-    made = [Made(rows=i) for i in range(5)]
+    made = [BatchStats(rows=i) for i in range(5)]
     inner: list[str] = []
     outer: list[str] = []
     nested = watch(watch(Loader(clock, [1.0] * 5, made), 2, print=inner.append), print=outer.append)
     iterator = iter(nested)
     for number in range(5):
         assert next(iterator) == number
-        assert iterator.made == made[number]  # type: ignore[attr-defined]
+        assert iterator.batch_stats == made[number]  # type: ignore[attr-defined]
         clock.now += 0.5
     assert next(iterator, None) is None
     assert len(nested) == 5 and len(inner) == 4 and len(outer) == 2
@@ -421,7 +424,7 @@ class Run:
 
 
 def test_numbers_go_to_whatever_was_given(clock: Clock) -> None:
-    made = [Made(read_s=0.5, device_s=0.25)] * 9
+    made = [BatchStats(read_s=0.5, device_s=0.25)] * 9
     writer, run, plain = Writer(), Run(), list[dict[str, float]]()
     for log in (writer, run, plain.append):
         watched = watch(Loader(clock, [1.0] * 9, made), 4, log=log, print=None)
@@ -462,12 +465,12 @@ def test_wrong_options_are_told_at_once() -> None:
 def test_stages_are_a_batchs_mean_and_slow_records_are_named_once(clock: Clock) -> None:
     slow = [(0.1, 7), (0.9, 3), (0.2, 7), (0.05, 1), (0.3, 3), (0.0, -1)]
     made = [
-        Made(rows=4, decode_s=s, slowest_s=s, slowest_record=r, slowest_key=f"k{r}")
+        BatchStats(rows=4, decode_s=s, slowest_s=s, slowest_record=r, slowest_key=f"k{r}")
         if r >= 0
-        else Made()
+        else BatchStats()
         for s, r in slow
     ]
-    watched = watch(Loader(clock, [1.0] * 7, [Made(decode_s=99.0), *made]), print=None)
+    watched = watch(Loader(clock, [1.0] * 7, [BatchStats(decode_s=99.0), *made]), print=None)
     train(watched, clock)
     report = watched.report()
     assert report is not None
@@ -478,7 +481,7 @@ def test_stages_are_a_batchs_mean_and_slow_records_are_named_once(clock: Clock) 
 
 
 def test_batches_whose_making_is_not_known_are_no_zeros(clock: Clock) -> None:
-    made: list[Any] = [None, Made(read_s=1.0), "by hand", Made(read_s=3.0)]
+    made: list[Any] = [None, BatchStats(read_s=1.0), "by hand", BatchStats(read_s=3.0)]
     watched = watch(Loader(clock, [1.0] * 4, made), print=None)
     train(watched, clock)
     report = watched.report()
@@ -487,7 +490,9 @@ def test_batches_whose_making_is_not_known_are_no_zeros(clock: Clock) -> None:
 
 def test_stages_too_are_of_the_batches_since_the_report_before(clock: Clock) -> None:
     logged: list[dict[str, float]] = []
-    made = [Made(read_s=seconds, slowest_record=3) for seconds in (9.0, 1.0, 1.0, 2.0, 4.0, 5.0)]
+    made = [
+        BatchStats(read_s=seconds, slowest_record=3) for seconds in (9.0, 1.0, 1.0, 2.0, 4.0, 5.0)
+    ]
     watched = watch(Loader(clock, [1.0] * 6, made), 3, log=logged.append, print=None)
     train(watched, clock)
     assert [one["loader/read_s"] for one in logged] == [1.0, pytest.approx(11 / 3)]
@@ -499,9 +504,9 @@ SHARD = Setup("ShardLoader", workers=2, threads=2, prefetch=2, cores=4)
 TORCH = Setup("DataLoader", workers=2, prefetch=2, cores=2)
 
 
-def making(count: int = 100, **stages: Any) -> Making:
-    made = Making()
-    made.add([Made(rows=8, **stages)] * count)
+def making(count: int = 100, **stages: Any) -> BatchTotals:
+    made = BatchTotals()
+    made.add([BatchStats(rows=8, **stages)] * count)
     return made
 
 
@@ -511,7 +516,7 @@ def steady(wait: float, step: float = 0.05, **options: Any) -> Verdict:
 
 @pytest.mark.parametrize("wait", [0.0, 1e-6, 0.004])
 def test_a_loader_that_keeps_up_is_left_alone(wait: float) -> None:
-    verdict = steady(wait, making=making(decode_s=9.0), setup=SHARD)
+    verdict = steady(wait, totals=making(decode_s=9.0), setup=SHARD)
     assert verdict.bound == "compute" and verdict.stage == ""
     assert "compute-bound" in verdict.text and "no more to gain" in verdict.text
 
@@ -550,7 +555,7 @@ def test_few_batches_are_not_judged() -> None:
 def test_the_limiting_stage_is_named_with_its_knob(
     stages: dict[str, float], stage: str, knob: str
 ) -> None:
-    verdict = steady(0.1, making=making(**stages), setup=SHARD)
+    verdict = steady(0.1, totals=making(**stages), setup=SHARD)
     assert (verdict.bound, verdict.stage) == ("loader", stage)
     assert f"{stage} is the limit (" in verdict.text and knob in verdict.text
     assert verdict.text.count("is the limit") == 1
@@ -558,20 +563,20 @@ def test_the_limiting_stage_is_named_with_its_knob(
 
 def test_a_knob_that_is_turned_already_is_not_advised() -> None:
     taken = making(decode_s=0.3, transport_s=0.06)
-    assert "copy=False" not in steady(0.1, making=taken, setup=SHARD).text
-    assert steady(0.1, making=taken, setup=SHARD._replace(copies=True)).text.endswith(
+    assert "copy=False" not in steady(0.1, totals=taken, setup=SHARD).text
+    assert steady(0.1, totals=taken, setup=SHARD._replace(copies=True)).text.endswith(
         ": copy=False"
     )
     busy = SHARD._replace(cores=1)
-    assert "--jpeg-tiles" in steady(0.1, making=making(decode_s=0.3), setup=busy).text
+    assert "--jpeg-tiles" in steady(0.1, totals=making(decode_s=0.3), setup=busy).text
     tiles = busy._replace(tiles=True)
-    text = steady(0.1, making=making(decode_s=0.3), setup=tiles).text
+    text = steady(0.1, totals=making(decode_s=0.3), setup=tiles).text
     assert text.endswith("less to decode: shardio pack --resize")
     here = busy._replace(device="cpu", torch_threads=4)
     cast = making(device_s=0.2)
-    assert "(100% of the wait)" in steady(0.1, making=cast, setup=here).text
-    assert "torch.set_num_threads" in steady(0.1, making=cast, setup=here).text
-    alone = steady(0.1, making=cast, setup=here._replace(torch_threads=1)).text
+    assert "(100% of the wait)" in steady(0.1, totals=cast, setup=here).text
+    assert "torch.set_num_threads" in steady(0.1, totals=cast, setup=here).text
+    alone = steady(0.1, totals=cast, setup=here._replace(torch_threads=1)).text
     assert "torch.set_num_threads" not in alone and "leave them to the device" in alone
 
 
@@ -579,25 +584,25 @@ def test_work_that_waits_while_cores_are_idle_wants_threads() -> None:
     full = SHARD._replace(cores=4, threads=2)
     for stage in ("decode_s", "transform_s"):
         waits = making(**{stage: 0.4}, cpu_s=0.04)
-        text = steady(0.1, making=waits, setup=full).text
+        text = steady(0.1, totals=waits, setup=full).text
         assert text.endswith(
             "waits more than it computes (CPU time is 10% of it): threads=8 (now 2)"
         )
     for other in (
-        steady(0.1, making=making(transform_s=0.4, cpu_s=0.3), setup=full),  # it computes
-        steady(0.1, making=making(transform_s=0.4), setup=full),  # nobody told
-        steady(0.1, making=making(read_s=0.4, cpu_s=0.04), setup=full),
+        steady(0.1, totals=making(transform_s=0.4, cpu_s=0.3), setup=full),  # it computes
+        steady(0.1, totals=making(transform_s=0.4), setup=full),  # nobody told
+        steady(0.1, totals=making(read_s=0.4, cpu_s=0.04), setup=full),
         # Threads that wait for each other's core: 4 x 0.04 of 0.15 s are more than half of 2 cores.
-        steady(0.1, making=making(transform_s=2.0, cpu_s=0.16), setup=full._replace(cores=2)),
+        steady(0.1, totals=making(transform_s=2.0, cpu_s=0.16), setup=full._replace(cores=2)),
     ):
         assert "waits more" not in other.text
 
 
 def test_shares_of_stages_are_of_what_they_are_said_to_be() -> None:
     work = {"read_s": 0.05, "decode_s": 0.15}
-    assert "(75% of the loader's work)" in steady(0.1, making=making(**work)).text
+    assert "(75% of the loader's work)" in steady(0.1, totals=making(**work)).text
     taking = making(**work, transport_s=0.08)
-    assert "(80% of the wait)" in steady(0.1, making=taking).text
+    assert "(80% of the wait)" in steady(0.1, totals=taking).text
 
 
 def test_idle_cores_come_before_cheaper_work() -> None:
@@ -605,13 +610,13 @@ def test_idle_cores_come_before_cheaper_work() -> None:
     idle = SHARD._replace(cores=16)
     assert (
         "num_workers=8 (now 2 of 2 threads; 16 cores here)"
-        in steady(0.1, making=decode, setup=idle).text
+        in steady(0.1, totals=decode, setup=idle).text
     )
     alone = SHARD._replace(workers=0, threads=1, cores=1)  # at least beside the training loop
-    assert "num_workers=1 (now 0; 1 core here)" in steady(0.1, making=decode, setup=alone).text
+    assert "num_workers=1 (now 0; 1 core here)" in steady(0.1, totals=decode, setup=alone).text
     torch_idle = TORCH._replace(cores=8)
     assert "num_workers=8 (now 2; 8 cores here)" in steady(0.1, setup=torch_idle).text
-    assert "--resize" in steady(0.1, making=decode, setup=SHARD).text  # none is idle
+    assert "--resize" in steady(0.1, totals=decode, setup=SHARD).text  # none is idle
 
 
 def test_where_nobody_tells_the_stage_the_verdict_says_who_would() -> None:
@@ -621,7 +626,7 @@ def test_where_nobody_tells_the_stage_the_verdict_says_who_would() -> None:
 
 
 def test_a_transport_that_is_not_ours_is_to_be_replaced() -> None:
-    verdict = steady(0.1, making=making(transport_s=0.09), setup=TORCH)
+    verdict = steady(0.1, totals=making(transport_s=0.09), setup=TORCH)
     assert verdict.stage == "transport" and verdict.text.endswith("shardio.ShardLoader")
 
 
@@ -633,10 +638,13 @@ def rare(late: float = 2.0) -> list[float]:
     return waits
 
 
-def slow_records(*slow: tuple[float, int, str]) -> Making:
-    made = Making()
+def slow_records(*slow: tuple[float, int, str]) -> BatchTotals:
+    made = BatchTotals()
     made.add(
-        [Made(8, decode_s=0.1, slowest_s=s, slowest_record=r, slowest_key=k) for s, r, k in slow]
+        [
+            BatchStats(8, decode_s=0.1, slowest_s=s, slowest_record=r, slowest_key=k)
+            for s, r, k in slow
+        ]
     )
     return made
 
@@ -709,9 +717,9 @@ def test_a_worker_that_is_slower_than_the_others_is_named() -> None:
     waits = np.full(100, 0.001)
     waits[::4] = 0.5
     for factor, named in ((3.0, True), (1.1, False)):
-        made = Making()
+        made = BatchTotals()
         seconds = [0.1, 0.1, 0.1 * factor, 0.1]
-        made.add([Made(rows=10, decode_s=seconds[i % 4], maker=i % 4) for i in range(100)])
+        made.add([BatchStats(rows=10, decode_s=seconds[i % 4], worker=i % 4) for i in range(100)])
         text = judge(waits, [0.05] * 100, made, SHARD._replace(workers=4)).text
         assert ("worker 2 takes 3.0 times as long for a row" in text) is named
         assert ("decode is the limit" in text) is not named

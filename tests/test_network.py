@@ -31,8 +31,8 @@ def dataset(path: Path) -> ShardDataset:
 
 def test_it_is_told_by_its_mount(twins: tuple[Path, Path]) -> None:
     here, there = map(dataset, twins)
-    assert here.explain().is_network is False
-    assert there.explain().is_network is True
+    assert shardio.explain(here).is_network is False
+    assert shardio.explain(there).is_network is True
     assert Fetch(there._reader, there.share_of(0)).policy == "network"
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardio.loader.buffer_pool import Mapped, Slot
-from shardio.loader.transport import SMALL, Parcel, unwrap, wrap
+from shardio.loader.buffer_pool import Buffer, MappedBuffer
+from shardio.loader.transport import SMALL, WrappedBatch, unwrap, wrap
 
 DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -35,21 +35,23 @@ class Plain:
 
 
 class Across:
-    """A slot, as its maker and as its user see it."""
+    """A buffer, as its builder and as its user see it."""
 
     def __init__(self) -> None:
-        self.slot = Slot(0, 0)
-        self.slot.begin()
+        self.buffer = Buffer(0, 0)
+        self.buffer.begin()
         self.freed: list[Any] = []
 
-    def wrap(self, batch: Any) -> Parcel:
-        parcel = wrap(batch, self.slot)
-        return pickle.loads(pickle.dumps(parcel))
+    def wrap(self, batch: Any) -> WrappedBatch:
+        wrapped = wrap(batch, self.buffer)
+        return pickle.loads(pickle.dumps(wrapped))
 
-    def unwrap(self, parcel: Parcel) -> Any:
-        self.mapped = Mapped(os.dup(self.slot.fd), self.slot.size)  # which is told of the death
+    def unwrap(self, wrapped: WrappedBatch) -> Any:
+        self.mapped = MappedBuffer(
+            os.dup(self.buffer.fd), self.buffer.size
+        )  # which is told of the death
         try:
-            return unwrap(parcel, self.mapped.view(self.freed.append))
+            return unwrap(wrapped, self.mapped.view(self.freed.append))
         finally:
             self.mapped.close()
 
@@ -61,7 +63,7 @@ class Across:
 def across() -> Iterator[Across]:
     made = Across()
     yield made
-    made.slot.close()
+    made.buffer.close()
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -114,9 +116,9 @@ def test_a_tensor_with_gaps_comes_without_them(across: Across) -> None:
 
 def test_an_expanded_constant_takes_the_memory_of_one(across: Across) -> None:
     given_ = torch.zeros(1).expand(1000, 1000, 1000)
-    parcel = across.wrap(given_)
-    assert across.slot.used == 0 and parcel.pickled is not None and len(parcel.pickled) < 1000
-    found = across.unwrap(parcel)
+    wrapped = across.wrap(given_)
+    assert across.buffer.used == 0 and wrapped.pickled is not None and len(wrapped.pickled) < 1000
+    found = across.unwrap(wrapped)
     assert found.shape == given_.shape and found.stride() == given_.stride()
 
 
@@ -165,15 +167,15 @@ def test_tensors_that_are_more_than_values_are_pickled_as_torch_does_it(
         assert torch.equal(found.resolve_conj().to_dense(), special.resolve_conj().to_dense())
 
 
-def test_what_was_made_in_the_slot_is_not_copied(across: Across) -> None:
-    start, place = across.slot.place(4 * SMALL)
+def test_what_was_made_in_the_buffer_is_not_copied(across: Across) -> None:
+    start, place = across.buffer.place(4 * SMALL)
     batch = torch.from_numpy(place).view(torch.float32).view(4, -1)
     batch[:] = 1
-    used = across.slot.used
-    parcel = across.wrap((batch, batch[1]))
-    assert across.slot.used == used
+    used = across.buffer.used
+    wrapped = across.wrap((batch, batch[1]))
+    assert across.buffer.used == used
     batch[:] = 2  # the same memory: what is written now is seen there
-    found, row = across.unwrap(parcel)
+    found, row = across.unwrap(wrapped)
     assert (found == 2).all() and (row == 2).all()
     found[1] = 3
     assert (row == 3).all() and start == 0
@@ -181,13 +183,13 @@ def test_what_was_made_in_the_slot_is_not_copied(across: Across) -> None:
 
 def test_a_large_tensor_from_elsewhere_is_copied_once(across: Across) -> None:
     given_ = tensor(SMALL)
-    parcel = across.wrap(given_)
-    assert across.slot.used >= given_.nbytes
+    wrapped = across.wrap(given_)
+    assert across.buffer.used >= given_.nbytes
     given_[:] = 0
-    assert torch.equal(across.unwrap(parcel), tensor(SMALL))
+    assert torch.equal(across.unwrap(wrapped), tensor(SMALL))
 
 
-def test_small_tensors_do_not_keep_the_slot(across: Across) -> None:
+def test_small_tensors_do_not_keep_the_buffer(across: Across) -> None:
     labels, images = across((tensor(256, dtype=torch.int64), tensor(SMALL)))
     gc.collect()
     assert not across.freed
@@ -208,11 +210,11 @@ def test_tensors_are_no_views(across: Across, count: int) -> None:
     assert found.grad is not None
 
 
-def test_a_long_pickle_goes_through_the_slot(across: Across) -> None:
+def test_a_long_pickle_goes_through_the_buffer(across: Across) -> None:
     batch = [bytes([i]) * 1000 for i in range(200)]
-    parcel = across.wrap(batch)
-    assert parcel.pickled is None and len(pickle.dumps(parcel)) < 1000
-    found = across.unwrap(parcel)
+    wrapped = across.wrap(batch)
+    assert wrapped.pickled is None and len(pickle.dumps(wrapped)) < 1000
+    found = across.unwrap(wrapped)
     assert found == batch
     gc.collect()
     assert len(across.freed) == 1  # bytes are copies
@@ -252,4 +254,4 @@ def test_any_tensors_come_out_equal(given_: list[torch.Tensor]) -> None:
     across = Across()
     for found, one in zip(across(given_), given_, strict=True):
         assert found.dtype == one.dtype and found.shape == one.shape and torch.equal(found, one)
-    across.slot.close()
+    across.buffer.close()

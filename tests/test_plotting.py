@@ -18,7 +18,7 @@ from trees import environment, shardio, shardio_json
 
 from shardio.errors import DependencyError, OptionError
 from shardio.tuning import plot as plotting
-from shardio.tuning.tune import Tuning, tune
+from shardio.tuning.tune import Tuning, recommend
 
 pytest.importorskip("matplotlib", reason="NOT RUN: pictures need shardio-torch[plot]")
 
@@ -28,7 +28,7 @@ LABELS = np.arange(2000) * 40 // 2000
 
 @pytest.fixture(scope="module")
 def found() -> Tuning:
-    return tune(
+    return recommend(
         COUNTS, LABELS, batch_size=32, canonical_workers=8, mean_bytes=1000, path="a<b>/",
         units=True,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def test_without_a_recommendation_the_picture_says_so(none: Tuning) -> None:
 
 @pytest.mark.parametrize("shards", [[], [5], [20], [9, 40]])
 def test_small_datasets_are_drawn_too(shards: list[int]) -> None:
-    made = tune(np.array(shards, np.int64), None, batch_size=16, mean_bytes=1)
+    made = recommend(np.array(shards, np.int64), None, batch_size=16, mean_bytes=1)
     assert made.call in texts(plotting.draw(made, "svg")) or not made.rows
     assert made.call in plotting.draw(made, "html").decode().replace("&quot;", '"')
 
@@ -112,7 +112,7 @@ def test_small_datasets_are_drawn_too(shards: list[int]) -> None:
 def test_noise_is_not_magnified() -> None:
     """The axis of the mixing is the same one whatever was found."""
     labels = np.random.default_rng(0).permutation(np.arange(5_000) % 10)
-    shuffled = tune(np.array([625] * 8), labels, batch_size=64, mean_bytes=1)
+    shuffled = recommend(np.array([625] * 8), labels, batch_size=64, mean_bytes=1)
     upper, lower, _ = plotting._figure(shuffled).axes
     assert upper.get_ylim() == (0, 106)
     assert upper.get_ylabel() == "mixing, % of a uniform shuffle"
@@ -121,7 +121,9 @@ def test_noise_is_not_magnified() -> None:
 
 @pytest.mark.parametrize("records", [40, 2000])
 def test_both_axes_can_be_read(records: int, found: Tuning) -> None:
-    made = found if records == 2000 else tune(np.array([40]), None, batch_size=20, mean_bytes=1)
+    made = (
+        found if records == 2000 else recommend(np.array([40]), None, batch_size=20, mean_bytes=1)
+    )
     upper, lower, _ = plotting._figure(made).axes
     left, right = lower.get_xlim()
     assert left < min(lower.get_xticks()) and right > max(lower.get_xticks())

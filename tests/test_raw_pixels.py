@@ -525,7 +525,7 @@ def raw_data(
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     """Each batch as it is made at once, and as its items make it; and where records waited."""
     share = data.share_of(0)
-    batched = data._batched_reads
+    batched = data.batched_reads
     at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     for rows, again in zip(at_once, by_item, strict=True):

@@ -25,7 +25,7 @@ from shardio.order.options import SHUFFLE_BUFFER
 from shardio.order.partition import Partition
 from shardio.storage.local import LocalStorage
 from shardio.tuning import tune as tuning
-from shardio.tuning.tune import Tuning, tune
+from shardio.tuning.tune import Tuning, recommend, tune
 
 SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
 ALIGNED = np.array([750] * 16)  # as many, one shard for each span
@@ -50,12 +50,12 @@ def one_pass() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shuffled() -> Tuning:
-    return tune(SHARDS, SHUFFLED, **OPTIONS)
+    return recommend(SHARDS, SHUFFLED, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def ordered() -> Tuning:
-    return tune(SHARDS, ORDERED, **OPTIONS)
+    return recommend(SHARDS, ORDERED, **OPTIONS)
 
 
 def said(found: Tuning) -> str:
@@ -217,9 +217,9 @@ def test_the_default_is_kept_where_nothing_is_better(shuffled: Tuning) -> None:
     assert shuffled.best is default and shuffled.keeps_default
     assert "Keep the default, a shuffle of all 12,000 records (1.1 GiB)" in said(shuffled)
     assert "Nothing to set." in said(shuffled)
-    usual = tune(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000)
+    usual = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000)
     assert usual.call == 'ShardDataset("out/", batch_size=64)'
-    part = tune(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000, path=None)
+    part = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000, path=None)
     assert part.call == "" and part.text().endswith("Nothing to set.")
 
 
@@ -234,7 +234,7 @@ def test_a_pack_in_class_order_is_to_be_packed_again(ordered: Tuning) -> None:
     assert ordered.in_class_order and ordered.keeps_default
     assert "The pack is in class order" in said(ordered)
     assert "pack it again, shuffled: `shardio pack SRC OUT`" in said(ordered)
-    less = tune(SHARDS, ORDERED, memory=250_000_000, **OPTIONS)
+    less = recommend(SHARDS, ORDERED, memory=250_000_000, **OPTIONS)
     assert less.best is None and less.in_class_order
     assert "No buffer within 238.4 MiB mixes as well" in said(less)
     assert "pack it again, shuffled: `shardio pack SRC OUT`. Then the default will do" in said(less)
@@ -257,7 +257,7 @@ def test_the_default_does_for_shuffled_packs_of_any_size(
         if records < batch_size:
             continue
         labels = np.random.default_rng(batch_size).permutation(np.arange(records) % classes)
-        found = tune(
+        found = recommend(
             np.array(shards), labels, batch_size=batch_size, mean_bytes=mean, memory="2GiB"
         )
         assert found.keeps_default, found.text()
@@ -277,7 +277,9 @@ def test_the_default_does_for_18_of_20_seeds(
     good = 0
     for seed in range(20):
         packed = np.random.default_rng(seed).permutation(labels)
-        found = tune(np.array(shards), packed, batch_size=batch_size, mean_bytes=110_000, seed=seed)
+        found = recommend(
+            np.array(shards), packed, batch_size=batch_size, mean_bytes=110_000, seed=seed
+        )
         assert found.default is not None
         good += found.default.will_do
     assert good >= 18
@@ -285,7 +287,7 @@ def test_the_default_does_for_18_of_20_seeds(
 
 def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
     """The best mixing within the memory, not the least memory."""
-    found = tune(SHARDS, SHUFFLED, memory="600MB", **OPTIONS)
+    found = recommend(SHARDS, SHUFFLED, memory="600MB", **OPTIONS)
     assert found.default is not None and not found.default.will_do
     best = found.best
     assert best is not None and best.will_do and best.window == 5008
@@ -298,7 +300,9 @@ def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyP
     """A shuffle of all large records, or over a network, takes one each."""
     monkeypatch.setattr(tuning, "LOOKED", 1 << 14)
     counts, labels = np.array([6000] * 16), np.arange(96_000) * 100 // 96_000
-    found = tune(counts, labels, batch_size=256, mean_bytes=20_000, is_network=True, memory="100GB")
+    found = recommend(
+        counts, labels, batch_size=256, mean_bytes=20_000, is_network=True, memory="100GB"
+    )
     every = row_of(found, None, 32)
     window = row_of(found, 10_000, 32)
     assert every.requests == 96_000 and every.good and not every.is_cheap
@@ -306,7 +310,7 @@ def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyP
     assert found.best is None or found.best.shuffle_buffer is not None
     assert found.verdict(every) == "as good, dear"
     # Up to 256 MiB are read in storage order, wherever they lie.
-    small = tune(counts, labels, batch_size=256, mean_bytes=2_000, is_network=True)
+    small = recommend(counts, labels, batch_size=256, mean_bytes=2_000, is_network=True)
     assert row_of(small, None, 32).requests == math.ceil(96_000 * 2_000 / tuning.REQUEST)
     assert small.keeps_default and row_of(small, None, 32).first_batch_bytes == 96_000 * 2_000
 
@@ -314,20 +318,20 @@ def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyP
 def test_a_pack_in_class_order_does_not_pass_by_even_parts_of_few_classes() -> None:
     """Every batch takes from 16 spans, so from all 4 classes: distinct ones say nothing."""
     labels = np.arange(N) * 4 // N
-    found = tune(ALIGNED, labels, **OPTIONS)
+    found = recommend(ALIGNED, labels, **OPTIONS)
     assert found.saturated and found.distinct == 4
     stratified = row_of(found, 200, 4)
     assert stratified.classes == 4 and stratified.even > found.even_band[1]
     assert found.best is not None and found.best.shuffle_buffer is None
     assert found.in_class_order and " even " in found.text()
-    mixed = tune(SHARDS, np.random.default_rng(1).permutation(labels), **OPTIONS)
+    mixed = recommend(SHARDS, np.random.default_rng(1).permutation(labels), **OPTIONS)
     assert row_of(mixed, 500, 4).good and not mixed.in_class_order
 
 
 def test_batches_that_come_again_since_shards_and_spans_are_the_same_are_seen() -> None:
-    found = tune(ALIGNED, SHUFFLED, **OPTIONS)
+    found = recommend(ALIGNED, SHUFFLED, **OPTIONS)
     assert row_of(found, 100, 4).again > 0.08  # a batch is about the same 4 of every shard
-    assert row_of(tune(SHARDS, SHUFFLED, **OPTIONS), 100, 4).again < 0.05
+    assert row_of(recommend(SHARDS, SHUFFLED, **OPTIONS), 100, 4).again < 0.05
 
 
 def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
@@ -345,7 +349,7 @@ def test_a_true_permutation_is_good_enough_whatever_its_noise(
     monkeypatch.setattr(tuning, "TOLERATED", 0.0)
     monkeypatch.setattr(tuning, "SIGMAS", 0.0)
     monkeypatch.setattr(tuning, "AGAIN", 0.0)
-    found = tune(SHARDS, ORDERED, **OPTIONS)
+    found = recommend(SHARDS, ORDERED, **OPTIONS)
     assert found.band[0] == found.band[1]
     assert [row.shuffle_buffer for row in found.rows if row.good] == [None]
 
@@ -355,11 +359,11 @@ def test_a_difference_that_does_not_matter_does_not_decide() -> None:
     labels = np.arange(N) % 10
     for seed in range(3):
         noise = np.random.default_rng(seed).permutation(labels)
-        found = tune(SHARDS, noise, seed=seed, **OPTIONS | {"batch_size": 256})
+        found = recommend(SHARDS, noise, seed=seed, **OPTIONS | {"batch_size": 256})
         assert found.saturated and all(row.mixes for row in found.rows)
         assert found.even_band[0] <= 0.99 * found.even < 1.01 * found.even <= found.even_band[1]
         assert found.band[0] <= 0.99 * found.uniform and found.band[1] <= 10
-    few = tune(FEW, np.arange(2000) % 200, **OPTIONS)  # where noise is more than that: its own
+    few = recommend(FEW, np.arange(2000) % 200, **OPTIONS)  # where noise is more than that: its own
     assert not few.saturated and few.band[1] > 1.005 * few.uniform
 
 
@@ -368,7 +372,7 @@ def test_a_uniform_order_seldom_fails_the_test_of_its_mixture() -> None:
     labels = np.arange(20_000) % 200
     sample = tuning._Sample.of(20_000, 64)
     means = tuning._uniform(labels, 64, sample)[:, 0]
-    found = tune(np.array([1250] * 16), labels, batch_size=64, mean_bytes=1, units=False)
+    found = recommend(np.array([1250] * 16), labels, batch_size=64, mean_bytes=1, units=False)
     low, high = found.band
     assert ((means < low) | (means > high)).sum() <= 2  # of 200
     assert found.uniform * 1.015 > high
@@ -384,21 +388,21 @@ def test_larger_buffers_and_smaller_units_mix_more(ordered: Tuning) -> None:
 
 
 def test_without_labels_or_with_one_the_tenth_of_the_pack_stands_for_the_class() -> None:
-    found = tune(FEW, None, **OPTIONS)
+    found = recommend(FEW, None, **OPTIONS)
     assert (found.labels, found.distinct, found.saturated) == ("position", 10, False)
-    same = tune(FEW, np.zeros(2000, np.int64), **OPTIONS)
+    same = recommend(FEW, np.zeros(2000, np.int64), **OPTIONS)
     assert same.as_dict() == found.as_dict()
-    tenths = tune(FEW, np.arange(2000) * 10 // 2000, **OPTIONS)
+    tenths = recommend(FEW, np.arange(2000) * 10 // 2000, **OPTIONS)
     assert [row.classes for row in tenths.rows] == [row.classes for row in found.rows]
     assert "tenths of the pack" in found.text()
 
 
 def test_labels_of_any_kind_are_the_same_classes() -> None:
     labels = np.arange(131) % 9
-    expected = tune(SMALL, labels, batch_size=12, mean_bytes=9).as_dict()
+    expected = recommend(SMALL, labels, batch_size=12, mean_bytes=9).as_dict()
     masked = np.ma.MaskedArray(labels * 10**6, labels == 3)
     for same in (labels * 10**12 - 5, labels.astype(np.uint8), masked, labels.astype("O")):
-        assert tune(SMALL, same, batch_size=12, mean_bytes=9).as_dict() == expected
+        assert recommend(SMALL, same, batch_size=12, mean_bytes=9).as_dict() == expected
 
 
 # --- the search -----------------------------------------------------------------------------------
@@ -417,7 +421,7 @@ def test_rows_are_judged_by_their_bands_and_sorted_by_memory(shuffled: Tuning) -
     assert buffers == [20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, None]  # and never 0 or 1
     assert {row.unit for row in rows} == {64, 16, 4}
     assert all(64 % row.unit == 0 for row in rows)
-    one = tune(SHARDS, SHUFFLED, **OPTIONS | {"canonical_workers": 1, "units": False})
+    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"canonical_workers": 1, "units": False})
     assert min(row.window for row in one.rows) >= 2 and {row.unit for row in one.rows} == {16}
 
 
@@ -434,7 +438,7 @@ def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None
     assert row.window == 112  # 7 in each of 16 spans
     assert row.memory_bytes == row.rank_bytes == 112 * 100_000
     assert row_of(shuffled, None, 16).memory_bytes == N * 100_000
-    some = tune(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
+    some = recommend(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
     fitting = [row for row in some.rows if row.fits]
     assert {row.shuffle_buffer for row in fitting} == {20, 50, 100, 200, 500}
     assert max(row.memory_bytes for row in fitting) <= 100_000_000
@@ -444,12 +448,12 @@ def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None
     assert some.default == replace(shuffled.default, fits=False)
     assert "too large" in some.verdict(some.default)
     with pytest.raises(OptionError, match=r"memory is 97\.7 KiB.*20 records, needs 3\.1 MiB"):
-        tune(SHARDS, SHUFFLED, memory=100_000, **OPTIONS)
+        recommend(SHARDS, SHUFFLED, memory=100_000, **OPTIONS)
 
 
 def test_where_only_memory_is_short_it_says_so() -> None:
     """And nobody is told to pack a shuffled pack again."""
-    found = tune(ALIGNED, SHUFFLED, memory=25_000_000, **OPTIONS)
+    found = recommend(ALIGNED, SHUFFLED, memory=25_000_000, **OPTIONS)
     assert found.best is None and not found.in_class_order
     assert "No buffer within 23.8 MiB mixes as well" in said(found)
     assert "More memory (`--memory`)" in said(found) and "shardio pack" not in said(found)
@@ -465,7 +469,7 @@ def test_a_reader_sees_why_a_row_fails(shuffled: Tuning, ordered: Tuning) -> Non
             assert (low <= round(row.classes, digits) <= high) == inside
     assert ordered.verdict(row_of(ordered, 100, 64)) == "too few classes, pairs stay"
     assert shuffled.verdict(row_of(shuffled, 100, 64)).endswith("pairs stay")
-    parts = tune(ALIGNED, np.arange(N) * 4 // N, **OPTIONS)
+    parts = recommend(ALIGNED, np.arange(N) * 4 // N, **OPTIONS)
     assert parts.verdict(row_of(parts, 200, 4)).startswith("too even")
     assert "off band" not in parts.text()
     near = replace(shuffled, band=(shuffled.rows[0].classes + 1e-4, shuffled.band[1]))
@@ -473,7 +477,7 @@ def test_a_reader_sees_why_a_row_fails(shuffled: Tuning, ordered: Tuning) -> Non
 
 
 def test_workers_and_ranks_do_not_change_the_batches(shuffled: Tuning) -> None:
-    found = tune(SHARDS, SHUFFLED, num_workers=4, world_size=8, **OPTIONS)
+    found = recommend(SHARDS, SHUFFLED, num_workers=4, world_size=8, **OPTIONS)
     for row, same in zip(found.rows, shuffled.rows, strict=True):
         own = {"rank_bytes": 0, "first_batch_bytes": 0}
         assert replace(row, **own) == replace(same, **own)
@@ -496,7 +500,7 @@ def test_the_last_incomplete_batch_is_ignored() -> None:
 def test_small_datasets_have_a_sane_answer(shards: list[int], batch: int) -> None:
     counts = np.array(shards, np.int64)
     for labels in (None, np.zeros(counts.sum(), np.int64), np.arange(counts.sum())):
-        found = tune(counts, labels, batch_size=batch, mean_bytes=10)
+        found = recommend(counts, labels, batch_size=batch, mean_bytes=10)
         assert bool(found.rows) == (counts.sum() >= batch)
         assert found.call == f'ShardDataset("out/", batch_size={batch})'
         assert found.text().splitlines()[-1] == found.call
@@ -513,9 +517,9 @@ def test_wrong_options_are_named() -> None:
         ({"memory": "much"}, "memory"),
     ):
         with pytest.raises(OptionError, match=what):
-            tune(SHARDS, SHUFFLED, **OPTIONS | options)
+            recommend(SHARDS, SHUFFLED, **OPTIONS | options)
     with pytest.raises(OptionError, match="labels: 5 for 12,000 records"):
-        tune(SHARDS, SHUFFLED[:5], **OPTIONS)
+        recommend(SHARDS, SHUFFLED[:5], **OPTIONS)
 
 
 # --- large datasets -------------------------------------------------------------------------------
@@ -527,7 +531,7 @@ def test_large_datasets_are_sampled_by_seeking_and_say_so(
     monkeypatch.setattr(tuning, "WHOLE", 1 << 10)
     monkeypatch.setattr(tuning, "MOST", 2000)
     for labels, whole in ((SHUFFLED, shuffled), (ORDERED, ordered)):
-        found = tune(SHARDS, labels, memory="10GB", **OPTIONS)
+        found = recommend(SHARDS, labels, memory="10GB", **OPTIONS)
         assert not found.whole_epochs and found.epochs == 1
         assert "4 stretches of each" in found.text()
         assert '"all" is a uniform shuffle by definition' in found.text().replace("\n", " ")
@@ -570,7 +574,7 @@ def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, order
         assert max(map(len, lines)) <= 100
         assert lines[-1] == found.call
         assert sum("<- default, recommended" in line for line in lines) >= 1
-    some = tune(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
+    some = recommend(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
     call = ast.parse(some.call, mode="eval").body
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
     assert call.func.id == "ShardDataset"
@@ -578,7 +582,7 @@ def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, order
     assert some.best is not None
     assert named["shuffle_buffer"] == some.best.shuffle_buffer
     assert named.get("unit", 16) == some.best.unit and named["canonical_workers"] == 16
-    part = tune(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
+    part = recommend(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
     assert part.call == ""
 
 
@@ -593,13 +597,15 @@ def test_the_result_as_json_is_plain_and_whole(ordered: Tuning) -> None:
 
 
 def test_names_that_would_change_a_terminal_are_escaped() -> None:
-    found = tune(np.array([5]), None, batch_size=8, mean_bytes=1, path='a"\x1b[31m\udcff')
+    found = recommend(np.array([5]), None, batch_size=8, mean_bytes=1, path='a"\x1b[31m\udcff')
     assert found.call.startswith('ShardDataset("a\\"\\u001b[31m\\udcff", batch_size=8')
 
 
 def test_progress_goes_from_none_to_all() -> None:
     told: list[tuple[int, int]] = []
-    found = tune(SMALL, None, batch_size=12, mean_bytes=9, progress=lambda *at: told.append(at))
+    found = recommend(
+        SMALL, None, batch_size=12, mean_bytes=9, progress=lambda *at: told.append(at)
+    )
     assert told[0] == (0, len(found.rows) + 1)
     assert told[-1] == (len(found.rows) + 1, len(found.rows) + 1)
     assert [done for done, _ in told] == list(range(len(found.rows) + 2))
@@ -612,7 +618,7 @@ def test_labels_come_from_the_indexes_and_no_record_is_read(packed: Callable[...
     out = packed([40, 35])
     for shard in shard_files(out):
         flip(shard, shard.stat().st_size // 3)  # within a record
-    found = tuning.tune_path(out, batch_size=8)
+    found = tune(out, batch_size=8)
     assert (found.records, found.distinct, found.labels) == (75, 3, "label")
     assert found.call == f'ShardDataset("{out}", batch_size=8)'
 
@@ -625,7 +631,7 @@ def test_a_dataset_without_labels_is_tuned_too(packed: Callable[..., Path]) -> N
         classes=None,
     )
     assert tuning.labels_of(sequence.open(out)) is None
-    assert tuning.tune_path(out, batch_size=8).labels == "position"
+    assert tune(out, batch_size=8).labels == "position"
 
 
 @pytest.mark.parametrize(("network", "workers"), [(False, 1), (False, 3), (True, 1), (True, 3)])
@@ -660,11 +666,17 @@ def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
     """By its own options, of its own records."""
     folder = make(tmp_path / "data", [400] * 10)
     dataset = ShardDataset(folder, batch_size=16, seed=3, canonical_workers=4, rank=0, world_size=2)
-    found = dataset.tune(memory="1MB")
+    found = tune(dataset, memory="1MB")
     assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
     assert found.best is not None and str(folder) in found.call
-    part = dataset.select(range(500)).tune()
+    part = tune(dataset.select(range(500)))
     assert part.records == 500 and part.keeps_default and part.call == ""
     assert part.num_workers == 0 and "2 ranks of one process" in part.text()
+    with pytest.raises(OptionError, match="tune: batch_size with a ShardDataset"):
+        tune(dataset, batch_size=16)
+    with pytest.raises(OptionError, match="tune: give batch_size"):
+        tune(folder)
+    with pytest.raises(OptionError, match="each of its datasets"):
+        tune(ShardDataset.mix([dataset, dataset]))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="give batch_size to the dataset"):
-        ShardDataset(folder).tune()
+        tune(ShardDataset(folder))

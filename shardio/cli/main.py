@@ -433,31 +433,19 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ..dataset.reader import Reader
-    from ..formats import manifest
-    from ..order.options import RequestedOptions
-    from ..storage import locate
     from ..tuning.explain import advice_text, explain
 
-    storage = locate(options.out)
-    root = None if options.root is None else locate(options.root)
-    reader = Reader(storage, manifest.load(storage), root=root)
-    chosen = RequestedOptions(
+    found = explain(
+        options.out,
+        root=options.root,
+        num_workers=options.workers,
+        world_size=options.world_size,
+        local_world_size=options.local_world_size,
         batch_size=options.batch_size,
         shuffle_buffer=options.shuffle_buffer,
         tail=options.tail,
         canonical_workers=options.canonical_workers,
         unit=options.unit,
-    )
-    found = explain(
-        reader.manifest,
-        chosen.resolve(reader.mean_bytes, records=reader.records),
-        num_workers=options.workers,
-        world_size=options.world_size,
-        local_world_size=options.local_world_size,
-        is_network=reader.storage.is_network(),
-        files_limit=reader.limit,
-        labels=lambda number: reader.shard(number).columns.get("label"),
     )
     if options.json:
         _print_json(found.as_dict())
@@ -490,11 +478,11 @@ def _answer(found: Tuning | Bench, options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from ..tuning.tune import tune_path
+    from ..tuning.tune import tune
 
     _check_plot(options)
     with _progress("simulating", options, unit=" orders", scale=1, delay_s=2) as progress:
-        found = tune_path(
+        found = tune(
             options.out,
             root=options.root,
             batch_size=options.batch_size,

@@ -190,9 +190,9 @@ class Iteration:
         return item
 
     @property
-    def made(self) -> Any:
-        """The figures of the batch handed out last, for shardio.meter; None: they are not known."""
-        return getattr(self._items, "made", None)
+    def batch_stats(self) -> Any:
+        """The figures of the batch handed out last, for shardio.watch; None: they are not known."""
+        return getattr(self._items, "batch_stats", None)
 
     @property
     def blocked_s(self) -> float:

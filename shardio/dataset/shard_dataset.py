@@ -25,16 +25,14 @@ from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length
-from ..order.options import CANONICAL_WORKERS, Options, RequestedOptions, answered
+from ..order.options import Options, RequestedOptions, answered
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
 from ..storage import locate
-from ..tuning.explain import Explanation, explain
-from ..tuning.tune import Tuning, labels_of, tune
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
-from .buffering import BUFFER_BYTES, calls_per_record, reads_batches_in_core
+from .buffering import BUFFER_BYTES, reads_batches_in_core
 from .collate import Empty, images, numbers, planes
 from .decode import LABEL, Decode, Decoder, Work, record_name
 from .fetch import Fetch, Rows
@@ -240,71 +238,20 @@ class ShardDataset(ManifestInfo, Stream):
     def _everything(self) -> ShardSequence:
         return ShardSequence(self._reader, self._decoder, range(self._reader.records))
 
-    def explain(
-        self,
-        *,
-        num_workers: int = 0,
-        world_size: int | None = None,
-        local_world_size: int | None = None,
-    ) -> Explanation:
-        """What training from this dataset will be like: `print(ds.explain(num_workers=8))`.
+    @property
+    def path(self) -> str:
+        """Return where the dataset lies, as messages name it."""
+        return self._path
 
-        Steps, records repeated or left out, bytes and memory of each worker, and warnings with the
-        change that mends each. No record is read. world_size: default: that of this job;
-        local_world_size: ranks on a machine. Raises OptionError.
-        """
-        reader = self._reader
-        return explain(
-            self.manifest,
-            self.options,
-            num_workers=num_workers,
-            world_size=self.ranks()[1] if world_size is None else world_size,
-            local_world_size=local_world_size,
-            shard_records=self.counts,
-            buffer_bytes=self.buffer_bytes,
-            is_network=reader.storage.is_network(),
-            files_limit=reader.limit,
-            labels=lambda shard: reader.shard(shard).columns.get("label"),
-            many=self._batched_reads,
-            apart=partial(calls_per_record, self.manifest, self._selection),
-        )
+    @property
+    def reader(self) -> Reader:
+        """Return the reader of the dataset's shards, those outside of a selection included."""
+        return self._reader
 
-    def tune(
-        self,
-        *,
-        num_workers: int = 0,
-        world_size: int | None = None,
-        memory: int | str | None = None,
-        units: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Tuning:
-        """Say which shuffle buffer to set for batches of this size; mostly: none, keep the default.
-
-        `print(ds.tune().text())`; `.call` is the dataset to make, or, of a subset, the options to
-        change. By simulating the order; labels come from the index, and no record is read. memory:
-        what a buffer may take on one machine (default "2GiB"); units: try other units too;
-        progress: called with (done, total). Raises OptionError.
-        """
-        if self.batch_size is None:
-            raise OptionError("tune: give batch_size to the dataset; the answer is for batches")
-        labels = labels_of(self._everything())
-        if labels is not None and self._selection is not None:
-            labels = labels[self._selection.numbers]
-        return tune(
-            self.counts,
-            labels,
-            batch_size=self.batch_size,
-            num_workers=num_workers,
-            world_size=self.ranks()[1] if world_size is None else world_size,
-            mean_bytes=self._reader.mean_bytes,
-            is_network=self._reader.storage.is_network(),
-            memory=memory,
-            units=units,
-            seed=self.seed,
-            canonical_workers=self.canonical_workers if self.shuffle else CANONICAL_WORKERS,
-            progress=progress,
-            path=self._path if self._selection is None else None,
-        )
+    @property
+    def selection(self) -> Selection | None:
+        """Return the records that `where` and `select` chose; None: all."""
+        return self._selection
 
     @property
     def shuffle_buffer(self) -> int | None:
@@ -339,8 +286,8 @@ class ShardDataset(ManifestInfo, Stream):
         return f"ShardDataset({printable(self._path)!r})"
 
     @property
-    def _batched_reads(self) -> bool:
-        """Whether the core reads many records at a time, so that holding them gains nothing."""
+    def batched_reads(self) -> bool:
+        """Return True if the core reads many records at a time: to hold them gains nothing."""
         return reads_batches_in_core(self.manifest) or (
             self._raw is not None and engine.records() is not None
         )
@@ -360,7 +307,7 @@ class ShardDataset(ManifestInfo, Stream):
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
-            batched_reads=self._batched_reads,
+            batched_reads=self.batched_reads,
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:

@@ -28,8 +28,8 @@ from ..dataset.protocol import BatchReader
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text
-from ..tuning.meter import Made
-from .buffer_pool import Slot, Slots
+from .buffer_pool import Buffer, BufferPool
+from .stats import BatchStats
 from .transport import SMALL
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
@@ -41,7 +41,7 @@ _LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
 
 
 class Failure(Exception):
-    """A row that could not be made, and why: `error`; `where` names the record."""
+    """Say which row could not be made (`where` names the record), and why (`error`)."""
 
     def __init__(self, error: BaseException, where: str) -> None:
         super().__init__(where)
@@ -50,13 +50,13 @@ class Failure(Exception):
 
 
 class Batch:
-    """A batch that is being made; the collating.Memory of its columns."""
+    """Hold a batch that is being made, and the memory of its columns, for collating."""
 
     def __init__(
         self,
         items: PendingBatch,
         number: int,
-        slot: Slot,
+        buffer: Buffer,
         layout: Layout,
         ragged: Collection[int | str] = (),
         fields: Sequence[str] | None = None,
@@ -67,8 +67,8 @@ class Batch:
         self.made_of = items
         self.make = items.make
         self._ragged, self._fields = ragged, fields
-        self.number = number  # of this maker's batches, from 0
-        self.slot = slot
+        self.number = number  # of this builder's batches, from 0
+        self.buffer = buffer
         self.whole: Any = None  # when it was made at once
         self.rows = self.left = items.size  # left: not yet made
         self.read_s = self.decode_s = self.transform_s = self.collate_s = 0.0
@@ -80,36 +80,38 @@ class Batch:
 
     @property
     def layout(self) -> Layout:
-        """Of the fields whose rows were written in their places; for the batch after this one."""
+        """Return that of the fields whose rows were written in place; for the batch after this."""
         return {name: column.like for name, column in self._columns.items() if column.taken}
 
-    def made(self, worker: int) -> Made:
-        """How it was made, and where."""
+    def stats(self, worker: int) -> BatchStats:
+        """Say how the batch was made, and by which worker."""
         seconds, record, name = self.slowest
-        return Made(
+        return BatchStats(
             rows=self.rows,
             read_s=self.read_s,
             decode_s=self.decode_s,
             transform_s=self.transform_s,
             collate_s=self.collate_s,
-            maker=worker,
+            worker=worker,
             slowest_s=seconds,
             slowest_record=record,
             slowest_key=key_text(name),
         )
 
     def forget(self) -> None:
-        """Let go of all that the batch is made of."""
+        """Forget all that the batch is made of."""
         self.items.clear()
         self._columns.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor that is not cleared; a large one lies in the batch's buffer."""
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         if nbytes < SMALL:
             return torch.empty(shape, dtype=dtype)
-        return torch.from_numpy(self.slot.place(nbytes)[1]).view(dtype).view(shape)
+        return torch.from_numpy(self.buffer.place(nbytes)[1]).view(dtype).view(shape)
 
     def column(self, values: Sequence[Any]) -> torch.Tensor | None:
+        """Return the tensor whose rows these values are; None: they are not all in place."""
         for column in self._columns.values():
             if values[0] is column.rows[0]:
                 same = len(values) == len(column.rows)
@@ -118,12 +120,12 @@ class Batch:
         return None
 
     def row(self, name: int | str | None, i: int) -> Any:
-        """Where the image of row i may be written."""
+        """Return the array that the image of row i may be written to; None: there is none yet."""
         column = None if name is None else self._columns.get(name)
         return None if column is None or column.is_tensor else column.rows[i]
 
     def settle(self, i: int, item: Any) -> Any:
-        """The item of row i, its arrays in their rows of the batch."""
+        """Return the item of row i, its arrays in their rows of the batch."""
         kind = type(item)
         if kind is tuple:
             lists = places_of(self._ragged, item, self._fields) if self._ragged else _NONE
@@ -186,7 +188,7 @@ class Batch:
 
 
 class _Column:
-    """A field of a batch, and views of its rows."""
+    """Hold a field of a batch, and views of its rows."""
 
     def __init__(self, batch: Batch, like: _Like) -> None:
         self.like = like
@@ -199,8 +201,8 @@ class _Column:
         )
 
 
-class Maker:
-    """Makes the batches of one share, in order.
+class BatchBuilder:
+    """Build the batches of one share, in order.
 
     pack(batch, collated)  makes of a batch what is handed over; in any thread
     emit(batch, packed)    is called for each batch, in order, by one thread at a time; with the
@@ -215,7 +217,7 @@ class Maker:
         self,
         stream: BatchReader,
         reads: Iterator[PendingBatch],
-        slots: Slots,
+        buffers: BufferPool,
         pack: Callable[[Batch, Any], Any],
         emit: Callable[[Batch | None, Any], None],
         layout: Layout | None = None,
@@ -226,7 +228,7 @@ class Maker:
         self.layout = layout or {}  # of the batch before
         self._places = places
         self._interrupts = interrupts
-        self._slots = slots
+        self._buffers = buffers
         self._pack = pack
         self._emit = emit
         self._assembler = assembler = Assembler(
@@ -246,13 +248,13 @@ class Maker:
         self._tasks = self._rows(reads)
 
     def more(self, batches: int = 1) -> None:
-        """The trainer wants so many more."""
+        """Let so many more batches be made: the trainer wants them."""
         with self._more:
             self._wanted += batches
             self._more.notify_all()
 
     def drop(self) -> None:
-        """Nobody wants the rest."""
+        """Make no more batches: nobody wants the rest."""
         with self._more:
             self._dropped = True
             self._more.notify_all()
@@ -271,14 +273,14 @@ class Maker:
         self.finish()
 
     def finish(self) -> None:
-        """After the last turn: give back the memory of what was begun in vain."""
+        """Give back the memory of batches begun in vain, after the last turn."""
         with suppress(ValueError):  # it is running: a signal's handler has closed the loader
             self._tasks.close()  # or it would keep the batch that it is at
         self._at = None
         for batch in self._open.values():
             batch.forget()
-            batch.slot.hand_over()  # what a collate_fn keeps of it is to be known
-            self._slots.free(batch.slot.number)
+            batch.buffer.hand_over()  # what a collate_fn keeps of it is to be known
+            self._buffers.free(batch.buffer.number)
         self._open.clear()
 
     def _run(self, number: int) -> None:
@@ -288,7 +290,7 @@ class Maker:
             pass
 
     def turn(self, work: Work, place: Place | None = None) -> bool:
-        """Make one row, once it is wanted. False: there is nothing left to be made."""
+        """Make one row, once it is wanted. Returns False if nothing is left to be made."""
         batch = None
         try:
             work.number = -1
@@ -343,7 +345,7 @@ class Maker:
             if items is None:
                 return
             self._at = batch = Batch(
-                *(items, self._begun, self._slots.take(), self.layout),
+                *(items, self._begun, self._buffers.take(), self.layout),
                 *(self._assembler.ragged, self._assembler.fields),
             )
             self._begun += 1
@@ -359,7 +361,7 @@ class Maker:
             del batch, items
 
     def _wait(self) -> bool:
-        """Until one more batch is wanted; False: none is."""
+        """Wait until one more batch is wanted. Returns False if none is."""
         with self._more:
             while not (self._wanted or self._dropped):
                 self._more.wait()
@@ -374,13 +376,13 @@ class Maker:
             made = self._assembler.collate(batch.made_of, batch.items, batch)
         self.layout = batch.layout
         packed = self._pack(batch, made)
-        del made  # in another process it may be done with at once, and its slot be wanted again
+        del made  # in another process it may be done with at once, and its buffer be wanted again
         batch.forget()
         batch.collate_s = perf_counter() - start
         self._hand_over(batch.number, batch, packed)
 
     def _fail(self, batch: Batch | None, error: BaseException, work: Work) -> None:
-        """An error ends the pass; what comes before it is handed over first."""
+        """End the pass by an error; batches before it are handed over first."""
         where = ""
         if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end
             stop, error = error, RuntimeError("a transform, or collate_fn, raised StopIteration")

@@ -1,14 +1,14 @@
-"""Memory of batches that is used again and again: anonymous shared memory, in slots of one batch.
+"""Memory of batches that is used again and again: anonymous shared memory, in buffers of one batch.
 
-How it works. A slot is a memfd: memory with a descriptor but no name, so nothing is left behind,
-nothing needs /dev/shm, and a process that was spawned can be handed it as well as a forked one.
-Who makes batches owns its slots: it takes a free one, places arrays in it one after the other, and
-lets it grow where that takes more. The trainer maps each slot once, and gives batches out as views
-of it. When the last view has died the slot is free again. As nothing is ever taken from under a
-view, a batch that is kept is never overwritten: the maker, with no slot free, makes another. Nor is
-one that a child has which was forked meanwhile: such a slot is not used again at all.
+How it works. A buffer is a memfd: memory with a descriptor but no name (`storage.descriptors`), so
+that nothing is left behind. Each batch builder owns its buffers: it takes a free one, places arrays
+in it one after the other, and lets it grow where that takes more. The trainer maps each buffer
+once, and gives batches out as views of it. When the last view has died the buffer is free again. As
+nothing is ever taken from under a view, a batch that is kept is never overwritten: a builder that
+finds no buffer free makes another. Nor is one that a child has which was forked meanwhile: such a
+buffer is not used again at all.
 
-Slots of batches that are made where they are used are private, and have no descriptor.
+Buffers of batches that are made where they are used are private, and have no descriptor.
 
 Why again and again: pages of new memory must be zeroed and mapped, in each process, 4 KiB at a
 time. For 256 images of 224 x 224 (38 MB) that is 10 to 20 ms; to write them takes 4.
@@ -16,10 +16,7 @@ time. For 256 images of 224 x 224 (38 MB) that is 10 to 20 ms; to write them tak
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,20 +24,18 @@ from typing import Any
 
 import numpy as np
 
+from ..storage import descriptors
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 # Page-locks memory at an address, of so many bytes, and gives what undoes that.
 Lock = Callable[[int, int], Callable[[], object]]
 
 ALIGN = 4096  # arrays begin on pages: what a device copies from, and no two threads write one line
-# Private memory from this size on lies in huge pages, where the kernel has them: a copy of 38 MB
-# takes 2.5 ms instead of 3.
-_HUGE = 4 << 20
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux: all pages at once, not by a fault each
 
 
-class Slot:
-    """Memory of one batch, in the process that makes it.
+class Buffer:
+    """Hold the memory of one batch, in the process that makes it.
 
     `fd` is its descriptor, -1: private; `size` its bytes, `used` how many the batch takes. Arrays
     in it stay valid when it grows: all mappings are of the same memory. Private memory is replaced
@@ -49,7 +44,7 @@ class Slot:
 
     def __init__(self, number: int, size: int, *, private: bool = False) -> None:
         self.number = number
-        self.fd = -1 if private else _anonymous()
+        self.fd = -1 if private else descriptors.anonymous_memory()
         self.size = self.used = 0
         self._lock = threading.Lock()
         self._views: list[Bytes] = []  # since `begin`; the last one is of all bytes
@@ -57,12 +52,12 @@ class Slot:
         self._grow(max(size, ALIGN))
 
     def begin(self) -> None:
-        """A new batch: what the last one placed is forgotten."""
+        """Begin a new batch: arrays that the last one placed are forgotten."""
         self.used = 0
         self._views = [np.frombuffer(self._map, np.uint8)]
 
     def place(self, nbytes: int) -> tuple[int, Bytes]:
-        """An offset in the slot, and (nbytes,) uint8 there: writable, not cleared."""
+        """Return an offset in the buffer, and (nbytes,) uint8 there: writable, not cleared."""
         with self._lock:
             start = -(-self.used // ALIGN) * ALIGN
             if start + nbytes > self.size:
@@ -72,7 +67,7 @@ class Slot:
             return start, self._views[-1][start : start + nbytes]
 
     def offset(self, address: int, nbytes: int) -> int | None:
-        """Where memory of this batch lies in the slot; None: it lies elsewhere."""
+        """Return where memory of this batch lies in the buffer; None: it lies elsewhere."""
         for view in self._views:
             start = view.ctypes.data
             if start <= address and address + nbytes <= start + len(view):
@@ -81,17 +76,17 @@ class Slot:
 
     @property
     def in_use(self) -> bool:
-        """Whether an array of the batch before is still known here: a collate_fn may keep one."""
+        """Return True if an array of the batch before still lives: a collate_fn may keep one."""
         return any(ref() is not None for ref in self._refs)
 
     def hand_over(self) -> None:
-        """The batch is used in another process."""
+        """Let the batch be used in another process."""
         self._refs = [weakref.ref(view) for view in self._views]
         self._views = []
 
     def hand_out(self, freed: Callable[[int], None]) -> None:
-        """The batch is used in this process. `freed` is called with the slot's number when the last
-        array in it is gone: once, in any thread."""
+        """Let the batch be used in this process. `freed` is called with the buffer's number when
+        the last array in it is gone: once, in any thread."""
         once = [self.number]
 
         def died(_: Any) -> None:
@@ -108,6 +103,7 @@ class Slot:
         self._refs = refs  # held here: refs and died, held by each other alone, would be collected
 
     def close(self) -> None:
+        """Close the descriptor. Arrays in the buffer stay valid."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -116,69 +112,72 @@ class Slot:
         size = -(-size // ALIGN) * ALIGN
         if self.fd >= 0:
             os.ftruncate(self.fd, size)
-        self._map = _map(self.fd, size)
+        self._map = descriptors.map_memory(self.fd, size)
         self._views.append(np.frombuffer(self._map, np.uint8))
         self.size = size
 
 
-class Slots:
-    """The slots of one maker. `take` gives a free one, or makes one; `free` is for any thread."""
+class BufferPool:
+    """Lend buffers to one batch builder. `free` is for any thread."""
 
     def __init__(self, *, private: bool = False) -> None:
         self._private = private
-        self._all: dict[int, Slot] = {}
-        self._free: list[Slot] = []
+        self._all: dict[int, Buffer] = {}
+        self._free: list[Buffer] = []
         self._made = 0
         self._largest = 0  # bytes that a batch took
-        self.most = 0  # slots that there have been at a time
+        self.most = 0  # buffers that there have been at a time
         self._spare: int | None = None
 
     @property
     def bytes(self) -> int:
-        return sum(slot.size for slot in list(self._all.values()))
+        """Return the bytes of all buffers."""
+        return sum(buffer.size for buffer in list(self._all.values()))
 
-    def take(self) -> Slot:
+    def take(self) -> Buffer:
+        """Return a free buffer, or a new one, for a new batch."""
         for i in reversed(range(len(self._free))):  # the last one is still in the caches
-            slot = self._free[i]
-            if not slot.in_use:
+            buffer = self._free[i]
+            if not buffer.in_use:
                 del self._free[i]  # others append meanwhile, which moves nothing
                 break
         else:
-            slot = Slot(self._made, self._largest, private=self._private)
-            self._all[slot.number] = slot
+            buffer = Buffer(self._made, self._largest, private=self._private)
+            self._all[buffer.number] = buffer
             self._made += 1
             self.most = max(self.most, len(self._all))
         left = len(self._free)
         self._spare = left if self._spare is None else min(self._spare, left)
-        slot.begin()
-        return slot
+        buffer.begin()
+        return buffer
 
     def spare(self) -> int:
-        """Slots that were free beside each that was taken, since this was asked last."""
+        """Return the buffers that were free whenever one was taken, since this was asked last."""
         spare, self._spare = self._spare, None
         return spare or 0
 
     def free(self, number: int, *, keep: bool = True) -> None:
-        """Nobody uses a slot any more; keep=False: and nobody is to use it again."""
-        slot = self._all.get(number)
-        if slot is None:  # all were closed, before the last batch died
+        """Take back a buffer that nobody uses any more; keep=False: nobody is to use it again."""
+        buffer = self._all.get(number)
+        if buffer is None:  # all were closed, before the last batch died
             return
-        self._largest = max(self._largest, slot.used)
+        self._largest = max(self._largest, buffer.used)
         if keep:
-            self._free.append(slot)
+            self._free.append(buffer)
         else:
             del self._all[number]
-            slot.close()
+            buffer.close()
 
     def close(self) -> None:
-        for slot in list(self._all.values()):
-            slot.close()
+        """Close all buffers."""
+        for buffer in list(self._all.values()):
+            buffer.close()
         self._all.clear()
         self._free.clear()
 
 
-class Mapped:
-    """A slot in the process that uses its batches; with fd -1 memory of this process alone."""
+class MappedBuffer:
+    """Map a buffer where its batches are used; with fd -1 hold memory of this process alone."""
 
     def __init__(self, fd: int, size: int, lock: Lock | None = None) -> None:
         self._fd = fd
@@ -193,18 +192,18 @@ class Mapped:
             raise
 
     def map(self, size: int) -> None:
-        """Follow a slot that has grown. Views of before stay what they were."""
+        """Follow a buffer that has grown. Views of before stay what they were."""
         if self._unlock is not None:  # while its pages are mapped
             self._unlock()
             self._unlock = None
-        self._map = _map(self._fd, size)
+        self._map = descriptors.map_memory(self._fd, size)
         self.size = size
         if self._lock is not None:
             address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
             self._unlock = self._lock(address, size)
 
     def view(self, freed: Callable[[Any], None]) -> Bytes:
-        """(size,) uint8. `freed` is called, in any thread, when it and all views of it are gone."""
+        """Return (size,) uint8. `freed` is called, in any thread, when the last view is gone."""
         view = np.frombuffer(self._map, np.uint8)
         self._live = weakref.ref(view, freed)
         if self._fd >= 0:  # private memory is copied for a child when either writes to it
@@ -213,6 +212,7 @@ class Mapped:
 
     @property
     def in_use(self) -> bool:
+        """Return True while a view lives."""
         return self._live is not None and self._live() is not None
 
     def close(self) -> None:
@@ -225,37 +225,15 @@ class Mapped:
             self._fd = -1
 
 
-# Slots that this process uses, or used, batches of. A child that is forked goes on seeing what is
+# Buffers that this process uses, or used, batches of. A child that is forked goes on seeing what is
 # in them, so that those in use then must not be written to again.
-_HANDED_OUT: weakref.WeakSet[Mapped] = weakref.WeakSet()
+_HANDED_OUT: weakref.WeakSet[MappedBuffer] = weakref.WeakSet()
 
 
 def _note_shared() -> None:
-    for slot in list(_HANDED_OUT):
-        slot.shared |= slot.in_use
+    for buffer in list(_HANDED_OUT):
+        buffer.shared |= buffer.in_use
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_note_shared)
-
-
-def _map(fd: int, size: int) -> mmap.mmap:
-    if fd >= 0:
-        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return mmap.mmap(-1, size, flags=private | _POPULATE)
-    memory = mmap.mmap(-1, size, flags=private)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8)[::ALIGN] = 0  # all pages now
-    return memory
-
-
-def _anonymous() -> int:
-    """A descriptor of memory that has no name."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("shardio", os.MFD_CLOEXEC)
-    file, path = tempfile.mkstemp(prefix="shardio-")  # macOS: a file that is unlinked at once
-    os.unlink(path)
-    return file

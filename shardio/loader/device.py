@@ -1,47 +1,37 @@
 """Batches to a device: copied while the step before computes, cast and normalised there.
 
-    for images, labels in prefetch(loader, "cuda", mean=MEAN, std=STD, dtype=torch.bfloat16): ...
+    for images, labels in shardio.prefetch(loader, "cuda", mean=MEAN, std=STD):
+        ...
 
-How it works. `Ahead` takes batches from an iterator, sends each on its way, and hands out the
-oldest: while step n computes, batch n + 1 is copied by a stream of its own. There is no thread;
-what runs meanwhile is the device's copy engine, which needs page-locked memory. A tensor that lies
-in such memory is copied from where it lies; any other goes through a staging buffer, page-locked
-once and used again. The host's batch is held until an event says that its bytes have been read; the
-event is asked, not waited for.
+How it works. `DevicePrefetcher` takes batches from an iterator, starts the transfer of each, and
+hands out the oldest: while step n computes, batch n + 1 is copied by a stream of its own. There is
+no thread; the device's copy engine runs meanwhile, and it needs page-locked memory. A tensor that
+lies in such memory is copied from where it lies; any other goes through a staging buffer,
+page-locked once and used again. The host's batch is held until an event says that its bytes have
+been read; the event is asked, not waited for.
 
-Only bytes cross to the device; floats are made there. A uint8 tensor (B, C, H, W) is one of images:
+Only bytes cross to the device; floats are made there (`normalize`). On "cpu" and on devices other
+than CUDA the same formula makes the same numbers, without a stream: `.to(device)`, and the formula
+there.
 
-    out = x * scale + bias     in float32, then cast;   scale = 1 / (255 std), bias = -mean / std
-
-On "cpu" and on devices other than CUDA the same formula makes the same numbers, without a stream:
-`.to(device)`, and the formula there.
-
-Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking); of the CUDA runtime,
-"API synchronization behavior" and cudaHostRegister.
+Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking).
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import math
-import numbers
 import time
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 
-from ..errors import OptionError, StateError, StorageError, printable
-from ..units import show_size, whole
-
-Pin = Literal["auto"] | bool
+from ..errors import OptionError, StateError, printable
+from ..units import whole
+from .normalize import Images, walk
+from .pinned import Pin, StagingBuffers, copies_directly
 
 _cuda: Any = torch.cuda  # it has no types
 Event = Any
@@ -50,10 +40,6 @@ Event = Any
 # before the step that read it has run: with no limit a loop of few kernels (CUDA graphs: one a
 # step, and a thousand fit the queue) would fill the device with batches. Four hide any jitter.
 _STEPS_AHEAD = 4
-
-_ALIGNMENT = 256  # of each tensor in a staging buffer, as CUDA's own allocations have it
-
-_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of this process
 
 
 # --- what users call ------------------------------------------------------------------------------
@@ -99,7 +85,7 @@ def prefetch(
 
 
 class Prefetch:
-    """A loader, and the device its batches go to. Made by `prefetch`.
+    """Iterate a loader, with its batches on a device. Made by `prefetch`.
 
     Each `iter` is a pass of its own. All else (`set_epoch`, `dataset`, `batch_size`, ...) is the
     loader's.
@@ -112,10 +98,10 @@ class Prefetch:
             )
         self.loader = loader
         self.target = target
-        self._passing: weakref.ref[Ahead] | None = None
+        self._passing: weakref.ref[DevicePrefetcher] | None = None
 
-    def __iter__(self) -> Ahead:
-        ahead = Ahead(iter(self.loader), self.target)
+    def __iter__(self) -> DevicePrefetcher:
+        ahead = DevicePrefetcher(iter(self.loader), self.target)
         self._passing = weakref.ref(ahead)
         return ahead
 
@@ -145,7 +131,7 @@ def _uncertain(*_: Any, **__: Any) -> Any:
 
 
 class Target:
-    """Where batches go, and what becomes of the images; the options of `prefetch`, checked.
+    """Hold where batches go, and what becomes of the images: the options of `prefetch`, checked.
 
     Holds what lasts from pass to pass: the stream, and the page-locked staging buffers.
     """
@@ -172,69 +158,74 @@ class Target:
             raise OptionError(f'pin is {printable(repr(pin))}: expected "auto", True or False')
         self.pin = pin
         self.images = Images(mean=mean, std=std, dtype=dtype, channels_last=channels_last)
-        self._way: Way | None = None
+        self._transfer: Transfer | None = None
 
     @property
     def locks_pages(self) -> bool:
-        """Whether memory that batches come in should be page-locked, by `page_lock`."""
+        """Return True if memory that batches come in should be page-locked, by `page_lock`."""
         return self.device.type == "cuda" and self.pin is not False
 
     @property
     def staging_bytes(self) -> int:
-        """Page-locked memory of the staging buffers so far."""
-        return self._way.staging.bytes if isinstance(self._way, SideStream) else 0
+        """Return the bytes of page-locked memory that the staging buffers take so far."""
+        return self._transfer.staging.bytes if isinstance(self._transfer, StreamTransfer) else 0
 
-    def way(self) -> Way:
-        """The way there. One for all passes: memory that a stream used is kept for that stream, so
-        that a new one in each epoch would add that epoch's memory to all before."""
+    def transfer(self) -> Transfer:
+        """Return the transfer to the device, one for all passes.
+
+        Memory that a stream used is kept for that stream, so that a new one in each epoch would add
+        that epoch's memory to all before.
+        """
         device = self.device
         if device.type == "cuda" and device.index is None:  # only now is the process's device set
             device = torch.device("cuda", _cuda.current_device())
-        if self._way is None or self._way.device != device:
-            kind = SideStream if device.type == "cuda" else Way
-            self._way = kind(device, self.images, self.pin)
-        return self._way
+        if self._transfer is None or self._transfer.device != device:
+            kind = StreamTransfer if device.type == "cuda" else Transfer
+            self._transfer = kind(device, self.images, self.pin)
+        return self._transfer
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_way": None}  # streams and page-locked memory are of this process
+        # Streams and page-locked memory are of this process.
+        return self.__dict__ | {"_transfer": None}
 
 
 # --- batches ahead --------------------------------------------------------------------------------
 
 
-class Ahead:
-    """An iterator over an iterator's batches, on the device.
+class DevicePrefetcher:
+    """Iterate over the batches of an iterator, on the device.
 
     The first batch is handed out as soon as it is there. From the second on, the next ones are sent
     before one is handed out; where the iterator has a method `ready()` (would its next() come at
     once?), only those that do not keep the loop waiting.
 
-    taken      batches handed out so far: the ones a saved state is to count
-    ahead      batches on their way
-    made       how the last one was made: the iterator's own `made`, with device_s; None without one
-    blocked_s  seconds of the last next() in which the device was steps behind: that is no data time
+    taken        batches handed out so far: the ones a saved state is to count
+    ahead        batches on their way
+    batch_stats  how the last one was made: the iterator's own, with device_s; None without it
+    blocked_s    seconds of the last next() in which the device was steps behind: no data time
 
-    An error of the iterator comes after the batches before it. Nothing runs on its own: an Ahead
-    that is dropped waits for the copies under way, milliseconds, and is gone.
+    An error of the iterator comes after the batches before it. Nothing runs on its own: one that
+    is dropped waits for the copies under way, milliseconds, and is gone.
     """
 
     def __init__(self, iterator: Iterator[Any], target: Target) -> None:
         self.taken = 0
-        self.made: Any = None
+        self.batch_stats: Any = None
         self.blocked_s = 0.0
         self._iterator = iterator
-        self._way = target.way()
+        self._transfer = target.transfer()
         self._most = target.ahead + 1  # sent and not handed out; sent and not yet read
-        self._sent: deque[tuple[Sent, Any]] = deque()
-        self._reading: deque[Sent] = deque()  # the host's batches that are still needed
+        self._sent: deque[tuple[DeviceBatch, Any]] = deque()
+        self._reading: deque[DeviceBatch] = deque()  # the host's batches that are still needed
         self._error: Exception | None = None
         self._ended = False
 
     @property
     def ahead(self) -> int:
+        """Return the number of batches on their way."""
         return len(self._sent)
 
-    def __iter__(self) -> Ahead:
+    def __iter__(self) -> DevicePrefetcher:
         return self
 
     def __next__(self) -> Any:
@@ -249,9 +240,9 @@ class Ahead:
                 raise error
             finally:
                 del error  # its traceback holds this frame
-        sent, made = self._sent.popleft()
+        sent, stats = self._sent.popleft()
         self.blocked_s = sent.take()
-        self.made = None if made is None else made._replace(device_s=sent.device_s())
+        self.batch_stats = None if stats is None else stats._replace(device_s=sent.device_s())
         self.taken += 1
         batch, sent.batch = sent.batch, None
         return batch
@@ -268,15 +259,15 @@ class Ahead:
         # KeyboardInterrupt is not kept for later; the batches that are under way stay.
         try:
             batch = next(self._iterator)
-            made = getattr(self._iterator, "made", None)
-            sent = self._way.send(batch)
+            stats = getattr(self._iterator, "batch_stats", None)
+            sent = self._transfer.send(batch)
         except StopIteration:
             self._ended = True
             return
         except Exception as error:
             self._error = error
             return
-        self._sent.append((sent, made))
+        self._sent.append((sent, stats))
         self._reading.append(sent)
         # Copies that do not keep up: the loader's memory is not to pile up behind them.
         while len(self._reading) > self._most:
@@ -300,43 +291,44 @@ class Ahead:
             self.close()
 
 
-class Sent:
-    """A batch on its way; of `Way`, at its end already."""
+class DeviceBatch:
+    """Hold a batch that is copied to the device; of `Transfer`, one that has arrived."""
 
     def __init__(self, batch: Any, issued_s: float) -> None:
         self.batch = batch  # on the device
         self.issued_s = issued_s
 
     def read(self) -> bool:
-        """Whether the host's batch is no longer needed. Does not wait."""
+        """Return True if the host's batch is no longer needed. Does not wait."""
         return True
 
     def wait(self) -> None:
-        """Until the host's batch is no longer needed."""
+        """Wait until the host's batch is no longer needed."""
 
     def take(self) -> float:
-        """Let the consumer have it; the seconds that the device was waited for."""
+        """Let the consumer have the batch; return the seconds that the device was waited for."""
         return 0.0
 
     def device_s(self) -> float:
-        """Seconds that the way took, as far as known."""
+        """Return the seconds that the transfer took, as far as known."""
         return self.issued_s
 
 
-class Way:
-    """To any device: plain copies, done when `send` returns."""
+class Transfer:
+    """Copy batches to any device, by plain copies that are done when `send` returns."""
 
     def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
         self.device = device
         self._images = images
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
+        """Begin to copy a batch of the host to the device."""
         began = time.perf_counter()
         # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
         # written to, or trained with, after it.
         with torch.inference_mode(False), torch.no_grad():
             there = self._images.finish(walk(batch, self._move))
-        return Sent(there, time.perf_counter() - began)
+        return DeviceBatch(there, time.perf_counter() - began)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device)
@@ -345,20 +337,20 @@ class Way:
 # --- CUDA -----------------------------------------------------------------------------------------
 
 
-class SideStream(Way):
-    """To a CUDA device by a stream of its own, from page-locked memory."""
+class StreamTransfer(Transfer):
+    """Copy batches to a CUDA device by a stream of its own, from page-locked memory."""
 
     def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
         super().__init__(device, images, pin)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
         self._pin = pin
-        self.staging = Staging(pin)
+        self.staging = StagingBuffers(pin)
         self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
         self._timed: tuple[Event, Event] | None = None
         self._last_s: float | None = None
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
         began = time.perf_counter()
         tensors = _tensors(batch)
         start, read, done = (_event(enable_timing=True) for _ in range(3))
@@ -386,7 +378,9 @@ class SideStream(Way):
                 self._stream.synchronize()
                 self.staging.give_back(buffer)
                 raise
-        return _Under(self, batch, there, buffer, (start, read, done), time.perf_counter() - began)
+        return _Streamed(
+            self, batch, there, buffer, (start, read, done), time.perf_counter() - began
+        )
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # A copy from pageable memory waits: where the device reads the host's page tables, one that
@@ -409,7 +403,7 @@ class SideStream(Way):
         return waited
 
     def measured(self, start: Event, done: Event) -> float | None:
-        """Seconds that the last way took that has ended; one at a time is looked at."""
+        """Return the seconds of the last transfer that has ended; one at a time is looked at."""
         self._timed = self._timed or (start, done)
         start, done = self._timed
         if done.query():
@@ -417,12 +411,12 @@ class SideStream(Way):
         return self._last_s
 
 
-class _Under(Sent):
-    """A batch on its way by a side stream."""
+class _Streamed(DeviceBatch):
+    """Hold a batch that a side stream copies."""
 
     def __init__(
         self,
-        way: SideStream,
+        transfer: StreamTransfer,
         host: Any,
         batch: Any,
         buffer: torch.Tensor | None,
@@ -430,7 +424,7 @@ class _Under(Sent):
         issued_s: float,
     ) -> None:
         super().__init__(batch, issued_s)
-        self._way, self._host, self._buffer = way, host, buffer
+        self._transfer, self._host, self._buffer = transfer, host, buffer
         self._start, self._read, self._done = events
 
     def read(self) -> bool:
@@ -444,382 +438,27 @@ class _Under(Sent):
         self._let_go()
 
     def _let_go(self) -> None:
-        self._way.staging.give_back(self._buffer)
+        self._transfer.staging.give_back(self._buffer)
         self._host = self._buffer = None
 
     def take(self) -> float:
-        consumer = _cuda.current_stream(self._way.device)
+        consumer = _cuda.current_stream(self._transfer.device)
         consumer.wait_event(self._done)
         # The allocator knows only the stream that a tensor was made on. Without this, memory that
         # the user lets go would be the next batch's while the consumer's kernels still read it.
         for tensor in _tensors(self.batch):
-            if tensor.device == self._way.device:
+            if tensor.device == self._transfer.device:
                 tensor.record_stream(consumer)
-        return self._way.step(consumer)
+        return self._transfer.step(consumer)
 
     def device_s(self) -> float:
-        measured = self._way.measured(self._start, self._done)
+        measured = self._transfer.measured(self._start, self._done)
         return self.issued_s if measured is None else measured
-
-
-class Staging:
-    """Page-locked buffers for batches that do not lie in such memory: each locked once."""
-
-    def __init__(self, pin: Pin) -> None:
-        self.bytes = 0
-        self._insists = pin is True
-        self._stages = pin is not False
-        self._free: list[torch.Tensor] = []  # those that no copy reads
-
-    def stage(
-        self, tensors: Sequence[torch.Tensor]
-    ) -> tuple[dict[int, torch.Tensor], torch.Tensor | None]:
-        """Page-locked copies, by id, of the tensors that need one; and the buffer they lie in."""
-        needy = {
-            id(tensor): tensor
-            for tensor in tensors
-            if self._stages
-            and tensor.device.type == "cpu"
-            and tensor.layout == torch.strided
-            and tensor.numel()
-            and not copies_directly(tensor)
-        }
-        sizes = [tensor.numel() * tensor.element_size() for tensor in needy.values()]
-        places = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        buffer = self._buffer(places[-1]) if needy else None
-        if buffer is None:
-            return {}, None
-        staged = {}
-        for place, size, (key, tensor) in zip(places, sizes, needy.items(), strict=False):
-            like = torch.empty_like(tensor, device="meta")  # the strides that a copy has
-            view = buffer[place : place + size].view(tensor.dtype)
-            view = view.as_strided(like.shape, like.stride(), view.storage_offset())
-            staged[key] = view.copy_(tensor)
-        return staged, buffer
-
-    def give_back(self, buffer: torch.Tensor | None) -> None:
-        if buffer is not None:
-            self._free.append(buffer)
-
-    def _buffer(self, size: int) -> torch.Tensor | None:
-        """A buffer of at least so many bytes; None where there is none to be had."""
-        while self._free:
-            buffer = self._free.pop()
-            if buffer.numel() >= size:
-                return buffer
-            self.bytes -= buffer.numel()  # batches have grown: it is of no use any more
-        try:
-            buffer = self._locked(size)
-        except RuntimeError as error:
-            if self._insists:
-                raise StorageError(
-                    f"pin=True, but {show_size(size)} cannot be page-locked: {error}\n{_LIMITS}, "
-                    'or give pin="auto"'
-                ) from error
-            _warn_of_locking(size, str(error))
-            self._stages = False
-            return None
-        self.bytes += size
-        return buffer
-
-    def _locked(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def _event(enable_timing: bool = False) -> Event:
     # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
     return _cuda.Event(enable_timing=enable_timing, blocking=True)
-
-
-def copies_directly(tensor: torch.Tensor) -> bool:
-    """Whether the copy engine can read it as it lies: page-locked, and without gaps."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and _dense(tensor)
-        and is_page_locked(tensor)
-    )
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return channels_last or tensor.is_contiguous()
-
-
-# --- page-locked memory ---------------------------------------------------------------------------
-
-_LOCKED: dict[int, int] = {}  # address and bytes of what page_lock has locked in this process
-_LIMITS = (
-    "Free memory limits it, and so may a container (ulimit -l, docker run --ulimit memlock=-1): "
-    "make batches smaller, or prefetch fewer"
-)
-_warned = False
-
-
-def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> bool:
-    """Page-lock memory that is there already, so that copies to the GPU read it as it lies.
-
-    It takes about as long as copying the memory once: for memory that is used again and again.
-    False where that is not possible, with one warning a process; without CUDA, without. Call
-    `page_unlock` before the memory is unmapped, when no copy reads it any more.
-    """
-    if not _cuda.is_available():
-        return False
-    if device is not None and device.type != "cuda":
-        return False
-    # Within `device`: a call of the runtime makes a context, 300 MB or more, on the current one.
-    with _cuda.device(device):
-        error = _cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
-        if int(error) == 0:
-            _LOCKED[address] = nbytes
-            return True
-        _forget_error()
-    _warn_of_locking(nbytes, f"cudaHostRegister says {int(error)}")
-    return False
-
-
-def page_unlock(address: int) -> None:
-    """Undo `page_lock`; nothing where that was not done, or did not succeed."""
-    if _LOCKED.pop(address, None) is None:
-        return
-    with suppress(RuntimeError):  # CUDA may have ended before us
-        if int(_cuda.cudart().cudaHostUnregister(address)):
-            _forget_error()
-
-
-def locked_bytes() -> int:
-    """Memory that `page_lock` holds locked in this process."""
-    return sum(_LOCKED.values())
-
-
-def is_page_locked(tensor: torch.Tensor) -> bool:
-    """Whether a dense CPU tensor lies in page-locked memory, so that a copy from it need not wait.
-
-    torch's is_pinned() asks CUDA, which knows registered memory as well as its own; but it asks
-    for the first byte of the tensor's storage, and that may lie before the range that was locked,
-    or the tensor beyond its end. So what page_lock locked is looked up by the tensor's own bytes.
-    """
-    first = tensor.data_ptr()
-    last = first + tensor.numel() * tensor.element_size()
-    for address, nbytes in _LOCKED.items():
-        if address <= first and last <= address + nbytes:
-            return True
-    return tensor.is_pinned()
-
-
-def _forget_error() -> None:
-    """Take away the error that CUDA keeps of a failed call.
-
-    Else the next kernel of whoever comes next would fail with it. torch's cudart has no
-    cudaGetLastError; a kernel's launch asks for it. What the device itself suffered stays.
-    """
-    with suppress(RuntimeError):
-        torch.zeros(1, device="cuda").add_(1)
-
-
-def _warn_of_locking(size: int, why: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"{show_size(size)} cannot be page-locked ({why}): copies to the GPU will be slower, "
-            f"and will not overlap with computing. {_LIMITS}; pin=False accepts it",
-            stacklevel=2,
-        )
-
-
-def normalize(
-    images: torch.Tensor,
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Normalise uint8 images where they lie, on the CPU or a GPU: (pixels / 255 - mean) / std.
-
-    images      (B, C, H, W) or (C, H, W) uint8: a batch of a DataLoader. Left as they are
-    mean, std   of each channel, or one number for all, for pixels from 0 to 1
-    dtype       of the result; default float32
-
-    The numbers, and the strides, are those that ShardLoader(device=, mean=, std=) gives. Raises
-    OptionError.
-    """
-    if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
-        found = f"a {type(images).__name__}"
-        if isinstance(images, torch.Tensor):
-            found = str(images.dtype).removeprefix("torch.")
-        raise OptionError(
-            f"normalize: images are {found}, expected a uint8 tensor, "
-            "(B, 3, H, W) or (3, H, W), of pixels from 0 to 255"
-        )
-    how = _normalizing(_numbers_of(mean), _numbers_of(std), dtype)
-    channels = how.channels
-    if images.dim() not in (3, 4) or channels not in (None, images.shape[-3]):
-        count = channels or "C"
-        raise OptionError(
-            f"normalize: images are {tuple(images.shape)}, expected (B, {count}, H, W) or "
-            f"({count}, H, W): channels stand before height and width, and mean and std "
-            "have one value for each channel, or one for all"
-        )
-    return how.normalized(images) if images.dim() == 4 else how.normalized(images[None])[0]
-
-
-def _numbers_of(given: Any) -> Any:
-    """Of mean or std, in a form that can be looked up."""
-    if isinstance(given, torch.Tensor | np.ndarray):
-        given = given.tolist()
-    return tuple(given) if isinstance(given, list) else given
-
-
-@functools.lru_cache(maxsize=32)
-def _normalizing(mean: Any, std: Any, dtype: torch.dtype | None) -> Images:
-    return Images(mean=mean, std=std, dtype=dtype)
-
-
-# --- images ---------------------------------------------------------------------------------------
-
-
-class Images:
-    """What becomes of the images of a batch, wherever it lies: strides, normalisation, dtype."""
-
-    def __init__(
-        self,
-        *,
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        dtype: torch.dtype | None = None,
-        channels_last: bool | None = None,
-    ) -> None:
-        means, stds = _numbers("mean", mean), _numbers("std", std)
-        if _several(mean) and _several(std) and len(means) != len(stds):
-            raise OptionError(
-                f"mean has {len(means)} values and std {len(stds)}: expected one for each channel, "
-                "of both"
-            )
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise OptionError(
-                f"dtype is {printable(repr(dtype))}: expected a torch.dtype, like torch.bfloat16"
-            )
-        self._normalises = bool(means or stds)
-        if self._normalises and dtype is not None and not dtype.is_floating_point:
-            raise OptionError(
-                f"dtype is {dtype}, but mean and std make floats: expected a floating-point dtype, "
-                "like torch.bfloat16, or neither mean nor std"
-            )
-        for value in stds:
-            if value == 0:
-                raise OptionError("std is 0 for a channel: nothing can be divided by it")
-        self._dtype = torch.float32 if self._normalises and dtype is None else dtype
-        self._format = {
-            None: None,
-            True: torch.channels_last,
-            False: torch.contiguous_format,
-        }[channels_last]
-        # Of a number for all channels, nothing is known of how many there are: images have three.
-        count = max(len(means), len(stds), 1)
-        self._several = _several(mean) or _several(std)
-        self._channels = count if self._several else 3
-        means, stds = means or [0.0], stds or [1.0]
-        means, stds = means * (count // len(means)), stds * (count // len(stds))
-        # In float64, and rounded once: both are what float32 can hold of them.
-        scales = [1 / (255 * s) for s in stds]
-        biases = [-m / s for m, s in zip(means, stds, strict=True)]
-        self._scale, self._bias = (
-            torch.tensor(values, dtype=torch.float64, device="cpu").float().view(1, -1, 1, 1)
-            for values in (scales, biases)
-        )
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @property
-    def channels(self) -> int | None:
-        """That mean and std are for; None: for any."""
-        return self._channels if self._several else None
-
-    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) uint8, with C as `channels` says, as floats."""
-        return self._image(pixels)
-
-    def finish(self, batch: Any) -> Any:
-        """The batch with its images as they are wanted, made on the device that each lies on."""
-        if self._dtype is None and self._format is None:
-            return batch
-        found, others = 0, []
-
-        def one(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal found
-            if self._is_image(tensor):
-                found += 1
-                return self._image(tensor)
-            if tensor.dim() >= 3:
-                others.append(tensor)
-            return tensor
-
-        finished = walk(batch, one)
-        if not found:
-            raise self._no_images(others)
-        return finished
-
-    def _is_image(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == self._channels
-        )
-
-    def _image(self, pixels: torch.Tensor) -> torch.Tensor:
-        if self._format is not None:
-            pixels = pixels.contiguous(memory_format=self._format)
-        if not self._normalises:
-            return pixels if self._dtype is None else pixels.to(self._dtype)
-        scale, bias = self._constants(pixels.device)
-        # Product and sum apart: fused on one device and not on another, they would round apart.
-        # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
-        floats = pixels.to(torch.float32).mul_(scale).add_(bias)
-        return floats if self._dtype is None else floats.to(self._dtype)
-
-    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if device not in self._on:
-            self._on[device] = self._scale.to(device), self._bias.to(device)
-        return self._on[device]
-
-    def _no_images(self, others: Sequence[torch.Tensor]) -> OptionError:
-        seen = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in others)
-        colours = [t.shape[1] for t in others if t.dtype == torch.uint8 and t.dim() == 4]
-        if self._normalises and colours and colours[0] in (1, 3, 4):
-            return OptionError(
-                f"mean and std are for {self._channels} channels, but the images of this batch "
-                f"have {colours[0]}: {seen}; give one value for each channel"
-            )
-        return OptionError(
-            "mean, std, dtype and channels_last are for images, but this batch has none: expected "
-            f"uint8 (B, {self._channels}, H, W), found {seen or 'no tensor of pixels'}; leave them "
-            "out, or let the loader yield such images (ShardDataset: "
-            "transform=RandomResizedCrop(224), or another that makes uint8 of one size)"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on": {}}
-
-
-def walk(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with function(tensor) for each tensor in its tuples, lists and dicts, to any depth.
-
-    Everything else is passed on as it is, objects of other classes that hold tensors among it.
-    """
-    if isinstance(batch, torch.Tensor):
-        return function(batch)
-    if isinstance(batch, tuple):
-        items = [walk(item, function) for item in batch]
-        if hasattr(batch, "_fields"):
-            return type(batch)(*items)
-        return tuple(items) if type(batch) is tuple else type(batch)(items)
-    if isinstance(batch, list):
-        return [walk(item, function) for item in batch]
-    if type(batch) is dict:
-        return {name: walk(item, function) for name, item in batch.items()}
-    if isinstance(batch, MutableMapping):  # defaultdict, BatchEncoding: what else they hold stays
-        twin = copy.copy(batch)
-        for name, item in batch.items():
-            twin[name] = walk(item, function)
-        return twin
-    return batch
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
@@ -837,7 +476,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def _device(given: str | torch.device | int) -> torch.device:
-    """The device, and that it is there. Raises OptionError."""
+    """Return the device, which is there. Raises OptionError."""
     name = f"device is {printable(repr(given))}"
     if isinstance(given, int) and not isinstance(given, bool):
         given = (
@@ -873,29 +512,3 @@ def _device(given: str | torch.device | int) -> torch.device:
                 f"{name}, which this torch ({torch.__version__}) cannot use: {first}"
             ) from None
     return device
-
-
-def _several(given: Any) -> bool:
-    return given is not None and not isinstance(given, numbers.Real)
-
-
-def _numbers(name: str, given: float | Sequence[float] | None) -> list[float]:
-    """Values of mean or std, in 0 to 1. Raises OptionError."""
-    if given is None:
-        return []
-    try:
-        several = given if isinstance(given, Iterable) else [given]
-        values = [float(value) for value in several]
-    except (TypeError, ValueError):
-        values = []
-    if not values or not all(map(math.isfinite, values)):
-        raise OptionError(
-            f"{name} is {printable(repr(given))}: expected a number for each channel, like "
-            "(0.485, 0.456, 0.406), or one for all"
-        )
-    if max(values) > 1 or min(values) < 0:
-        raise OptionError(
-            f"{name} is {printable(repr(given))}: expected values from 0 to 1, for pixels from 0 "
-            "to 1; divide values for pixels from 0 to 255 by 255"
-        )
-    return values

@@ -1,7 +1,4 @@
-"""Batches made in the trainer's process: by threads in the background, or, with none, in `take`.
-
-The same face as `workers.Processes`, for num_workers=0.
-"""
+"""The workers of num_workers=0: threads of the trainer's process or, with none, `take` itself."""
 
 from __future__ import annotations
 
@@ -17,17 +14,16 @@ from ..dataset.decode import Work
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
-from ..tuning.meter import Made
-from .batch_builder import Batch, Failure, Layout, Maker
-from .buffer_pool import Slots
-from .worker_pool import OVER
-from .worker_process import Pass
+from .base import OVER, Pass
+from .batch_builder import Batch, BatchBuilder, Failure, Layout
+from .buffer_pool import BufferPool
+from .stats import BatchStats
 
 _WAIT_S = 5.0  # for a thread that was told to end
 
 
-class Here:
-    """`begin` a pass, then `take` its batches, in order."""
+class InProcessWorkers:
+    """Make batches in the trainer's process: a WorkerPool without processes."""
 
     number = 0
     name = "a thread of this process"
@@ -45,71 +41,77 @@ class Here:
         self._threads = threads
         self._prefetch = prefetch
         self._late = Late(Whereabouts(0, 0, shared=False), timeout_s, patience_s)
-        self._slots = Slots(private=True)
+        self._buffers = BufferPool(private=True)
         self._layout: Layout = {}
-        self._makers: list[Maker] = []  # at most one
+        self._builders: list[BatchBuilder] = []  # at most one
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
         self.passes = 0
-        self.made: Made | None = None
+        self.batch_stats: BatchStats | None = None
         self.pids: list[int] = []
         self._owner = os.getpid()
-        self._closer = weakref.finalize(self, _end, self._makers, self._slots, self._owner)
+        self._closer = weakref.finalize(self, _end, self._builders, self._buffers, self._owner)
 
     @property
     def closed(self) -> bool:
+        """Return True after `close`."""
         return not self._closer.alive
 
     @property
     def ring(self) -> int:
+        """Return the buffers that a loop needs which keeps no batch but the one it is at."""
         return self._prefetch + 2
 
     @property
     def bytes(self) -> int:
-        return self._slots.bytes
+        """Return the bytes of all buffers that there are now."""
+        return self._buffers.bytes
 
     @property
     def most(self) -> int:
-        return self._slots.most
+        """Return the most buffers that there have been at a time."""
+        return self._buffers.most
 
     def begin(self, what: Pass, steps: int) -> None:
+        """Begin a pass. What was left of the last one is dropped."""
         self._stop()
         self.passes += 1
         queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
         self._queue = queue
-        slots = self._slots
+        buffers = self._buffers
 
         def emit(batch: Batch | None, packed: Any) -> None:
             if batch is not None and not isinstance(packed, Failure):
-                batch.slot.hand_out(slots.free)
+                batch.buffer.hand_out(buffers.free)
             queue.put((batch, packed))
 
         reads = what.reads(self._stream, 0, 1)
         # Anew for each pass: a thread that hung in another one may still write there.
         self._late.whereabouts = Whereabouts(1, self._threads, shared=False)
-        maker = Maker(
-            *(self._stream, reads, slots, lambda _, collated: collated, emit, self._layout),
+        builder = BatchBuilder(
+            *(self._stream, reads, buffers, lambda _, collated: collated, emit, self._layout),
             places=self._late.whereabouts.places(0),
             interrupts=not self._threads,
         )
-        self._makers.append(maker)
+        self._builders.append(builder)
         if self._threads:
-            maker.more(self._prefetch)
+            builder.more(self._prefetch)
             self._thread = threading.Thread(
-                target=maker.run, args=(self._threads,), name="shardio-0", daemon=True
+                target=builder.run, args=(self._threads,), name="shardio-0", daemon=True
             )
             self._thread.start()
 
     def take(self) -> Any:
-        if not self._makers or self._owner != os.getpid():
+        """Return the next batch of the pass. Raises what making it raised, WorkerError."""
+        if not self._builders or self._owner != os.getpid():
             raise WorkerError(OVER)
-        maker = self._makers[0]
+        builder = self._builders[0]
         start = perf_counter()
-        maker.more()
+        builder.more()
         if not self._threads:
             work = Work()
             while self._queue.empty():
-                if not maker.turn(work) and self._queue.empty():
+                if not builder.turn(work) and self._queue.empty():
                     raise WorkerError(OVER)
         batch, packed = self._next(start)
         if isinstance(packed, Failure):
@@ -122,11 +124,11 @@ class Here:
                 raise error from row
             raise error
         assert batch is not None
-        self.made = batch.made(0)._replace(wait_s=perf_counter() - start)
+        self.batch_stats = batch.stats(0)._replace(wait_s=perf_counter() - start)
         return packed
 
     def _next(self, since: float) -> tuple[Batch | None, Any]:
-        """What is made next, waited for since then. Raises WorkerError when it is late."""
+        """Return what is made next, waited for since then. Raises WorkerError when it is late."""
         while True:
             try:
                 return self._queue.get(timeout=self._late.pause_s(since))
@@ -134,6 +136,7 @@ class Here:
                 self._late.look(since, self)
 
     def is_stopped(self) -> bool:
+        """Return False: a process that was stopped cannot ask."""
         return False
 
     def end(self) -> None:
@@ -141,28 +144,30 @@ class Here:
         self._stop(0.0)
 
     def ready(self) -> bool:
+        """Return True if the next batch is made."""
         return not self._queue.empty()
 
     def close(self) -> None:
+        """End the threads, and give back the memory of batches that nobody holds."""
         self._stop()
         self._closer()
 
     def _stop(self, wait_s: float = _WAIT_S) -> None:
-        if not self._makers:
+        if not self._builders:
             return
-        maker = self._makers.pop()
-        maker.drop()
+        builder = self._builders.pop()
+        builder.drop()
         self._queue.put((None, Failure(WorkerError(OVER), "")))  # a thread may wait in `take`
         if self._thread is not None:
             self._thread.join(wait_s)
             self._thread = None
         else:
-            maker.finish()
-        self._layout = maker.layout
+            builder.finish()
+        self._layout = builder.layout
 
 
-def _end(makers: list[Maker], slots: Slots, owner: int) -> None:
+def _end(builders: list[BatchBuilder], buffers: BufferPool, owner: int) -> None:
     if os.getpid() == owner:  # in a child that was forked, locks may be held for ever
-        for maker in makers:
-            maker.drop()
-    slots.close()
+        for builder in builders:
+            builder.drop()
+    buffers.close()

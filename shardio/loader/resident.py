@@ -32,7 +32,7 @@ from ..units import show_size
 
 
 class Resident:
-    """The records of a dataset as tensors, on the CPU or a device; by number of the record."""
+    """Hold the records of a dataset as tensors, on the CPU or a device, by their numbers."""
 
     def __init__(self, stream: Stream, device: torch.device) -> None:
         _check(stream)
@@ -45,10 +45,12 @@ class Resident:
 
     @property
     def filled(self) -> bool:
+        """Return True once all records are held."""
         return self._columns is not None
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all that is held."""
         return sum(column.bytes for column in (self._columns or {}).values())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,13 +89,13 @@ class Resident:
         self._columns = columns
 
     def _lists(self, batch: Any) -> Collection[int | str]:
-        """The ragged fields of a batch."""
+        """Return the ragged fields of a batch."""
         if not isinstance(batch, tuple) or not self._ragged:
             return self._ragged
         return places_of(self._ragged, batch, (self._fields or ())[: len(batch)] or None)
 
     def batches(self, share: Partition) -> Iterator[Any]:
-        """The batches of a rank's share, in order."""
+        """Yield the batches of a rank's share, in order."""
         assert self._columns is not None
         return self._batches(self._columns, share)
 
@@ -128,7 +130,7 @@ class Resident:
 
 
 class _Column:
-    """A field of all records: a tensor of rows, gathered as the widest integers that fit."""
+    """Hold a field of all records: a tensor of rows, gathered as the widest integers that fit."""
 
     def __init__(self, like: torch.Tensor, records: int) -> None:
         # Images come as (B, 3, H, W) with channels_last strides: their rows are (H, W, 3).
@@ -166,7 +168,7 @@ class _Column:
                 break
 
     def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of a batch, in memory of their own."""
+        """Return the rows of a batch, in memory of their own."""
         got = self._wide.index_select(0, rows)
         if got.dtype != self._dtype:
             got = got.view(self._dtype)
@@ -176,7 +178,7 @@ class _Column:
 
 
 class _Listed(_Column):
-    """A field of values that are no tensors: objects, kept as they are."""
+    """Hold a field of values that are no tensors: objects, kept as they are."""
 
     def __init__(self, like: list[Any], records: int, ragged: bool) -> None:
         self._ragged = (0,) if ragged else ()

@@ -3,10 +3,11 @@
     for images, labels in ShardLoader(train, num_workers=8, device="cuda"): ...
 
 The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
-them. Instead of new shared memory for each batch there are slots that each batch is decoded into
-(`slots`, `making`), and processes that stay from epoch to epoch (`serving`, `workers`).
+them. Instead of new shared memory for each batch there are buffers that each batch is decoded into
+(`buffer_pool`, `batch_builder`), and processes that stay from epoch to epoch (`worker_process`,
+`worker_pool`).
 
-A batch is a view of its slot, and as long as any of its tensors lives, nothing is written there:
+A batch is a view of its buffer, and as long as any of its tensors lives, nothing is written there:
 keep what you like. Who keeps many makes the ring grow (`explain` says by how much).
 """
 
@@ -31,15 +32,15 @@ from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
 from ..order.options import Options, answered
 from ..order.partition import Partition
-from ..tuning.meter import Made
 from ..units import show_count, show_size, whole
 from . import device as devices
-from .in_process import Here
+from . import pinned
+from .base import Pass, WorkerPool
+from .in_process import InProcessWorkers
+from .pinned import Pin
 from .resident import Resident
-from .worker_pool import Processes
-from .worker_process import Pass
-
-Pin = Literal["auto"] | bool
+from .stats import BatchStats
+from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
 _OTHERS = {
@@ -69,10 +70,10 @@ class ShardLoader:
     threads       in each; worth more than one where samples wait (slow storage, slow transforms).
                   num_workers=0, threads=0 makes batches when they are asked for: for debuggers
     prefetch_factor  batches that each process makes ahead; default 2
-    copy          True: batches in memory of this process alone (and its slots free at once);
+    copy          True: batches in memory of this process alone (and its buffers free at once);
                   False: views of shared memory, which costs nothing
     device        batches go there ahead of use, and images are cast and normalised there:
-    ahead, mean, std, dtype, channels_last, pin    as for `shardio.device.prefetch`
+    ahead, mean, std, dtype, channels_last, pin    as for `shardio.prefetch`
     timeout       seconds that a batch may be waited for, before a WorkerError says what its process
                   is at; 0, the default: for ever, and a warning says it after a minute
     resident      "ram": decode all of it once, into tensors, and gather each batch from them:
@@ -152,8 +153,8 @@ class ShardLoader:
         if resident is not None:
             self._resident = Resident(dataset, _place(resident, self.target))
         self._context = _context(multiprocessing_context)
-        self._crew: Processes | Here | None = None
-        self._owner = 0  # the process that the crew is of
+        self._pool: WorkerPool | None = None
+        self._owner = 0  # the process that the pool belongs to
         self._last: Iteration | None = None
 
     def __len__(self) -> int:
@@ -176,24 +177,25 @@ class ShardLoader:
 
     @property
     def epoch(self) -> int:
+        """Return the epoch of the dataset."""
         return self.dataset.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """As of the dataset: choose the epoch that the next `iter()` reads."""
+        """Choose the epoch that the next `iter()` reads, as of the dataset."""
         self.dataset.set_epoch(epoch)
 
     @property
     def sampler(self) -> Sampler:
-        """What Lightning asks of a loader, to tell it the epoch."""
+        """Return the object that Lightning tells the epoch."""
         return Sampler(self)
 
     @property
     def remaining(self) -> int:
-        """As of the dataset: the batches that the next `iter()` gives."""
+        """Return the number of batches that the next `iter()` gives, as of the dataset."""
         return self.dataset.remaining
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop over this loader stands, after the batch that it got last. JSON, < 1 KB.
+        """Say where the loop over this loader stands, after the batch it got last. JSON, < 1 KB.
 
         For `load_state_dict` here, or of the dataset, with any number of workers and ranks.
         """
@@ -208,9 +210,9 @@ class ShardLoader:
         starts, or fills, anew."""
         if self._resident is not None:
             self._resident.clear()
-        crew, self._crew = self._crew, None
-        if crew is not None and self._owner == os.getpid():
-            crew.close()
+        pool, self._pool = self._pool, None
+        if pool is not None and self._owner == os.getpid():
+            pool.close()
 
     def __enter__(self) -> ShardLoader:
         return self
@@ -219,7 +221,7 @@ class ShardLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_crew": None, "_last": None}
+        return self.__dict__ | {"_pool": None, "_last": None}
 
     def __repr__(self) -> str:
         return (
@@ -227,44 +229,44 @@ class ShardLoader:
         )
 
     def explain(self) -> LoaderExplanation:
-        """What this loader runs and holds: print it. Memory is that of its batches so far."""
+        """Say what this loader runs and holds: print it. Memory is that of its batches so far."""
         own = self._owner == os.getpid()
-        crew = self._crew if own else None
+        pool = self._pool if own else None
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
             num_workers=self.num_workers,
             threads=self.threads,
             prefetch_factor=self.prefetch_factor,
-            pids=[] if crew is None else crew.pids,
-            slots=0 if crew is None else crew.most,
-            ring=0 if crew is None else crew.ring,
-            slot_bytes=0 if crew is None else crew.bytes,
-            locked_bytes=devices.locked_bytes() + staging,
+            pids=[] if pool is None else pool.pids,
+            buffers=0 if pool is None else pool.most,
+            ring=0 if pool is None else pool.ring,
+            batch_bytes=0 if pool is None else pool.bytes,
+            locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
         )
 
-    def _running(self) -> Processes | Here:
-        crew = self._crew
-        if crew is None or crew.closed or self._owner != os.getpid():
-            self._crew = crew = self._start()
+    def _running(self) -> WorkerPool:
+        pool = self._pool
+        if pool is None or pool.closed or self._owner != os.getpid():
+            self._pool = pool = self._start()
             self._owner = os.getpid()
-        return crew
+        return pool
 
     def _fill(self, resident: Resident) -> None:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
         options = replace(self.dataset.options, shuffle_buffer=1, tail="pad")
         share = options.partition(options.epoch(self.dataset.counts, 0))
-        crew = self._start()
+        pool = self._start()
         try:
-            crew.begin(_pass(options, share, self.num_workers), share.steps)
-            resident.fill(share.epoch, _Batches(crew, share.steps))
+            pool.begin(_pass(options, share, self.num_workers), share.steps)
+            resident.fill(share.epoch, _Batches(pool, share.steps))
         finally:
-            crew.close()
+            pool.close()
 
-    def _start(self) -> Processes | Here:
+    def _start(self) -> WorkerPool:
         if not self.num_workers:
-            return Here(
+            return InProcessWorkers(
                 self.dataset,
                 threads=self.threads,
                 prefetch=self.prefetch_factor,
@@ -273,7 +275,7 @@ class ShardLoader:
         lock = None
         if self.target is not None and self.target.locks_pages:
             lock = partial(_lock, self.target.device)
-        return Processes(
+        return WorkerProcesses(
             self.dataset,
             workers=self.num_workers,
             threads=self.threads,
@@ -297,17 +299,18 @@ class Sampler:
 
 
 class _Batches:
-    """A pass over the batches that a crew makes."""
+    """Iterate over the batches of one pass that a pool makes."""
 
-    def __init__(self, crew: Processes | Here, steps: int) -> None:
-        self._crew = crew
+    def __init__(self, pool: WorkerPool, steps: int) -> None:
+        self._pool = pool
         self._left = steps
-        self._pass = crew.passes
+        self._pass = pool.passes
         self._one = threading.Lock()  # threads may take batches of one pass
 
     @property
-    def made(self) -> Made | None:
-        return self._crew.made
+    def batch_stats(self) -> BatchStats | None:
+        """Return how the batch handed out last was made."""
+        return self._pool.batch_stats
 
     def __iter__(self) -> _Batches:
         return self
@@ -319,31 +322,31 @@ class _Batches:
     def _take(self) -> Any:
         if not self._left:
             raise StopIteration
-        if self._pass != self._crew.passes:
+        if self._pass != self._pool.passes:
             raise EpochError(
                 "another pass over this loader has begun, and ended this one: iterate one at a "
                 "time, or make a second ShardLoader"
             )
-        batch = self._crew.take()
+        batch = self._pool.take()
         self._left -= 1
         return batch
 
     def ready(self) -> bool:
-        """Whether the next batch is there, most likely."""
-        return self._crew.ready()
+        """Return True if the next batch is there, most likely."""
+        return self._pool.ready()
 
 
 def _make(
     stream: Stream,
-    crew: Processes | Here,
+    pool: WorkerPool,
     workers: int,
     target: devices.Target | None,
     share: Partition,
 ) -> Iterator[Any]:
-    """The batches of a rank's share, made by a crew."""
-    crew.begin(_pass(stream.options, share, workers), share.steps)
-    batches = _Batches(crew, share.steps)
-    return batches if target is None else devices.Ahead(batches, target)
+    """Return an iterator over the batches of a rank's share, made by a pool."""
+    pool.begin(_pass(stream.options, share, workers), share.steps)
+    batches = _Batches(pool, share.steps)
+    return batches if target is None else devices.DevicePrefetcher(batches, target)
 
 
 def _pass(options: Options, share: Partition, workers: int) -> Pass:
@@ -358,17 +361,17 @@ def _pass(options: Options, share: Partition, workers: int) -> Pass:
 
 
 def _gather(resident: Resident, target: devices.Target | None, share: Partition) -> Iterator[Any]:
-    """The batches of a rank's share, from memory."""
+    """Return an iterator over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is None:
         return batches
     if resident.device == target.device:
         return map(target.images.finish, batches)
-    return devices.Ahead(batches, target)
+    return devices.DevicePrefetcher(batches, target)
 
 
 def _place(resident: str, target: devices.Target | None) -> torch.device:
-    """Where resident data lies."""
+    """Return the device that resident data lies on. Raises OptionError."""
     if resident == "ram":
         return torch.device("cpu")
     if resident != "device":
@@ -382,23 +385,24 @@ def _place(resident: str, target: devices.Target | None) -> torch.device:
 
 @dataclass(frozen=True)
 class LoaderExplanation:
-    """What a loader runs and holds. Sizes in bytes."""
+    """Say what a loader runs and holds. Sizes in bytes."""
 
     num_workers: int
     threads: int
     prefetch_factor: int
     pids: list[int]  # of the processes that run now
-    slots: int  # batches that there was memory for at a time
+    buffers: int  # batches that there was memory for at a time
     ring: int  # that a loop needs which keeps none
-    slot_bytes: int
+    batch_bytes: int  # of these buffers
     locked_bytes: int  # page-locked memory of this process
-    staging_bytes: int  # of it: buffers for what does not come in slots
+    staging_bytes: int  # of it: for what does not come in buffers of the loader
     resident_bytes: int
 
     def __repr__(self) -> str:
         return self.text()  # as a notebook shows it
 
     def text(self) -> str:
+        """Return it in words, some lines."""
         threads = show_count(self.threads, "thread")
         where = f"{show_count(self.num_workers, 'process', 'processes')} of {threads}"
         if not self.num_workers:
@@ -412,13 +416,13 @@ class LoaderExplanation:
             lines = [f"resident         {size}, decoded once: each batch is a gather of it"]
         if self.pids:
             lines.append(f"processes        {', '.join(map(str, self.pids))}")
-        if self.slots:
-            slots = show_count(self.slots, "slot")
-            lines.append(f"batch memory     {show_size(self.slot_bytes)} in {slots}")
-        if self.slots > self.ring > 0:
+        if self.buffers:
+            buffers = show_count(self.buffers, "buffer")
+            lines.append(f"batch memory     {show_size(self.batch_bytes)} in {buffers}")
+        if self.buffers > self.ring > 0:
             lines.append(
-                f"                 at most, {self.slots - self.ring} more than the ring: your loop "
-                "kept batches, and each keeps its slot; clone() what you keep for long"
+                f"                 at most, {self.buffers - self.ring} more than the ring: your "
+                "loop kept batches, and each keeps its buffer; clone() what you keep for long"
             )
         if self.locked_bytes:
             lines.append(
@@ -437,13 +441,13 @@ def _timeout(given: Any) -> float:
 
 
 def cores(ranks: int) -> int:
-    """The cores of this process, shared among the ranks of this machine; at least 1."""
+    """Return the cores of this process, shared among the ranks of this machine; at least 1."""
     return max(1, math.ceil(machine.cores()) // machines_of(ranks)[1])
 
 
 def _lock(device: torch.device, address: int, nbytes: int) -> Any:
-    devices.page_lock(address, nbytes, device)
-    return partial(devices.page_unlock, address)
+    pinned.page_lock(address, nbytes, device)
+    return partial(pinned.page_unlock, address)
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:

@@ -1,11 +1,12 @@
-"""A batch as bytes, to another process: large tensors lie in the slot, the rest is pickled.
+"""The transport of a batch to another process: large tensors in its buffer, the rest pickled.
 
-    batch --wrap--> offsets of tensors in the slot, and a small pickle --unwrap--> the same batch
+    batch --wrap--> offsets of tensors in the buffer, and a small pickle --unwrap--> the same batch
 
 Any structure of tensors passes: tuples, dicts, lists, PIL images, strings, objects. A tensor that
-was made in the slot stays where it is; another large one is copied there, once; a small one travels
-within the pickle, so that who keeps the labels of an epoch does not keep its images. The pickle is
-between two processes of one program, as in torch's own DataLoader; none is ever read from disk.
+was made in the buffer stays where it is; another large one is copied there, once; a small one
+travels within the pickle, so that who keeps the labels of an epoch does not keep its images. The
+pickle is between two processes of one program, as in torch's own DataLoader; none is ever read from
+disk.
 """
 
 from __future__ import annotations
@@ -16,58 +17,58 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .buffer_pool import Bytes, Slot
+from .buffer_pool import Buffer, Bytes
 
-# Bytes of a tensor from which on it lies in the slot. Below, a copy costs less (8 us) than a view
+# Bytes of a tensor from which on it lies in the buffer. Below, a copy costs less (8 us) than a view
 # of 38 MB costs who keeps it.
 SMALL = 32 << 10
 _INLINE = 64 << 10  # bytes of a pickle that go through the socket; more would fill its buffer
 
 
-class Parcel(NamedTuple):
-    """What is sent of a batch, besides its slot."""
+class WrappedBatch(NamedTuple):
+    """Hold the part of a batch that is sent besides its buffer."""
 
-    pickled: bytes | None  # None: it lies in the slot
+    pickled: bytes | None  # None: it lies in the buffer
     start: int = 0
     length: int = 0
 
 
-# A tensor: where it begins in the slot, or its bytes; dtype, shape, stride. The dtype by name, and
-# no class: to look either up takes the trainer 3 us.
+# A tensor: where it begins in the buffer, or its bytes; dtype, shape, stride. The dtype by name,
+# and no class: to look either up takes the trainer 3 us.
 _Place = tuple[int | bytes, str, tuple[int, ...], tuple[int, ...]]
 
 
-def wrap(batch: Any, slot: Slot) -> Parcel:
-    """Places in the slot what of the batch is not there yet. Raises what pickling raises."""
+def wrap(batch: Any, buffer: Buffer) -> WrappedBatch:
+    """Place in the buffer what of the batch is not there yet. Raises what pickling raises."""
     file = io.BytesIO()
-    _Wrapper(file, slot).dump(batch)
+    _Wrapper(file, buffer).dump(batch)
     data = file.getbuffer()
     if len(data) < _INLINE:
-        return Parcel(bytes(data))
-    start, place = slot.place(len(data))
+        return WrappedBatch(bytes(data))
+    start, place = buffer.place(len(data))
     place[:] = data
-    return Parcel(None, start, len(data))
+    return WrappedBatch(None, start, len(data))
 
 
-def unwrap(parcel: Parcel, memory: Bytes) -> Any:
-    """The batch; its large tensors are views of `memory`, the slot's bytes, which they keep."""
-    pickled: Any = parcel.pickled
+def unwrap(wrapped: WrappedBatch, memory: Bytes) -> Any:
+    """Return the batch. Its large tensors are views of `memory`, the buffer's bytes."""
+    pickled: Any = wrapped.pickled
     if pickled is None:
-        pickled = memoryview(memory)[parcel.start : parcel.start + parcel.length]  # type: ignore[arg-type]
+        pickled = memoryview(memory)[wrapped.start : wrapped.start + wrapped.length]  # type: ignore[arg-type]
     return _Unwrapper(io.BytesIO(pickled), memory).load()
 
 
 class _Wrapper(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, slot: Slot) -> None:
+    def __init__(self, file: io.BytesIO, buffer: Buffer) -> None:
         super().__init__(file, protocol=5)
-        self._slot = slot
+        self._buffer = buffer
 
     def persistent_id(self, value: Any) -> _Place | None:
         if type(value) is not torch.Tensor or not _plain(value):
             return None
         shape, stride = tuple(value.shape), value.stride()
         nbytes = value.numel() * value.element_size()
-        offset = self._slot.offset(value.data_ptr(), nbytes) if nbytes else None
+        offset = self._buffer.offset(value.data_ptr(), nbytes) if nbytes else None
         if offset is not None and _dense(value):
             return offset, _name(value.dtype), shape, stride
         if 0 in stride and nbytes:  # expanded: one constant may stand for gigabytes
@@ -81,7 +82,7 @@ class _Wrapper(pickle.Pickler):
         flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
         if nbytes < SMALL:
             return flat.numpy().tobytes(), _name(value.dtype), shape, stride
-        start, place = self._slot.place(nbytes)
+        start, place = self._buffer.place(nbytes)
         torch.from_numpy(place).copy_(flat)
         return start, _name(value.dtype), shape, stride
 
@@ -101,7 +102,7 @@ class _Unwrapper(pickle.Unpickler):
             memory, data = bytearray(data), 0  # the user's own, so it is to be writable
         count = 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=data)
-        # No view: who saves the tensor saves nothing else of the slot, and detach_() may be called.
+        # No view: who saves the tensor saves nothing else of the buffer, and may call detach_().
         return flat.set_(flat.untyped_storage(), 0, shape, stride)
 
 
@@ -110,7 +111,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than its values; others are pickled as torch does it."""
+    """Return True if a tensor is no more than its values; others are pickled as torch does it."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -122,7 +123,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether its values, in some order, fill its memory without gaps or overlaps."""
+    """Return True if its values, in some order, fill its memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

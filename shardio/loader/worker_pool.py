@@ -1,6 +1,6 @@
-"""The trainer's end of P loader processes, each of which makes every P-th batch (`serving`).
+"""The trainer's end of P loader processes, each of which makes every P-th batch (`worker_process`).
 
-How it works. A process is told what to make by its socket, and sends batches that lie in slots of
+How it works. A process is told what to make by its socket, and sends batches that lie in buffers of
 shared memory, each mapped here once. What the trainer lets go of is told with the next request. A
 process that is gone has closed its socket: the trainer says which and how. One more batch is asked
 for with each that is taken; and when all of a pass were asked for, those of the pass that will most
@@ -34,22 +34,23 @@ from ..dataset.reader import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
-from ..tuning.meter import Made
-from .buffer_pool import Bytes, Lock, Mapped
-from .transport import Parcel, unwrap
-from .worker_process import Pass, Sent, as_socket, serve
+from ..storage import descriptors
+from .base import OVER, Pass
+from .buffer_pool import Bytes, Lock, MappedBuffer
+from .stats import BatchStats
+from .transport import WrappedBatch, unwrap
+from .worker_process import Sent, serve
 
 _WAIT_S = 5.0  # for a process that was told to leave, before it is killed
-# Slots beyond the ring that a loop may keep, at most. Each takes two descriptors here, and batches
-# that are kept beyond what can be spared of these are copied to memory without any.
+# Buffers beyond the ring that a loop may keep, at most. Each takes two descriptors here, and
+# batches that are kept beyond what can be spared of these are copied to memory without any.
 _KEPT = 100
 _ENDED_S = 0.02  # between two looks whether one that is to end has
-_LOOK = 32  # batches of a process after which a slot that was free all the time is given back
-OVER = "this pass was interrupted, or its loader closed: iterate anew"
+_LOOK = 32  # batches of a process after which a buffer that was free all the time is given back
 
 
-class _Process:
-    """A loader process, as the trainer sees it."""
+class _Worker:
+    """Talk to one loader process, from the trainer."""
 
     def __init__(
         self,
@@ -67,67 +68,67 @@ class _Process:
         self._arrives = select.poll()
         self._arrives.register(connection.fileno(), select.POLLIN)
         self.lock = lock
-        self.most = most  # slots that it keeps when they are free
+        self.most = most  # buffers that it keeps when they are free
         self.told = -1  # the number of the pass that it was told last
         self.asked = 0  # batches of that, so far
-        self.mapped: dict[int, Mapped] = {}  # by slot
-        self.freed: deque[int] = deque()  # slots whose last view died; any thread appends
+        self.mapped: dict[int, MappedBuffer] = {}  # by buffer
+        self.freed: deque[int] = deque()  # buffers whose last view died; any thread appends
         self._batches = 0
         self._spare = most  # the least of the last so many
-        self._surplus = False  # a slot is to be given back
+        self._surplus = False  # a buffer is to be given back
 
     def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
-        """On with this pass; what it has not made of another one is dropped, or, if this one
-        follows it, made before."""
+        """Tell it to make this pass. Batches of another one that it has not made are dropped, or,
+        if this pass follows that one, made before."""
         self.told, self.asked = number, wanted
         self._send(number, what, follows, wanted)
 
     def more(self, wanted: int = 1) -> None:
-        """So many more batches of the pass that it was told last."""
+        """Ask for so many more batches of the pass that it was told last."""
         self.asked += wanted
         self._send(self.told, None, False, wanted)
 
     def discard(self) -> None:
-        """Receive what was made of a pass that was left: its slots serve the one that is told next,
-        or that would be made in others."""
+        """Receive what was made of a pass that was left: its buffers serve the one that is told
+        next, or that would be made in others."""
         while self.connection.poll():
             self.drop(self.receive(perf_counter()))
 
     def drop(self, sent: Sent) -> None:
-        """Nobody wants it."""
-        if sent.slot >= 0:
-            self.freed.append(sent.slot)
+        """Free the memory of a batch that nobody wants."""
+        if sent.buffer >= 0:
+            self.freed.append(sent.buffer)
 
     def note(self, spare: int) -> None:
-        """How many slots were free when it began a batch. One that never was wanted is surplus."""
+        """Note how many buffers were free when it began a batch. One never wanted is surplus."""
         self._spare = min(self._spare, spare)
         self._batches += 1
         if self._batches % _LOOK == 0:
             self._surplus, self._spare = self._spare > 0, self.most
 
     def _send(self, number: int, what: Pass | None, follows: bool, wanted: int) -> None:
-        """Also says which slots are free again; those that are too many are given back."""
+        """Send a request, with the buffers that are free again; those too many are given back."""
         free, gone = [], []
         while self.freed:
-            slot = self.freed.popleft()
-            if self._surplus or len(self.mapped) > self.most or self.mapped[slot].shared:
+            buffer = self.freed.popleft()
+            if self._surplus or len(self.mapped) > self.most or self.mapped[buffer].shared:
                 self._surplus = False
-                self.mapped.pop(slot).close()
-                gone.append(slot)
+                self.mapped.pop(buffer).close()
+                gone.append(buffer)
             else:
-                free.append(slot)
+                free.append(buffer)
         with contextlib.suppress(OSError):  # it is gone: `receive` says so, after what it had sent
             self.connection.send_bytes(pickle.dumps((number, what, follows, wanted, free, gone)))
 
     def receive(self, since: float) -> Sent:
-        """What it sends next, awaited since then. Raises WorkerError when it is late, or gone."""
+        """Return what it sends next, awaited since then. Raises WorkerError when late, or gone."""
         try:
             self._wait(since)
             sent: Sent = pickle.loads(self.connection.recv_bytes())
             fd = -1
             if sent.fresh:
                 self._wait(since)
-                fd = self._descriptor()
+                fd = descriptors.receive(self.connection)
         except (EOFError, OSError) as error:
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
                 raise WorkerError(
@@ -136,14 +137,13 @@ class _Process:
                 ) from error
             self._gone()
         if sent.fresh:
-            os.set_inheritable(fd, False)
-            self.mapped[sent.slot] = Mapped(fd, sent.size, self.lock)
-        if sent.slot >= 0 and self.mapped[sent.slot].size < sent.size:
-            self.mapped[sent.slot].map(sent.size)
+            self.mapped[sent.buffer] = MappedBuffer(fd, sent.size, self.lock)
+        if sent.buffer >= 0 and self.mapped[sent.buffer].size < sent.size:
+            self.mapped[sent.buffer].map(sent.size)
         return sent
 
     def _wait(self, since: float) -> None:
-        """Until something comes from it, or it is gone."""
+        """Wait until something comes from it, or it is gone."""
         while not self._arrives.poll(1e3 * self._late.pause_s(since) + 1):
             # What it forked may hold its socket open.
             if self.process.exitcode is not None and not self._arrives.poll(0):
@@ -152,32 +152,25 @@ class _Process:
 
     @property
     def name(self) -> str:
+        """Return the name of the process in messages."""
         return f"loader process {self.number} (pid {self.process.pid})"
 
     def end(self) -> None:
-        """At once: it answers nothing."""
+        """End the process at once: it answers nothing."""
         self.process.kill()
 
     def is_stopped(self) -> bool:
-        """Whether it was stopped by a signal, as far as the system says so."""
+        """Return True if it was stopped by a signal, as far as the system says so."""
         try:
             with open(f"/proc/{self.process.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
         except (OSError, IndexError):
             return False
 
-    def _descriptor(self) -> int:
-        with as_socket(self.connection) as one:
-            data, fds, _, _ = socket.recv_fds(one, 1, 1)
-        if not data:
-            raise EOFError
-        if not fds:  # the system leaves out what there is no room for
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return fds[0]
-
     def close(self) -> None:
+        """Close the socket, by which the process ends, and the descriptors of its memory."""
         # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
-        with contextlib.suppress(OSError), as_socket(self.connection) as one:
+        with contextlib.suppress(OSError), descriptors.as_socket(self.connection) as one:
             one.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         for mapped in self.mapped.values():
@@ -221,8 +214,8 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class Processes:
-    """P loader processes. `begin` a pass, then `take` its batches, in order.
+class WorkerProcesses:
+    """Run P loader processes: a WorkerPool.
 
     Batch i of a pass is made by process i mod P. Errors of rows end the pass; WorkerError, and
     whatever interrupts `begin` or `take`, these processes: they are closed.
@@ -248,7 +241,7 @@ class Processes:
                 "num_workers=0, or start this process with daemon=False"
             )
         self._prefetch = prefetch
-        self._own = Own(lock, prefetch + 2)
+        self._own = PrivateBuffers(lock, prefetch + 2)
         self._always = own  # every batch goes to memory of its own
         self._kept = min(_KEPT, spare_descriptors() // 2)
         self._step = self._steps = 0
@@ -257,10 +250,10 @@ class Processes:
         self._what: Pass | None = None  # what that is
         self._epoch = 0  # of the pass that is being taken
         self._onwards = 0 if stream.evaluates else 1  # epochs from one pass to the next, so far
-        self._all: list[_Process] = []
+        self._all: list[_Worker] = []
         self.passes = 0
-        self.made: Made | None = None
-        self.most = 0  # slots that there have been at a time
+        self.batch_stats: BatchStats | None = None
+        self.most = 0  # buffers that there have been at a time
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _close, self._all, self._own, self._owner)
         seed = torch.initial_seed()
@@ -280,7 +273,7 @@ class Processes:
                 name=f"shardio-loader-{number}",
                 daemon=True,
             )
-            self._all.append(_Process(number, process, here, prefetch + 2, lock, late))
+            self._all.append(_Worker(number, process, here, prefetch + 2, lock, late))
             _PROCESSES.add(process)
             # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -300,25 +293,27 @@ class Processes:
 
     @property
     def closed(self) -> bool:
+        """Return True once the processes are ended, by `close` or because of an error."""
         return not self._closer.alive
 
     @property
     def pids(self) -> list[int]:
+        """Return the ids of the processes."""
         return [one.process.pid for one in self._all]
 
     @property
     def ring(self) -> int:
-        """Slots that a loop needs which keeps no batch but the one it is at."""
+        """Return the buffers that a loop needs which keeps no batch but the one it is at."""
         return len(self._all) * (self._prefetch + 2)
 
     @property
     def bytes(self) -> int:
-        """Of all slots that the trainer has mapped."""
+        """Return the bytes of all buffers that the trainer has mapped."""
         shared = sum(mapped.size for one in self._all for mapped in one.mapped.values())
         return self._own.bytes + shared
 
     def begin(self, what: Pass, steps: int) -> None:
-        """A pass of so many batches. What was left of the last one is dropped."""
+        """Begin a pass of so many batches. What was left of the last one is dropped."""
         self.passes += 1
         guessed = self._newest > self._now and what == self._what
         if not guessed:
@@ -337,7 +332,7 @@ class Processes:
                     process.more(self._prefetch - process.asked)
 
     def take(self) -> Any:
-        """The next batch of the pass. Raises what making it raised, WorkerError."""
+        """Return the next batch of the pass. Raises what making it raised, WorkerError."""
         if self.closed or self._owner != os.getpid():
             raise WorkerError(OVER)
         process = self._all[self._step % len(self._all)]
@@ -348,35 +343,38 @@ class Processes:
             process.note(sent.spare)
             arrived = perf_counter()
             self._step += 1
-            if sent.parcel is not None:
-                batch = self._unpack(process, sent, sent.parcel)
-        if sent.parcel is None:
+            if sent.wrapped is not None:
+                batch = self._unpack(process, sent, sent.wrapped)
+        if sent.wrapped is None:
             _raise(sent)
-        self.made = sent.made._replace(wait_s=arrived - start, transport_s=perf_counter() - arrived)
+        self.batch_stats = sent.stats._replace(
+            wait_s=arrived - start, transport_s=perf_counter() - arrived
+        )
         return batch
 
-    def _unpack(self, process: _Process, sent: Sent, parcel: Parcel) -> Any:
+    def _unpack(self, process: _Worker, sent: Sent, wrapped: WrappedBatch) -> Any:
         self._ask(process)
-        slots = sum([len(one.mapped) for one in self._all])
-        self.most = max(self.most, slots)
-        mapped, freed, slot = process.mapped[sent.slot], process.freed, sent.slot
-        view = mapped.view(lambda _: freed.append(slot))
-        if self._always or slots > self.ring + self._kept:
+        buffers = sum([len(one.mapped) for one in self._all])
+        self.most = max(self.most, buffers)
+        mapped, freed, buffer = process.mapped[sent.buffer], process.freed, sent.buffer
+        view = mapped.view(lambda _: freed.append(buffer))
+        if self._always or buffers > self.ring + self._kept:
             view = self._own.copy(view[: sent.used])
-        return unwrap(parcel, view)
+        return unwrap(wrapped, view)
 
     def ready(self) -> bool:
-        """Whether `take` would most likely not wait."""
+        """Return True if `take` would most likely not wait."""
         if self.closed:
             return True
         return bool(self._all[self._step % len(self._all)].connection.poll())
 
     def close(self) -> None:
+        """End the processes. Batches that were handed out stay."""
         self._closer()
 
     @contextlib.contextmanager
     def _unbroken(self) -> Iterator[None]:
-        """What ends this early, such as Ctrl-C, may leave a message half read, or a batch lost."""
+        """Close all when this is left early: a message may be half read, or a batch lost."""
         try:
             yield
         except BaseException as error:
@@ -385,8 +383,8 @@ class Processes:
             self.close()
             raise
 
-    def _ask(self, process: _Process) -> None:
-        """One more batch of a process, for the one that was taken."""
+    def _ask(self, process: _Worker) -> None:
+        """Ask a process for one more batch, for the one that was taken."""
         if process.told != self._now or process.asked < self._batches(process):
             process.more()
             return
@@ -397,26 +395,27 @@ class Processes:
             self._newest += 1
         process.tell(self._newest, self._what, 1, follows=True)
 
-    def _batches(self, process: _Process) -> int:
-        """That a process makes of this pass."""
+    def _batches(self, process: _Worker) -> int:
+        """Return the number of batches that a process makes of this pass."""
         return len(range(process.number, self._steps, len(self._all)))
 
 
-class Own:
-    """Memory of the trainer alone, that batches are copied to, and that is used again."""
+class PrivateBuffers:
+    """Copy batches to memory of the trainer alone, which is used again."""
 
     def __init__(self, lock: Lock | None, most: int) -> None:
-        self._all: set[Mapped] = set()
-        self._free: deque[Mapped] = deque()
+        self._all: set[MappedBuffer] = set()
+        self._free: deque[MappedBuffer] = deque()
         self._lock = lock
         self._most = most  # pieces that are free, and kept for what comes
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all its memory."""
         return sum(own.size for own in self._all)
 
     def copy(self, data: Bytes) -> Bytes:
-        """A copy; its memory is used again when its last view is gone."""
+        """Return a copy, whose memory is used again when its last view is gone."""
         size = len(data)
         while self._free:
             own = self._free.popleft()
@@ -425,7 +424,7 @@ class Own:
             own.close()
             self._all.discard(own)
         else:
-            own = Mapped(-1, max(1, size), self._lock)
+            own = MappedBuffer(-1, max(1, size), self._lock)
             self._all.add(own)
         free = self._free
         view = own.view(lambda _: free.append(own))
@@ -446,7 +445,7 @@ class Own:
 
 
 def _raise(sent: Sent) -> NoReturn:
-    """The error of a row, as it was raised, with where that was as its cause."""
+    """Raise the error of a row, as it was raised, with where that was as its cause."""
     if sent.error is None:
         raise WorkerError(f"{sent.where}: {sent.text}")
     try:
@@ -456,7 +455,7 @@ def _raise(sent: Sent) -> NoReturn:
     raise error from RowError(f"{sent.where}\n\n{sent.text}")
 
 
-def _close(processes: list[_Process], own: Own, owner: int) -> None:
+def _close(processes: list[_Worker], own: PrivateBuffers, owner: int) -> None:
     """End loader processes: without their sockets they leave."""
     if os.getpid() != owner:  # a child that was forked: they are not its own
         return

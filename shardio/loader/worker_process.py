@@ -1,14 +1,14 @@
 """A loader process: makes every P-th batch of a pass, in memory that it shares with the trainer.
 
 How it works. It has one socket to the trainer. Downwards go the passes (which epoch, from where),
-how many batches more are wanted, and which slots are free again; upwards, for each batch, its slot
-and a small pickle. A slot's descriptor is sent with its first batch. So there is no name, no lock
-and no file that could be left behind, and the end of either side closes the socket: a process whose
-trainer is gone leaves, at once.
+how many batches more are wanted, and which buffers are free again; upwards, for each batch, its
+buffer and a small pickle. A buffer's descriptor is sent with its first batch. So there is no name,
+no lock and no file that could be left behind, and the end of either side closes the socket: a
+process whose trainer is gone leaves, at once.
 
 It stays from pass to pass. As soon as it has made its last batch it goes on with the first ones of
-the pass that will most likely come next, so that a new epoch begins at once. `workers` is the
-trainer's end.
+the pass that will most likely come next, so that a new epoch begins at once. `worker_pool` is
+the trainer's end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import pickle
 import random
 import re
 import signal
-import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from time import process_time
@@ -32,69 +30,33 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from ..dataset.assemble import PendingBatch
 from ..dataset.protocol import BatchReader
-from ..dataset.ranks import Consumers
 from ..dataset.whereabouts import Whereabouts
-from ..order.options import Options
 from ..order.rng import key
-from ..tuning.meter import Made
-from .batch_builder import Batch, Failure, Layout, Maker
-from .buffer_pool import Slots
-from .transport import Parcel, wrap
+from ..storage import descriptors
+from .base import Pass
+from .batch_builder import Batch, BatchBuilder, Failure, Layout
+from .buffer_pool import BufferPool
+from .stats import BatchStats
+from .transport import WrappedBatch, wrap
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
 
 
-class Pass(NamedTuple):
-    """What is to be read: the batches of one rank, from a place in an epoch to its end."""
-
-    options: Options
-    epoch: int
-    start: int  # units consumed before
-    rank: int
-    world_size: int
-    consumers: Consumers
-
-    def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[PendingBatch]:
-        """What one worker makes its batches of."""
-        stream.options = self.options
-        share = self.options.partition(
-            self.options.epoch(stream.counts, self.epoch),
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=worker,
-            num_workers=workers,
-            start=self.start,
-        )
-        return stream.read_batches(share, self.consumers)
-
-
 class Sent(NamedTuple):
-    """A batch, or the error instead of one, on its way to the trainer."""
+    """Hold a batch, or the error instead of one, on its way to the trainer."""
 
     number: int  # of the pass
-    slot: int = -1
-    size: int = 0  # bytes of the slot
+    buffer: int = -1
+    size: int = 0  # bytes of the buffer
     used: int = 0  # bytes of it that the batch takes
     fresh: bool = False  # its descriptor follows
-    spare: int = 0  # other slots that its process had free when it took this one
-    parcel: Parcel | None = None
-    made: Made = Made()
+    spare: int = 0  # other buffers that its process had free when it took this one
+    wrapped: WrappedBatch | None = None
+    stats: BatchStats = BatchStats()
     error: bytes | None = None  # a pickled exception; None: it could not be
     text: str = ""  # of the error: type, message, traceback
     where: str = ""
-
-
-def as_socket(connection: Connection) -> socket.socket:
-    """The connection as a socket, which can carry descriptors and be shut down.
-
-    Rejected: multiprocessing's send_handle. On macOS it waits for an acknowledgement, which the
-    thread that listens would read. None is needed: the maker keeps its own descriptor.
-    """
-    one = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-    one.setblocking(True)  # whatever socket.setdefaulttimeout says: it holds for the connection too
-    return one
 
 
 def serve(
@@ -106,7 +68,7 @@ def serve(
     seed: int,
     whereabouts: Whereabouts,
 ) -> None:
-    """All that a loader process does."""
+    """Run a loader process, until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # So is what a scheduler sends to all: a copy of the trainer's handler would save a checkpoint.
@@ -130,7 +92,7 @@ class _Server:
         whereabouts: Whereabouts,
     ) -> None:
         self._connection = connection
-        self._socket = as_socket(connection)
+        self._socket = descriptors.as_socket(connection)
         # A transform may fork. With the socket in its child, the trainer would not learn of the end
         # of this process; and a child that comes back from the transform is not to send batches.
         if hasattr(os, "register_at_fork"):
@@ -140,14 +102,14 @@ class _Server:
         self._stream = stream
         self._worker, self._workers, self._threads = worker, workers, threads
         self._seed = seed
-        self._slots = Slots()
-        self._known: set[int] = set()  # slots whose descriptors the trainer has
+        self._buffers = BufferPool()
+        self._known: set[int] = set()  # buffers whose descriptors the trainer has
         self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
         self._oldest = 0  # the first pass that is still wanted
-        self._making = -1  # the pass of the maker
-        self._maker: Maker | None = None
+        self._building = -1  # the pass of the builder
+        self._builder: BatchBuilder | None = None
         self._layout: Layout = {}
         self._cpu_s = process_time()  # when the last batch was sent
 
@@ -157,55 +119,62 @@ class _Server:
             self._make(*self._passes.get())
 
     def _make(self, number: int, what: Pass) -> None:
-        """The batches of one pass."""
+        """Make the batches of one pass."""
         _seed(key(_SEED, self._seed, what.epoch, what.rank, self._worker))
 
         def emit(batch: Batch | None, packed: Any) -> None:
             self._emit(number, batch, packed)
 
-        def pack(batch: Batch, collated: Any) -> Parcel:
-            return wrap(collated, batch.slot)
+        def pack(batch: Batch, collated: Any) -> WrappedBatch:
+            return wrap(collated, batch.buffer)
 
         try:
             reads = what.reads(self._stream, self._worker, self._workers)
         except Exception as error:
             emit(None, Failure(error, ""))
             return
-        maker = Maker(
-            *(self._stream, reads, self._slots, pack, emit, self._layout), places=self._places
+        builder = BatchBuilder(
+            *(self._stream, reads, self._buffers, pack, emit, self._layout), places=self._places
         )
         with self._lock:
             wanted = self._wanted.pop(number, 0)
             if number < self._oldest:
                 return
-            self._maker, self._making = maker, number
-            maker.more(wanted + int(bool(self._wanted)))  # see _do
-        maker.run(self._threads)
-        self._layout = maker.layout
+            self._builder, self._building = builder, number
+            builder.more(wanted + int(bool(self._wanted)))  # see _do
+        builder.run(self._threads)
+        self._layout = builder.layout
         with self._lock:
-            self._maker = None
+            self._builder = None
 
     def _emit(self, number: int, batch: Batch | None, packed: Any) -> None:
         if isinstance(packed, Failure):
             self._send(_failed(number, packed, f"loader process {self._worker}"))
             return
         assert batch is not None
-        slot = batch.slot
-        slot.hand_over()
-        fresh = slot.number not in self._known
+        buffer = batch.buffer
+        buffer.hand_over()
+        fresh = buffer.number not in self._known
         before, self._cpu_s = self._cpu_s, process_time()
-        made = batch.made(self._worker)._replace(cpu_s=self._cpu_s - before)
+        stats = batch.stats(self._worker)._replace(cpu_s=self._cpu_s - before)
         sent = Sent(
-            number, slot.number, slot.size, slot.used, fresh, self._slots.spare(), packed, made
+            number,
+            buffer.number,
+            buffer.size,
+            buffer.used,
+            fresh,
+            self._buffers.spare(),
+            packed,
+            stats,
         )
-        self._known.add(slot.number)
-        self._send(sent, slot.fd if fresh else -1)
+        self._known.add(buffer.number)
+        self._send(sent, buffer.fd if fresh else -1)
 
     def _send(self, sent: Sent, fd: int = -1) -> None:
         try:
             self._connection.send_bytes(pickle.dumps(sent))
             if fd >= 0:
-                socket.send_fds(self._socket, [b"."], [fd])
+                descriptors.send(self._socket, fd)
         except ConnectionError:  # the trainer is gone
             _leave(0)
         except BaseException:  # it would wait for ever for what was not sent
@@ -236,24 +205,24 @@ class _Server:
         free: list[int],
         gone: list[int],
     ) -> None:
-        for slot in free:
-            self._slots.free(slot)
-        for slot in gone:
-            self._known.discard(slot)
-            self._slots.free(slot, keep=False)
+        for buffer in free:
+            self._buffers.free(buffer)
+        for buffer in gone:
+            self._known.discard(buffer)
+            self._buffers.free(buffer, keep=False)
         with self._lock:
             if what is not None:
                 if not follows:
                     self._oldest = number
                     self._wanted.clear()
-                if self._maker is not None:
+                if self._builder is not None:
                     # All batches of a pass were asked for before the next one follows it; with one
-                    # more the maker sees that there is none.
-                    self._maker.more() if follows else self._maker.drop()
+                    # more the builder sees that there is none.
+                    self._builder.more() if follows else self._builder.drop()
                 self._wanted[number] = wanted
                 self._passes.put((number, what))
-            elif self._maker is not None and number == self._making:
-                self._maker.more(wanted)
+            elif self._builder is not None and number == self._building:
+                self._builder.more(wanted)
             elif number in self._wanted:
                 self._wanted[number] += wanted
 
@@ -274,7 +243,7 @@ def _failed(number: int, failure: Failure, where: str) -> Sent:
 
 
 class _Bare:
-    """An exception that is to be made again without its constructor."""
+    """Pickle an exception so that it is made again without its constructor."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -290,7 +259,7 @@ def _made_again(kind: type[BaseException], args: Any, state: dict[str, Any]) -> 
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """What an exception of this type and text is made of again; None: it cannot be."""
+    """Return an exception, pickled so that its type and text come back; None: it cannot be."""
     # Pickle calls the constructor with `args`, the finished text: one that makes the text of other
     # arguments fails, or puts its words around it once more.
     for one in (error, _Bare(error)):
@@ -302,12 +271,12 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _shown(error: BaseException) -> str:
-    """Its type and text, but for the addresses of objects."""
+    """Return the type and text of an exception, but for the addresses of objects."""
     return re.sub("0x[0-9a-f]+", "", "".join(traceback.format_exception_only(error)))
 
 
 def _seed(seed: int) -> None:
-    """The generators that transforms of the user may draw from; each process draws its own."""
+    """Seed the generators that transforms may draw from, for each process another."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed >> 1)

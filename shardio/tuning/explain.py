@@ -1,6 +1,6 @@
 """What training with these options will be like, before it starts: counts, memory, and warnings.
 
-    print(explain(manifest, RequestedOptions(batch_size=256).resolve(mean_bytes), num_workers=8))
+    print(shardio.explain("out/", batch_size=256, num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes: steps and shares from
 Partition, where bytes wait from buffering.plan_buffering. For up to two million records the epoch's
@@ -11,28 +11,34 @@ order itself is made, without its bytes, and counted; for more, what a worker re
 from __future__ import annotations
 
 import math
+import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ..dataset import buffering, reader
+from ..dataset import buffering
 from ..dataset.buffering import BUFFER_BYTES, KEPT, RUN, BufferPlan
-from ..dataset.reader import OPEN_SHARDS
+from ..dataset.reader import OPEN_SHARDS, Reader, spare_descriptors
+from ..errors import OptionError, printable
 from ..formats.base import Column
 from ..formats.foreign.parquet import cache_bytes
-from ..formats.manifest import Manifest
-from ..order.epoch import Epoch, default_unit
-from ..order.options import SHUFFLE_BUFFER, Options, shuffled_whole
+from ..formats.manifest import Manifest, load
+from ..order.epoch import Epoch, Tail, default_unit
+from ..order.options import SHUFFLE_BUFFER, Options, RequestedOptions, shuffled_whole
 from ..order.partition import Batch, Partition, shared_spans
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
+from ..storage import locate
 from ..storage.local import memory_available
 from ..units import show_count, show_size, whole
+
+if TYPE_CHECKING:
+    from ..dataset.shard_dataset import ShardDataset
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
@@ -150,6 +156,86 @@ class Explanation:
 
 
 def explain(
+    dataset: ShardDataset | str | os.PathLike[str],
+    *,
+    num_workers: int = 0,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    batch_size: int | None = None,
+    shuffle_buffer: int | str | None = None,
+    tail: Tail | None = None,
+    canonical_workers: int | None = None,
+    unit: int | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Explanation:
+    """Say what training from a dataset will be like: `print(shardio.explain(ds, num_workers=8))`.
+
+    Steps, records repeated or left out, bytes and memory of each worker, and warnings with the
+    change that mends each. No record is read.
+
+    dataset           a ShardDataset, of which `where` and `select` may have chosen records; or the
+                      path of what `shardio pack` made
+    num_workers       of each rank's loader
+    world_size        ranks; default: those of a ShardDataset's job, and 1 for a path
+    local_world_size  ranks on each machine; default: all, up to 8
+    batch_size, shuffle_buffer, tail, canonical_workers, unit, root    for a path: as ShardDataset
+                      has them. A ShardDataset has its own
+
+    Raises OptionError; for a path also NotPackedError, DamageError, VersionError.
+    """
+    given = RequestedOptions(batch_size, shuffle_buffer, None, tail, canonical_workers, unit)
+    if isinstance(dataset, (str, os.PathLike)):
+        storage = locate(dataset)
+        shards = None if root is None else locate(root)
+        reader = Reader(storage, load(storage), root=shards)
+        return explain_manifest(
+            reader.manifest,
+            given.resolve(reader.mean_bytes, records=reader.records),
+            num_workers=num_workers,
+            world_size=1 if world_size is None else world_size,
+            local_world_size=local_world_size,
+            is_network=reader.storage.is_network(),
+            files_limit=reader.limit,
+            labels=lambda number: reader.shard(number).columns.get("label"),
+        )
+    stream = check_dataset("explain", dataset, vars(given) | {"root": root})
+    reader = stream.reader
+    return explain_manifest(
+        stream.manifest,
+        stream.options,
+        num_workers=num_workers,
+        world_size=stream.ranks()[1] if world_size is None else world_size,
+        local_world_size=local_world_size,
+        shard_records=stream.counts,
+        buffer_bytes=stream.buffer_bytes,
+        is_network=reader.storage.is_network(),
+        files_limit=reader.limit,
+        labels=lambda shard: reader.shard(shard).columns.get("label"),
+        batched_reads=stream.batched_reads,
+        calls_per_record=partial(buffering.calls_per_record, stream.manifest, stream.selection),
+    )
+
+
+def check_dataset(function: str, dataset: object, options: Mapping[str, Any]) -> ShardDataset:
+    """Return what is a ShardDataset, whose own options are not given anew. Raises OptionError."""
+    from ..dataset.shard_dataset import ShardDataset  # it costs torch, which a path does not
+
+    if not isinstance(dataset, ShardDataset):
+        found = printable(repr(dataset))
+        raise OptionError(
+            f"{function}: expected a ShardDataset, or the path of a packed dataset, found {found}; "
+            "of a mixture, ask each of its datasets"
+        )
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"{function}: {', '.join(given)} with a ShardDataset, which has its own: give them to "
+            "the dataset, or its path here"
+        )
+    return dataset
+
+
+def explain_manifest(
     manifest: Manifest,
     options: Options,
     *,
@@ -162,10 +248,10 @@ def explain(
     files_limit: int | None = None,
     available_bytes: int | None = None,
     labels: Labels | None = None,
-    many: bool | None = None,
-    apart: Callable[[], float] | None = None,
+    batched_reads: bool | None = None,
+    calls_per_record: Callable[[], float] | None = None,
 ) -> Explanation:
-    """Explain a job, by arithmetic.
+    """Explain a job by arithmetic, of a dataset's manifest and the options of its order.
 
     num_workers       of each rank's DataLoader
     local_world_size  ranks on each machine; default: all, up to 8
@@ -176,8 +262,8 @@ def explain(
     available_bytes   memory of a machine; default: what this one has to give
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
                       where the manifest does not say whether packing shuffled
-    many              batched_reads, as Fetch has it; default: as far as the manifest tells
-    apart             buffering.calls_per_record of a subset; default: of all records
+    batched_reads     as Fetch has it; default: as far as the manifest tells
+    calls_per_record  those of buffering.calls_per_record of a subset; default: of all records
 
     Raises OptionError.
     """
@@ -201,13 +287,15 @@ def explain(
         local_consumers=each * here,
         machines=-(-ranks // here),
         available_bytes=available,
-        batched_reads=buffering.reads_batches_in_core(manifest) if many is None else many,
-        calls_per_record=apart or partial(buffering.calls_per_record, manifest, None),
+        batched_reads=(
+            buffering.reads_batches_in_core(manifest) if batched_reads is None else batched_reads
+        ),
+        calls_per_record=calls_per_record or partial(buffering.calls_per_record, manifest, None),
     )
     read = _count(share, manifest) if _countable(share) else _estimate(share, mean)
     tail = _tail(share)
     shards = int((epoch.shard_records > 0).sum())
-    limit = reader.spare_descriptors() if files_limit is None else files_limit
+    limit = spare_descriptors() if files_limit is None else files_limit
     files = min(limit, shards)
     largest = np.sort(manifest.shard_records[epoch.shard_records > 0])[shards - files :]
     # The longest span, and the shortest of those that have records.

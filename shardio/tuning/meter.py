@@ -1,6 +1,6 @@
 """Is the loader fast enough? The time a training loop waits for batches, beside the time it works.
 
-    for images, labels in watch(loader, every=100):
+    for images, labels in shardio.watch(loader, every=100):
         ...
 
 How it works. A loop is in one of two places: in the loader's next(), where it waits, or between two
@@ -9,8 +9,8 @@ report is of the batches since the one before, so that a loader that gets slower
 an hour of good times; the first batch of a pass, which starts workers and compiles kernels, stands
 apart. `judge` says in words what the times of a pass mean, and what to change: one thing.
 
-A loader whose iterator has the attribute `made`, as that of ShardLoader has, also tells how each
-batch was made, and by that which stage is the limit, and which records were slow.
+A loader whose iterator has the attribute `batch_stats`, as that of ShardLoader has, also tells how
+each batch was made, and by that which stage is the limit, and which records were slow.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import machine
 from ..errors import OptionError, printable
+from ..loader.stats import BatchStats
 from ..units import show_count, whole
 
 T = TypeVar("T")
@@ -51,46 +52,25 @@ SLOWEST: Final = 5  # records to name
 FOLD: Final = 1024  # batches that are kept as they came; then they are summed up
 KEPT: Final = 1 << 16  # batches that a verdict is of: the last ones, to twice as many, in 2 MB
 
-MAKERS: Final = ("read", "decode", "transform", "collate")  # in the loader's processes, in parallel
-TAKERS: Final = ("transport", "device")  # in the trainer, one batch after another
-STAGES: Final = (*MAKERS, *TAKERS)
-
-
-class Made(NamedTuple):
-    """How one batch was made. Loaders give it as the attribute `made` of their iterators.
-
-    Seconds of the first four stages are summed over the rows, in whatever threads they were made.
-    A built-in transform, which decodes and crops in one call, counts as decode.
-    """
-
-    rows: int = 0
-    wait_s: float = 0.0  # the trainer waited in next()
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    transform_s: float = 0.0
-    collate_s: float = 0.0
-    transport_s: float = 0.0  # the trainer's own time to take the batch: message, mapping, copying
-    device_s: float = 0.0  # its way to the device
-    maker: int = 0  # which loader process
-    slowest_s: float = 0.0  # the row that took longest
-    slowest_record: int = -1  # its number in the dataset
-    slowest_key: str = ""
-    cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
+# In the loader's processes, in parallel.
+WORKER_STAGES: Final = ("read", "decode", "transform", "collate")
+TRAINER_STAGES: Final = ("transport", "device")  # in the trainer, one batch after another
+STAGES: Final = (*WORKER_STAGES, *TRAINER_STAGES)
 
 
 @dataclass
-class Making:
-    """How many batches were made: the sum of their `Made`."""
+class BatchTotals:
+    """Sum up the `BatchStats` of many batches."""
 
     batches: int = 0
     cpu_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    makers: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds, rows of each
-    slowest: tuple[Made, ...] = ()  # those with the SLOWEST records, the slowest first
+    workers: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds, rows of each
+    slowest: tuple[BatchStats, ...] = ()  # those with the SLOWEST records, the slowest first
 
-    def add(self, made: Sequence[Made]) -> None:
+    def add(self, stats: Sequence[BatchStats]) -> None:
         seconds = self.seconds
-        for one in made:
+        for one in stats:
             read, decode, transform, collate, transport, device = one[2:8]
             seconds["read"] += read
             seconds["decode"] += decode
@@ -98,11 +78,12 @@ class Making:
             seconds["collate"] += collate
             seconds["transport"] += transport
             seconds["device"] += device
-            spent, rows = self.makers.get(one.maker, (0.0, 0))
+            spent, rows = self.workers.get(one.worker, (0.0, 0))
             self.cpu_s += one.cpu_s
-            self.makers[one.maker] = (spent + read + decode + transform + collate, rows + one.rows)
-        self.batches += len(made)
-        known = (one for one in made if one.slowest_record >= 0 or one.slowest_key)
+            spent += read + decode + transform + collate
+            self.workers[one.worker] = (spent, rows + one.rows)
+        self.batches += len(stats)
+        known = (one for one in stats if one.slowest_record >= 0 or one.slowest_key)
         by_time = sorted((*self.slowest, *known), key=lambda one: one.slowest_s)
         each = {(one.slowest_record, one.slowest_key): one for one in by_time}  # its slowest time
         slowest = sorted(each.values(), key=lambda one: -one.slowest_s)
@@ -110,7 +91,7 @@ class Making:
 
 
 class Setup(NamedTuple):
-    """What a loader is, and what it may use: which knobs there are, and where they stand."""
+    """Say what a loader is, and what it may use: which knobs there are, and where they stand."""
 
     kind: Literal["", "DataLoader", "ShardLoader", "resident"] = ""  # "": any other iterable
     workers: int | None = None  # processes; 0: in the training loop's own; None: not known
@@ -125,7 +106,7 @@ class Setup(NamedTuple):
 
     @staticmethod
     def of(loader: Any) -> Setup:
-        """As the attributes of a loader say; also of one that hands them through."""
+        """Read the attributes of a loader, or of one that hands them through."""
 
         def number(name: str) -> int | None:
             value = getattr(loader, name, None)
@@ -185,7 +166,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Report:
-    """The batches since the report before; the first one of the pass is in neither."""
+    """Report on the batches since the report before; the first one of the pass is in neither."""
 
     rank: int | None  # None: not distributed
     batch: int  # of this pass, so far
@@ -196,7 +177,7 @@ class Report:
     step: Times  # seconds between
     first_s: float | None  # start-up: to the first batch of this pass; None in later reports
     stages: dict[str, float]  # seconds a batch in each of STAGES; {} where the loader tells none
-    slowest: tuple[Made, ...]  # with the slowest records, the slowest first
+    slowest: tuple[BatchStats, ...]  # with the slowest records, the slowest first
     alarm: float  # of the watch
 
     @property
@@ -209,7 +190,7 @@ class Report:
         return self.ratio > self.alarm
 
     def scalars(self) -> dict[str, float]:
-        """What `log` gets: names for TensorBoard and the like, and numbers."""
+        """Return the numbers that `log` gets, by names for TensorBoard and the like."""
         found = {
             f"loader/{what}_{name}_s": value
             for what, times in (("data", self.data), ("step", self.step))
@@ -236,7 +217,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the times of a pass mean."""
+    """Say what the times of a pass mean."""
 
     bound: Literal["compute", "loader", "start-up", "unknown"]
     share: float  # of the time, spent waiting for batches
@@ -318,20 +299,20 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         return getattr(self.loader, name)
 
     def report(self) -> Report | None:
-        """The last report; None before the first."""
+        """Return the last report; None before the first."""
         return self._report
 
     def judge(self) -> Verdict | None:
-        """The verdict on the last pass: done, under way, or left early. None before the first."""
+        """Judge the last pass: done, under way, or left early. None before the first."""
         return None if self._pass is None else self._pass.judge(self._alarm)
 
     @property
     def verdict(self) -> str:
-        """The verdict in words; "" before the first pass."""
+        """Return the verdict in words; "" before the first pass."""
         return str(self.judge() or "")
 
     def _tell(self, seen: _Pass) -> None:
-        """A report of what is new in a pass, to all who want it."""
+        """Report what is new in a pass, to all who want it."""
         report = self._report = seen.report(self._watched, self._alarm)
         if self._log is not None:
             self._log(report.scalars(), report.watched)
@@ -347,7 +328,7 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
 
 
 class _Batches(Iterator[T]):
-    """The batches of one pass. It alone holds the loader's iterator, whose workers end with it."""
+    """Iterate over one pass. It alone holds the loader's iterator, whose workers end with it."""
 
     def __init__(self, watched: watch[T], seen: _Pass) -> None:
         self._watch, self._pass = watched, seen
@@ -359,12 +340,12 @@ class _Batches(Iterator[T]):
         self._batches = iter(watched.loader)
 
     @property
-    def made(self) -> Made | None:
-        """How the last batch was made, where the loader tells."""
-        return getattr(self._batches, "made", None)
+    def batch_stats(self) -> BatchStats | None:
+        """Return how the last batch was made, where the loader tells."""
+        return getattr(self._batches, "batch_stats", None)
 
     # At every=100, lines and logs included: 0.9 us a batch in a loop of nothing else, 4 with cold
-    # caches; where the loader tells `made`, 2.6 and 6 us (benchmarks/results/meter.json).
+    # caches; where the loader tells `batch_stats`, 2.6 and 6 us (benchmarks/results/meter.json).
     def __next__(self) -> T:
         asked, seen = perf_counter(), self._pass
         if self._given:
@@ -385,13 +366,13 @@ class _Batches(Iterator[T]):
         if seen.taken == 1:
             seen.first_s = given - self._began
             return batch
-        # Waiting for a device that is steps behind is the step's time (device.Ahead).
+        # Waiting for a device that is steps behind is the step's time (device.DevicePrefetcher).
         given -= getattr(self._batches, "blocked_s", 0.0)
         self._given = given
         seen.new_data.append(given - asked)
-        made = getattr(self._batches, "made", None)
-        if isinstance(made, Made):  # others may call other things so
-            seen.new_made.append(made)
+        stats = getattr(self._batches, "batch_stats", None)
+        if isinstance(stats, BatchStats):  # others may call other things so
+            seen.new_stats.append(stats)
         return batch
 
     def _look(self) -> None:
@@ -405,7 +386,7 @@ class _Batches(Iterator[T]):
 
 
 class _Pass:
-    """The times of one pass. Batch k has a data time, and the time of the step that used it."""
+    """Keep the times of one pass. Batch k has a data time, and that of the step that used it."""
 
     def __init__(self, loader: Any) -> None:
         self.rank = _rank()
@@ -415,15 +396,16 @@ class _Pass:
         self.first_s: float | None = None
         self.new_data: list[float] = []  # not folded yet
         self.new_step: list[float] = []
-        self.new_made: list[Made] = []
+        self.new_stats: list[BatchStats] = []
         self._data, self._step = array("d"), array("d")  # folded; at most 2 x KEPT, the last ones
         self._reported = 0  # of these, how many were reported
-        self._since, self._making = Making(), Making()  # since the last report; of the pass
+        self._since = BatchTotals()  # since the last report
+        self._totals = BatchTotals()  # of the pass
         self._told_first = False
 
     @property
     def new(self) -> bool:
-        """Whether there is something to report."""
+        """Return True if there is something to report."""
         return bool(self.new_step) or len(self._step) > self._reported
 
     def fold(self) -> None:
@@ -431,9 +413,9 @@ class _Pass:
         count = len(self.new_step)  # a data time whose step is under way waits for it
         self._data.extend(self.new_data[:count])
         self._step.extend(self.new_step)
-        self._since.add(self.new_made)
-        self._making.add(self.new_made)
-        del self.new_data[:count], self.new_step[:], self.new_made[:]
+        self._since.add(self.new_stats)
+        self._totals.add(self.new_stats)
+        del self.new_data[:count], self.new_step[:], self.new_stats[:]
         if len(self._step) >= 2 * KEPT:
             dropped = len(self._step) - KEPT
             del self._data[:dropped], self._step[:dropped]
@@ -442,10 +424,10 @@ class _Pass:
     def report(self, watched: int, alarm: float) -> Report:
         self.fold()
         data, step = self._data[self._reported :], self._step[self._reported :]
-        making, self._since = self._since, Making()
+        totals, self._since = self._since, BatchTotals()
         self._reported = len(self._step)
         first, self._told_first = None if self._told_first else self.first_s, True
-        stages = making.seconds if making.batches else {}
+        stages = totals.seconds if totals.batches else {}
         return Report(
             rank=self.rank,
             batch=self.taken,
@@ -455,15 +437,15 @@ class _Pass:
             data=Times.of(data),
             step=Times.of(step),
             first_s=first,
-            stages={stage: seconds / making.batches for stage, seconds in stages.items()},
-            slowest=making.slowest,
+            stages={stage: seconds / totals.batches for stage, seconds in stages.items()},
+            slowest=totals.slowest,
             alarm=alarm,
         )
 
     def judge(self, alarm: float) -> Verdict:
         self.fold()
         first_s = self.first_s or 0.0
-        return judge(self._data, self._step, self._making, self.setup, alarm=alarm, first_s=first_s)
+        return judge(self._data, self._step, self._totals, self.setup, alarm=alarm, first_s=first_s)
 
 
 # --- the verdict ----------------------------------------------------------------------------------
@@ -472,19 +454,19 @@ class _Pass:
 def judge(
     data: ArrayLike,
     step: ArrayLike,
-    making: Making | None = None,
+    totals: BatchTotals | None = None,
     setup: Setup | None = None,
     *,
     alarm: float = ALARM,
     first_s: float = 0.0,
 ) -> Verdict:
-    """What the times of a pass mean, and the one thing to change.
+    """Say what the times of a pass mean, and the one thing to change.
 
-    data, step: seconds of each batch but the first, (n,); making: of the same batches, where it is
+    data, step: seconds of each batch but the first, (n,); totals: of the same batches, where it is
     known; first_s: seconds to the first batch.
     """
     data, step = np.asarray(data, np.float64), np.asarray(step, np.float64)
-    making, setup = making or Making(), setup or Setup()
+    totals, setup = totals or BatchTotals(), setup or Setup()
     waited, worked = float(data.sum()), float(step.sum())
     # Workers that start anew cost more than all other waiting, and more than `alarm` allows.
     if setup.restarts and len(step) and first_s > max(waited, alarm * worked):
@@ -511,59 +493,59 @@ def judge(
         f"a step takes {_show(mean_step)})"
     )
     late: NDArray[np.bool_] = data > (1 - 1e-9) * found.mean  # all that are equal: it is rounded
-    stage, limit = _stage(making, found.mean)
-    advice = limit + (_waits(stage, making, setup, waited + worked) or _knob(stage, setup))
+    stage, limit = _stage(totals, found.mean)
+    advice = limit + (_waits(stage, totals, setup, waited + worked) or _knob(stage, setup))
     if setup.kind == "resident":
         advice = (
             'Batches are gathered from memory: larger ones, or resident="device", cost less a row'
         )
     elif setup.workers and _one_in_every(setup.workers, data, late):
-        uneven = _uneven(making, setup)
-        blamed = "they do not keep up" if making.makers else "they, or one of them, do not keep up"
+        uneven = _uneven(totals, setup)
+        blamed = "they do not keep up" if totals.workers else "they, or one of them, do not keep up"
         pattern = f"One batch in every {setup.workers} is late, the number of workers: "
         advice = pattern + (uneven or f"{blamed}; {advice}")
-    elif stage not in TAKERS and found.median <= alarm * mean_step and late.mean() <= FEW:
+    elif stage not in TRAINER_STAGES and found.median <= alarm * mean_step and late.mean() <= FEW:
         wait = float(data[late].mean())
-        stage, advice = "", _few_late(wait, mean_step, making, setup)
+        stage, advice = "", _few_late(wait, mean_step, totals, setup)
     stop = ";" if advice[0].islower() else "."
     return Verdict("loader", share, stage, f"loader-bound: {waiting}{stop} {advice}")
 
 
-def _stage(making: Making, waited: float) -> tuple[str, str]:
-    """The stage that limits a loader, and the words for it; "" where nobody told.
+def _stage(totals: BatchTotals, waited: float) -> tuple[str, str]:
+    """Return the stage that limits a loader, and the words for it; "" where nobody told.
 
     waited: seconds a batch.
     """
-    seconds = {stage: total / max(1, making.batches) for stage, total in making.seconds.items()}
+    seconds = {stage: total / max(1, totals.batches) for stage, total in totals.seconds.items()}
     # The trainer's own part of data time. Where it is most of it, faster workers change nothing.
-    taker = max(TAKERS, key=lambda stage: seconds[stage])
-    if seconds[taker] > waited / 2:
-        part = _percent(min(1.0, seconds[taker] / waited))
-        return taker, f"{taker} is the limit ({part} of the wait): "
-    work = sum(seconds[stage] for stage in MAKERS)
+    stage = max(TRAINER_STAGES, key=lambda stage: seconds[stage])
+    if seconds[stage] > waited / 2:
+        part = _percent(min(1.0, seconds[stage] / waited))
+        return stage, f"{stage} is the limit ({part} of the wait): "
+    work = sum(seconds[stage] for stage in WORKER_STAGES)
     if not work:
         return "", ""
-    maker = max(MAKERS, key=lambda stage: seconds[stage])
-    return maker, f"{maker} is the limit ({_percent(seconds[maker] / work)} of the loader's work): "
+    stage = max(WORKER_STAGES, key=lambda stage: seconds[stage])
+    return stage, f"{stage} is the limit ({_percent(seconds[stage] / work)} of the loader's work): "
 
 
-def _waits(stage: str, making: Making, setup: Setup, elapsed: float) -> str:
+def _waits(stage: str, totals: BatchTotals, setup: Setup, elapsed: float) -> str:
     """Advice where decode or transform waits for something while cores are idle; "": it does not.
 
     elapsed: seconds, of the same batches.
     """
-    work = sum(making.seconds[stage] for stage in MAKERS)
-    idle = 0 < making.cpu_s < min(WAITS * work, setup.cores * elapsed / 2)
+    work = sum(totals.seconds[stage] for stage in WORKER_STAGES)
+    idle = 0 < totals.cpu_s < min(WAITS * work, setup.cores * elapsed / 2)
     if stage not in ("decode", "transform") or setup.kind != "ShardLoader" or not idle:
         return ""
     return (
-        f"it waits more than it computes (CPU time is {_percent(making.cpu_s / work)} of it): "
+        f"it waits more than it computes (CPU time is {_percent(totals.cpu_s / work)} of it): "
         f"threads={4 * setup.threads} (now {setup.threads})"
     )
 
 
 def _one_in_every(workers: int, data: Seconds, late: NDArray[np.bool_]) -> bool:
-    """Whether one batch of as many as there are workers is late, and the others are not.
+    """Return True if one batch of as many as there are workers is late, the others not.
 
     Workers that are too slow, but all alike, finish a batch each at about the same time: one is
     waited for, the rest are there. One that is slower than all others is waited for in its turn.
@@ -574,13 +556,13 @@ def _one_in_every(workers: int, data: Seconds, late: NDArray[np.bool_]) -> bool:
     return bool(data[late].mean() > LATE * data[~late].mean())
 
 
-def _uneven(making: Making, setup: Setup) -> str:
+def _uneven(totals: BatchTotals, setup: Setup) -> str:
     """Advice where one worker is slower than the others; "" where none is, or nobody told."""
-    each = {maker: seconds / rows for maker, (seconds, rows) in making.makers.items() if rows}
+    each = {worker: seconds / rows for worker, (seconds, rows) in totals.workers.items() if rows}
     if len(each) < 2:
         return ""
-    slowest = max(each, key=lambda maker: each[maker])
-    others = float(np.median([each[maker] for maker in each if maker != slowest]))
+    slowest = max(each, key=lambda worker: each[worker])
+    others = float(np.median([each[worker] for worker in each if worker != slowest]))
     if each[slowest] <= UNEVEN * others:
         return ""
     return (
@@ -590,7 +572,7 @@ def _uneven(making: Making, setup: Setup) -> str:
     )
 
 
-def _few_late(late: float, step: float, making: Making, setup: Setup) -> str:
+def _few_late(late: float, step: float, totals: BatchTotals, setup: Setup) -> str:
     """Advice where most batches are there in time, and a few are not. Seconds: the wait for one of
     those, and a step."""
     knob = "prefetch more batches, which hides them"
@@ -603,10 +585,10 @@ def _few_late(late: float, step: float, making: Making, setup: Setup) -> str:
         what = "them" if wanted >= enough else "more of them"
         knob = f"prefetch_factor={wanted} (now {setup.prefetch}) hides {what}"
     found = "Most batches are there in time, a few are late"
-    if not making.slowest:
-        who = "" if making.batches else ". ShardLoader names the records that were slow"
+    if not totals.slowest:
+        who = "" if totals.batches else ". ShardLoader names the records that were slow"
         return f"{found}: {knob}{who}"
-    slowest = making.slowest[0].slowest_s
+    slowest = totals.slowest[0].slowest_s
     if slowest < late / 2:
         return (
             f"{found}, and no record was slow (at most {_show(slowest)}), so the storage, or "
@@ -614,14 +596,14 @@ def _few_late(late: float, step: float, making: Making, setup: Setup) -> str:
         )
     named = ", ".join(
         f"{printable(one.slowest_key)} (record {one.slowest_record:,}, {_show(one.slowest_s)})"
-        for one in making.slowest
+        for one in totals.slowest
         if one.slowest_s > slowest / 4  # others are not of that kind
     )
     return f"{found}: {knob}. The slowest records: {named}"
 
 
 def _knob(stage: str, setup: Setup) -> str:
-    """The one thing to change for a stage."""
+    """Return the one thing to change for a stage."""
     more = _more(setup)
     if stage == "read":
         return "put the shards on a local disk; a larger shuffle window does not help"
@@ -691,12 +673,12 @@ def _length(loader: Any) -> int | None:
 
 
 def _device(loader: Any) -> str:
-    """The type of the device that a loader brings its batches to; "" where it says nothing."""
+    """Return the type of device that a loader brings batches to; "" where it says nothing."""
     return str(getattr(getattr(getattr(loader, "target", None), "device", None), "type", ""))
 
 
 def _tiles(loader: Any) -> bool:
-    """Whether it reads a dataset whose JPEGs were made tiles."""
+    """Return True if a loader reads a dataset whose JPEGs were made tiles."""
     manifest = getattr(getattr(loader, "dataset", None), "manifest", None)
     options = getattr(manifest, "options", None)
     return isinstance(options, dict) and bool(options.get("tiles"))  # any dataset may be watched
@@ -708,7 +690,7 @@ def _torch_threads() -> int:
 
 
 def _cores() -> int:
-    """The cores that this rank may use: its share, where the launcher started several here."""
+    """Return the cores that this rank may use, a share where several were started here."""
     cores = math.ceil(machine.cores())
     try:
         ranks = max(1, int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -718,7 +700,7 @@ def _cores() -> int:
 
 
 def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:
-    """A function of the scalars and the number of batches, for whatever was given."""
+    """Return a function of the scalars and the number of batches, for whatever was given."""
     if log is None:
         return None
     if hasattr(log, "add_scalar"):

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,6 +47,8 @@ from numpy.typing import ArrayLike, NDArray
 from .. import units as sizes
 from ..dataset import sequence
 from ..dataset.buffering import plan_buffering
+from ..dataset.decode import Decoder
+from ..dataset.sequence import ShardSequence
 from ..errors import OptionError
 from ..order.epoch import Epoch, default_unit
 from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
@@ -54,6 +56,10 @@ from ..order.partition import Partition
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
 from ..storage import locate
+from .explain import check_dataset
+
+if TYPE_CHECKING:
+    from ..dataset.shard_dataset import ShardDataset
 
 UNIFORM: Final = 200  # uniform shuffles that a mean and its deviation are made of
 SIGMAS: Final = 3.29  # of the normal distribution, both sides: 1 in 1,000
@@ -305,36 +311,75 @@ classes    distinct ones in a batch, mean
 {_EVEN}again      pairs of a batch that shared one in the epoch before"""
 
 
-def tune_path(
-    path: str | os.PathLike[str],
+def tune(
+    dataset: ShardDataset | str | os.PathLike[str],
     *,
-    root: str | os.PathLike[str] | None = None,
-    batch_size: int,
+    batch_size: int | None = None,
     num_workers: int = 0,
-    world_size: int = 1,
+    world_size: int | None = None,
     memory: int | str | None = None,
     units: bool = False,
     progress: Progress | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> Tuning:
-    """`tune` for a packed directory, with the labels of its index columns.
+    """Say which shuffle buffer to set for batches of this size; mostly: none, keep the default.
 
-    root: where the data lies, when `shardio index --out` put its index elsewhere.
-    Raises OptionError, NotPackedError, DamageError, VersionError.
+    `print(shardio.tune(ds).text())`; `.call` is the dataset to make, or, of a subset, the options
+    to change. By simulating the order; labels come from the index, and no record is read.
+
+    dataset      a ShardDataset with a batch_size, of which `where` and `select` may have chosen
+                 records; or the path of what `shardio pack` made
+    batch_size   for a path. A ShardDataset has its own
+    num_workers  of each rank's loader
+    world_size   ranks; default: those of a ShardDataset's job, and 1 for a path
+    memory       bytes, or "2GiB", that the records of a buffer may take on one machine; default:
+                 2 GiB, or what the default of shuffle_buffer takes
+    units        try other units too, not only where no buffer will do
+    progress     called with (done, total)
+    root         for a path: where the data lies, when `shardio index --out` put its index elsewhere
+
+    Raises OptionError; also NotPackedError, DamageError, VersionError, StorageError.
     """
-    found = sequence.open(path, decode=None, root=root)
-    return tune(
-        found.manifest.shard_records,
-        labels_of(found),
-        batch_size=batch_size,
+    if isinstance(dataset, (str, os.PathLike)):
+        if batch_size is None:
+            raise OptionError("tune: give batch_size; the answer is for batches")
+        found = sequence.open(dataset, decode=None, root=root)
+        return recommend(
+            found.manifest.shard_records,
+            labels_of(found),
+            batch_size=batch_size,
+            num_workers=num_workers,
+            world_size=1 if world_size is None else world_size,
+            mean_bytes=found.manifest.mean_bytes,
+            is_network=locate(dataset if root is None else root).is_network(),
+            memory=memory,
+            units=units,
+            progress=progress,
+            path=os.fspath(dataset),
+            root=None if root is None else os.fspath(root),
+        )
+    stream = check_dataset("tune", dataset, {"batch_size": batch_size, "root": root})
+    if stream.batch_size is None:
+        raise OptionError("tune: give batch_size to the dataset; the answer is for batches")
+    reader, selection = stream.reader, stream.selection
+    decoder = Decoder(stream.manifest.schema, decode=None)
+    labels = labels_of(ShardSequence(reader, decoder, range(reader.records)))
+    if labels is not None and selection is not None:
+        labels = labels[selection.numbers]
+    return recommend(
+        stream.counts,
+        labels,
+        batch_size=stream.batch_size,
         num_workers=num_workers,
-        world_size=world_size,
-        mean_bytes=found.manifest.mean_bytes,
-        is_network=locate(path if root is None else root).is_network(),
+        world_size=stream.ranks()[1] if world_size is None else world_size,
+        mean_bytes=reader.mean_bytes,
+        is_network=reader.storage.is_network(),
         memory=memory,
         units=units,
+        seed=stream.seed,
+        canonical_workers=stream.canonical_workers if stream.shuffle else CANONICAL_WORKERS,
         progress=progress,
-        path=os.fspath(path),
-        root=None if root is None else os.fspath(root),
+        path=stream.path if selection is None else None,
     )
 
 
@@ -344,7 +389,7 @@ def labels_of(found: sequence.ShardSequence) -> Classes | None:
     return found.columns("label") if kinds.get("label") in ("int", "bool") else None
 
 
-def tune(
+def recommend(
     shard_records: ArrayLike,
     labels: Classes | None,
     *,
@@ -361,7 +406,7 @@ def tune(
     path: str | None = "out/",
     root: str | None = None,
 ) -> Tuning:
-    """Simulate, judge, recommend.
+    """Simulate the orders of a dataset, judge each, and recommend one.
 
     shard_records  (shards,) records of each shard, in the manifest's order
     labels         (N,) integers in the same order (masked: a class of its own), or None

@@ -1,0 +1,240 @@
+"""Images of a batch, cast and normalised where they lie: on the CPU, or on a device.
+
+A uint8 tensor (B, C, H, W) is one of images:
+
+    out = x * scale + bias     in float32, then cast;   scale = 1 / (255 std), bias = -mean / std
+
+The same formula makes the same numbers on all devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import numbers
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import OptionError, printable
+
+
+def normalize(
+    images: torch.Tensor,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Normalise uint8 images where they lie, on the CPU or a GPU: (pixels / 255 - mean) / std.
+
+    images      (B, C, H, W) or (C, H, W) uint8: a batch of a DataLoader. Left as they are
+    mean, std   of each channel, or one number for all, for pixels from 0 to 1
+    dtype       of the result; default float32
+
+    The numbers, and the strides, are those that ShardLoader(device=, mean=, std=) gives. Raises
+    OptionError.
+    """
+    if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
+        found = f"a {type(images).__name__}"
+        if isinstance(images, torch.Tensor):
+            found = str(images.dtype).removeprefix("torch.")
+        raise OptionError(
+            f"normalize: images are {found}, expected a uint8 tensor, "
+            "(B, 3, H, W) or (3, H, W), of pixels from 0 to 255"
+        )
+    how = _normalizing(_numbers_of(mean), _numbers_of(std), dtype)
+    channels = how.channels
+    if images.dim() not in (3, 4) or channels not in (None, images.shape[-3]):
+        count = channels or "C"
+        raise OptionError(
+            f"normalize: images are {tuple(images.shape)}, expected (B, {count}, H, W) or "
+            f"({count}, H, W): channels stand before height and width, and mean and std "
+            "have one value for each channel, or one for all"
+        )
+    return how.normalized(images) if images.dim() == 4 else how.normalized(images[None])[0]
+
+
+def _numbers_of(given: Any) -> Any:
+    """Return mean or std in a form that can be looked up."""
+    if isinstance(given, torch.Tensor | np.ndarray):
+        given = given.tolist()
+    return tuple(given) if isinstance(given, list) else given
+
+
+@functools.lru_cache(maxsize=32)
+def _normalizing(mean: Any, std: Any, dtype: torch.dtype | None) -> Images:
+    return Images(mean=mean, std=std, dtype=dtype)
+
+
+class Images:
+    """Change the images of a batch, wherever it lies: strides, normalisation, dtype."""
+
+    def __init__(
+        self,
+        *,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        dtype: torch.dtype | None = None,
+        channels_last: bool | None = None,
+    ) -> None:
+        means, stds = _numbers("mean", mean), _numbers("std", std)
+        if _several(mean) and _several(std) and len(means) != len(stds):
+            raise OptionError(
+                f"mean has {len(means)} values and std {len(stds)}: expected one for each channel, "
+                "of both"
+            )
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise OptionError(
+                f"dtype is {printable(repr(dtype))}: expected a torch.dtype, like torch.bfloat16"
+            )
+        self._normalises = bool(means or stds)
+        if self._normalises and dtype is not None and not dtype.is_floating_point:
+            raise OptionError(
+                f"dtype is {dtype}, but mean and std make floats: expected a floating-point dtype, "
+                "like torch.bfloat16, or neither mean nor std"
+            )
+        for value in stds:
+            if value == 0:
+                raise OptionError("std is 0 for a channel: nothing can be divided by it")
+        self._dtype = torch.float32 if self._normalises and dtype is None else dtype
+        self._format = {
+            None: None,
+            True: torch.channels_last,
+            False: torch.contiguous_format,
+        }[channels_last]
+        # Of a number for all channels, nothing is known of how many there are: images have three.
+        count = max(len(means), len(stds), 1)
+        self._several = _several(mean) or _several(std)
+        self._channels = count if self._several else 3
+        means, stds = means or [0.0], stds or [1.0]
+        means, stds = means * (count // len(means)), stds * (count // len(stds))
+        # In float64, and rounded once: both are what float32 can hold of them.
+        scales = [1 / (255 * s) for s in stds]
+        biases = [-m / s for m, s in zip(means, stds, strict=True)]
+        self._scale, self._bias = (
+            torch.tensor(values, dtype=torch.float64, device="cpu").float().view(1, -1, 1, 1)
+            for values in (scales, biases)
+        )
+        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def channels(self) -> int | None:
+        """Return the number of channels that mean and std are for; None: for any."""
+        return self._channels if self._several else None
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return images, (B, C, H, W) uint8 with C as `channels` says, as floats."""
+        return self._image(pixels)
+
+    def finish(self, batch: Any) -> Any:
+        """Return the batch with its images changed, each on the device that it lies on."""
+        if self._dtype is None and self._format is None:
+            return batch
+        found, others = 0, []
+
+        def one(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal found
+            if self._is_image(tensor):
+                found += 1
+                return self._image(tensor)
+            if tensor.dim() >= 3:
+                others.append(tensor)
+            return tensor
+
+        finished = walk(batch, one)
+        if not found:
+            raise self._no_images(others)
+        return finished
+
+    def _is_image(self, tensor: torch.Tensor) -> bool:
+        return (
+            tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == self._channels
+        )
+
+    def _image(self, pixels: torch.Tensor) -> torch.Tensor:
+        if self._format is not None:
+            pixels = pixels.contiguous(memory_format=self._format)
+        if not self._normalises:
+            return pixels if self._dtype is None else pixels.to(self._dtype)
+        scale, bias = self._constants(pixels.device)
+        # Product and sum apart: fused on one device and not on another, they would round apart.
+        # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
+        floats = pixels.to(torch.float32).mul_(scale).add_(bias)
+        return floats if self._dtype is None else floats.to(self._dtype)
+
+    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if device not in self._on:
+            self._on[device] = self._scale.to(device), self._bias.to(device)
+        return self._on[device]
+
+    def _no_images(self, others: Sequence[torch.Tensor]) -> OptionError:
+        seen = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in others)
+        colours = [t.shape[1] for t in others if t.dtype == torch.uint8 and t.dim() == 4]
+        if self._normalises and colours and colours[0] in (1, 3, 4):
+            return OptionError(
+                f"mean and std are for {self._channels} channels, but the images of this batch "
+                f"have {colours[0]}: {seen}; give one value for each channel"
+            )
+        return OptionError(
+            "mean, std, dtype and channels_last are for images, but this batch has none: expected "
+            f"uint8 (B, {self._channels}, H, W), found {seen or 'no tensor of pixels'}; leave them "
+            "out, or let the loader yield such images (ShardDataset: "
+            "transform=RandomResizedCrop(224), or another that makes uint8 of one size)"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_on": {}}
+
+
+def walk(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the batch with function(tensor) for each tensor in its tuples, lists and dicts.
+
+    They may be nested to any depth. Everything else is passed on as it is, objects of other classes
+    that hold tensors among it.
+    """
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, tuple):
+        items = [walk(item, function) for item in batch]
+        if hasattr(batch, "_fields"):
+            return type(batch)(*items)
+        return tuple(items) if type(batch) is tuple else type(batch)(items)
+    if isinstance(batch, list):
+        return [walk(item, function) for item in batch]
+    if type(batch) is dict:
+        return {name: walk(item, function) for name, item in batch.items()}
+    if isinstance(batch, MutableMapping):  # defaultdict, BatchEncoding: what else they hold stays
+        twin = copy.copy(batch)
+        for name, item in batch.items():
+            twin[name] = walk(item, function)
+        return twin
+    return batch
+
+
+def _several(given: Any) -> bool:
+    return given is not None and not isinstance(given, numbers.Real)
+
+
+def _numbers(name: str, given: float | Sequence[float] | None) -> list[float]:
+    """Return the values of mean or std, from 0 to 1. Raises OptionError."""
+    if given is None:
+        return []
+    try:
+        several = given if isinstance(given, Iterable) else [given]
+        values = [float(value) for value in several]
+    except (TypeError, ValueError):
+        values = []
+    if not values or not all(map(math.isfinite, values)):
+        raise OptionError(
+            f"{name} is {printable(repr(given))}: expected a number for each channel, like "
+            "(0.485, 0.456, 0.406), or one for all"
+        )
+    if max(values) > 1 or min(values) < 0:
+        raise OptionError(
+            f"{name} is {printable(repr(given))}: expected values from 0 to 1, for pixels from 0 "
+            "to 1; divide values for pixels from 0 to 255 by 255"
+        )
+    return values

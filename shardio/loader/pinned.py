@@ -1,0 +1,189 @@
+"""Page-locked memory of the host: what a device's copy engine reads while the host goes on.
+
+How it works. `page_lock` locks memory that is there already, such as that of batches which is used
+again and again. `StagingBuffers` holds buffers that are locked once, for batches that lie
+elsewhere. Where nothing can be locked, copies are slower, and one warning of a process says so.
+
+Source: of the CUDA runtime, "API synchronization behavior" and cudaHostRegister.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+
+from ..errors import StorageError
+from ..units import show_size
+
+Pin = Literal["auto"] | bool
+
+_cuda: Any = torch.cuda  # it has no types
+
+_ALIGNMENT = 256  # of each tensor in a staging buffer, as CUDA's own allocations have it
+
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of this process
+
+
+class StagingBuffers:
+    """Lend page-locked buffers to batches that do not lie in such memory. Each is locked once."""
+
+    def __init__(self, pin: Pin) -> None:
+        self.bytes = 0
+        self._insists = pin is True
+        self._stages = pin is not False
+        self._free: list[torch.Tensor] = []  # those that no copy reads
+
+    def stage(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[dict[int, torch.Tensor], torch.Tensor | None]:
+        """Copy the tensors that need it to a buffer. Return the copies by id, and the buffer."""
+        needy = {
+            id(tensor): tensor
+            for tensor in tensors
+            if self._stages
+            and tensor.device.type == "cpu"
+            and tensor.layout == torch.strided
+            and tensor.numel()
+            and not copies_directly(tensor)
+        }
+        sizes = [tensor.numel() * tensor.element_size() for tensor in needy.values()]
+        places = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        buffer = self._buffer(places[-1]) if needy else None
+        if buffer is None:
+            return {}, None
+        staged = {}
+        for place, size, (key, tensor) in zip(places, sizes, needy.items(), strict=False):
+            like = torch.empty_like(tensor, device="meta")  # the strides that a copy has
+            view = buffer[place : place + size].view(tensor.dtype)
+            view = view.as_strided(like.shape, like.stride(), view.storage_offset())
+            staged[key] = view.copy_(tensor)
+        return staged, buffer
+
+    def give_back(self, buffer: torch.Tensor | None) -> None:
+        """Take back a buffer that no copy reads any more."""
+        if buffer is not None:
+            self._free.append(buffer)
+
+    def _buffer(self, size: int) -> torch.Tensor | None:
+        """Return a buffer of at least so many bytes; None where there is none to be had."""
+        while self._free:
+            buffer = self._free.pop()
+            if buffer.numel() >= size:
+                return buffer
+            self.bytes -= buffer.numel()  # batches have grown: it is of no use any more
+        try:
+            buffer = self._locked(size)
+        except RuntimeError as error:
+            if self._insists:
+                raise StorageError(
+                    f"pin=True, but {show_size(size)} cannot be page-locked: {error}\n{_LIMITS}, "
+                    'or give pin="auto"'
+                ) from error
+            _warn_of_locking(size, str(error))
+            self._stages = False
+            return None
+        self.bytes += size
+        return buffer
+
+    def _locked(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def copies_directly(tensor: torch.Tensor) -> bool:
+    """Return True if the copy engine can read a tensor as it lies: page-locked, without gaps."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and _dense(tensor)
+        and is_page_locked(tensor)
+    )
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return channels_last or tensor.is_contiguous()
+
+
+_LOCKED: dict[int, int] = {}  # address and bytes of what page_lock has locked in this process
+_LIMITS = (
+    "Free memory limits it, and so may a container (ulimit -l, docker run --ulimit memlock=-1): "
+    "make batches smaller, or prefetch fewer"
+)
+_warned = False
+
+
+def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> bool:
+    """Page-lock memory that is there already, so that copies to the GPU read it as it lies.
+
+    It takes about as long as copying the memory once: for memory that is used again and again.
+    Returns False where that is not possible, with one warning a process; without CUDA, none. Call
+    `page_unlock` before the memory is unmapped, when no copy reads it any more.
+    """
+    if not _cuda.is_available():
+        return False
+    if device is not None and device.type != "cuda":
+        return False
+    # Within `device`: a call of the runtime makes a context, 300 MB or more, on the current one.
+    with _cuda.device(device):
+        error = _cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
+        if int(error) == 0:
+            _LOCKED[address] = nbytes
+            return True
+        _forget_error()
+    _warn_of_locking(nbytes, f"cudaHostRegister says {int(error)}")
+    return False
+
+
+def page_unlock(address: int) -> None:
+    """Undo `page_lock`. Does nothing where that was not done, or did not succeed."""
+    if _LOCKED.pop(address, None) is None:
+        return
+    with suppress(RuntimeError):  # CUDA may have ended before us
+        if int(_cuda.cudart().cudaHostUnregister(address)):
+            _forget_error()
+
+
+def locked_bytes() -> int:
+    """Return the bytes that `page_lock` holds locked in this process."""
+    return sum(_LOCKED.values())
+
+
+def is_page_locked(tensor: torch.Tensor) -> bool:
+    """Return True if a dense CPU tensor lies in page-locked memory: its copy need not wait.
+
+    torch's is_pinned() asks CUDA, which knows registered memory as well as its own; but it asks
+    for the first byte of the tensor's storage, and that may lie before the range that was locked,
+    or the tensor beyond its end. So what page_lock locked is looked up by the tensor's own bytes.
+    """
+    first = tensor.data_ptr()
+    last = first + tensor.numel() * tensor.element_size()
+    for address, nbytes in _LOCKED.items():
+        if address <= first and last <= address + nbytes:
+            return True
+    return tensor.is_pinned()
+
+
+def _forget_error() -> None:
+    """Take away the error that CUDA keeps of a failed call.
+
+    Else the next kernel of whoever comes next would fail with it. torch's cudart has no
+    cudaGetLastError; a kernel's launch asks for it. What the device itself suffered stays.
+    """
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)
+
+
+def _warn_of_locking(size: int, why: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"{show_size(size)} cannot be page-locked ({why}): copies to the GPU will be slower, "
+            f"and will not overlap with computing. {_LIMITS}; pin=False accepts it",
+            stacklevel=2,
+        )
