@@ -358,7 +358,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Crops a random part of the image and resizes it: the standard ImageNet training crop.
+    """Crop a random part of the image and resize it: the standard ImageNet training crop.
 
     scale: the crop's share of the image's area, uniform between these; 0 < low <= high <= 1.
     ratio: width / height of the crop, its logarithm uniform between these; 0 < low <= high.
@@ -384,7 +384,7 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Crops the centre of the image: the standard ImageNet validation crop.
+    """Crop the centre of the image: the standard ImageNet validation crop.
 
     CenterCrop(224, 256) is torchvision's Resize(256) followed by CenterCrop(224): the short side
     becomes 256 pixels, then the central 224 x 224 are kept. Here one resize of the box that those
