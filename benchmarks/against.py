@@ -216,9 +216,9 @@ def _rows(folders: dict[str, Path], core: bool) -> list[Row]:
                 rows.append(Row(name, "raw:shardio_shuffled", shards, "us", count, asked))
         for workers, threads in ((2, 1), (2, 2), (1, 2), (1, 1)):
             name = f"loader: {LOADER} {workers}x{threads}, {kind}"
-            options = each | {"workers": workers, "threads": threads}
+            options = each | {"workers": workers, "threads": threads, "buffer": BUFFER}
             rows.append(Row(name, "loader:shard_loader", shards, "images_per_s", options))
-        options = each | {"workers": 2}
+        options = each | {"workers": 2, "buffer": BUFFER}
         rows.append(
             Row(f"loader: {SHARDS}, {kind}", "loader:shards", shards, "images_per_s", options)
         )

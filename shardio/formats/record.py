@@ -389,8 +389,6 @@ class RecordShard:
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns
-        if text and (engine.records() is None or not self._letters):
-            return with_text_keys(chain.from_iterable(self._runs(start, stop)))
         return chain.from_iterable(self._runs(start, stop, text))
 
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
@@ -424,10 +422,9 @@ class RecordShard:
                 return
             begin = int(ends[len(made) - 1]) if made else 0  # the next one is for Python
             block, ends, seed = block[begin:], ends[len(made) :] - begin, seed + len(made)
-        rest = self.schema.decode_run(
-            block, ends.tolist(), seed, _FRAME.unpack_from, _checksum, self._wrong
+        yield self.schema.decode_run(
+            block, ends.tolist(), seed, _FRAME.unpack_from, _checksum, self._wrong, text
         )
-        yield with_text_keys(rest) if text else rest
 
     def _block(self, start: int, stop: int) -> bytes:
         """The bytes of records [start, stop), joined."""

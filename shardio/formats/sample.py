@@ -71,11 +71,12 @@ class Schema:
 
     `fields`: pairs of name and kind, `__key__` first.
     `decode(body, at, blobs) -> Sample`: of the bytes `body`, the head is [at:blobs], the blobs are
-    the rest. `decode_run(block, ends, first, frame, checksum, wrong)` iterates over the samples of
-    adjacent records in one block of bytes; `ends` are the offsets of their ends, `first` the number
-    of the first, `frame(block, at)` gives (checksum, length, length of head) in the 16 bytes before
-    each head, and `checksum(bytes from byte 8, number)` must equal it (the caller bounds the length
-    of heads, by what `block` holds). `wrong(number, bytes)` raises for a record that is not right.
+    the rest. `decode_run(block, ends, first, frame, checksum, wrong, text)` iterates over the
+    samples of adjacent records in one block of bytes, with their keys as str where `text` says so;
+    `ends` are the offsets of their ends, `first` the number of the first, `frame(block, at)` gives
+    (checksum, length, length of head) in the 16 bytes before each head, and `checksum(bytes from
+    byte 8, number)` must equal it (the caller bounds the length of heads, by what `block` holds).
+    `wrong(number, bytes)` raises for a record that is not right.
     All values are owned copies. From `decode`, ValueError, TypeError and msgpack's errors tell that
     a record is not what `fields` say.
     """
@@ -307,7 +308,7 @@ def _compile(
         f"    [{', '.join(v)}] = values = unpack(body[start:at])",
         *(f"    {line}" for line in body),
         f"    return {sample}",
-        "def decode_run(block, ends, first, frame, checksum, wrong):",
+        "def decode_run(block, ends, first, frame, checksum, wrong, text):",
         "    begin = 0",
         "    for number, stop in enumerate(ends, first):",
         "        try:",
@@ -321,6 +322,11 @@ def _compile(
         *(f"            {line}" for line in body),
         "        except Exception:",
         "            wrong(number, block[begin:stop])",
+        "        if text:",
+        "            try:",
+        f"                {v[0]} = {v[0]}.decode()",
+        "            except UnicodeDecodeError:",
+        f"                {v[0]} = key_text({v[0]})",
         f"        yield {sample}",
         "        begin = stop",
     ]
@@ -330,6 +336,7 @@ def _compile(
         "array": _array,
         "array_size": _array_size,
         "length": _length,
+        "key_text": key_text,
     }
     scope |= {f"n{i}": name for i, (name, _) in enumerate(fields)}
     exec("\n".join(text), scope)
