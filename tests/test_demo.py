@@ -12,9 +12,10 @@ from programs import Program
 from trees import content, picture, plant, shardio_json
 
 import shardio
+from shardio.cli import demo, poster, specimens
+from shardio.cli.demo import Damage, Demo, Part, Resumed, Row
 from shardio.cli.main import main
-from shardio.tuning import demo, poster, specimens, throttle
-from shardio.tuning.demo import Damage, Demo, Part, Resumed, Row
+from shardio.tuning import throttle
 
 ROW = Row("in memory", {"folder": 100.0, "dataloader": 150.0, "shardloader": 250.0})
 COLD = Row(

@@ -191,7 +191,8 @@ def test_a_demo_finds_its_images_in_every_locale(locales: Path, tmp_path: Path) 
     plant(tmp_path / "src", {f"{name}/ä.jpg".encode(): noise(name, 60) for name in "éü"})
     program = """
 import os, sys
-from shardio.tuning import contest, demo
+from shardio.cli import demo
+from shardio.tuning import contest
 from shardio import pack
 source, out, listing = sys.argv[1:]
 demo._listing(source).write(listing)

@@ -517,7 +517,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     from ..tuning import plot as plotting
-    from ..tuning.demo import demo
+    from .demo import demo
 
     refused = ""
     picture = options.plot or "shardio-demo.png"
@@ -538,7 +538,7 @@ def _demo(options: argparse.Namespace) -> int:
         say=None if quiet else lambda text: print(f"{text}\n", flush=True),
     )
     if not refused:
-        from ..tuning import poster
+        from . import poster
 
         try:
             poster.save(found, picture)

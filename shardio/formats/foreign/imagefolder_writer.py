@@ -15,8 +15,8 @@ from typing import ClassVar
 from ...errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
-from ...packing.unpack import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
 from ..sample import Sample
+from ..tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
 from .writer import Plan, image_and_label, image_extension, misfit
 
 

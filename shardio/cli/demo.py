@@ -34,9 +34,9 @@ from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
 from ..packing.pack import pack
 from ..storage import locate
+from ..tuning import throttle
+from ..tuning.bench_process import FailedError, Host
 from ..units import show_count, show_size, whole
-from . import throttle
-from .bench_process import FailedError, Host
 
 WAYS: Final = ("folder", "dataloader", "shardloader")
 READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many

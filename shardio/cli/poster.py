@@ -13,8 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from ..storage.local import write_file
+from ..tuning.plot import check
 from .demo import WAYS, Demo, Part, Row, gain_text
-from .plot import check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,137 @@
+"""Writes records as a tree of files, and never leaves its directory.
+
+Keys come from a file that may be anybody's. Each is checked part by part, and every folder on the
+way is opened relative to the one above without following links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+
+from ..errors import DamageError, ExistsError, StorageError, printable
+from ..names import key_bytes
+from ..storage import local
+from .manifest import Manifest
+
+_OPEN = 256  # folders at a time
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MAX_PATH = 4096  # bytes of a key; no file that was packed has a longer path
+
+
+class Tree:
+    """A directory that is written into, and never left."""
+
+    def __init__(self, root: str, overwrite: bool) -> None:
+        local.make_directory(root)
+        self._root, self._overwrite = root, overwrite
+        self._open: dict[tuple[bytes, ...], int] = {}
+        with self._explained(()):
+            self._top = os.open(root, _FOLDER)
+
+    def folder(self, parts: Sequence[bytes]) -> int:
+        """The descriptor of a folder, which is made if it is missing; valid until the next call."""
+        path = tuple(parts)
+        if not path:
+            return self._top
+        found = self._open.get(path)
+        if found is not None:
+            return found
+        if len(self._open) == _OPEN:
+            self._close_folders()
+        here = self._top
+        try:
+            for at, name in enumerate(path, 1):
+                with self._explained(path[:at]):
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=here)
+                    below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+                if here != self._top:
+                    os.close(here)
+                here = below
+        except BaseException:
+            if here != self._top:
+                os.close(here)
+            raise
+        self._open[path] = here
+        return here
+
+    def write(self, parts: Sequence[bytes], data: bytes) -> None:
+        folder = self.folder(parts[:-1])
+        with self._explained(parts):
+            if self._overwrite:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(parts[-1], dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(parts[-1], flags, 0o666, dir_fd=folder)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            except BaseException:
+                os.unlink(parts[-1], dir_fd=folder)  # half a file is worse than none
+                raise
+            finally:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        self._close_folders()
+        os.close(self._top)
+
+    def _close_folders(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    @contextlib.contextmanager
+    def _explained(self, parts: Sequence[bytes]) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            shown = printable(os.path.join(os.fsencode(self._root), *parts), 4096)
+            if isinstance(error, FileExistsError):
+                raise ExistsError(
+                    f"{shown}: exists; unpack into an empty directory, or replace files with "
+                    "--overwrite"
+                ) from None
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise StorageError(
+                    f"{shown}: expected a folder, found a file or a link; links are not followed"
+                ) from None
+            raise StorageError(f"{shown}: cannot be written: {error.strerror}") from None
+
+
+def key_parts(key: bytes, where: str) -> list[bytes]:
+    """A key as the names on its path. Raises DamageError when it would leave the directory."""
+    parts = key.split(b"/")
+    if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
+        raise DamageError(f"{where}: the key {printable(key)} is no path within a directory")
+    return parts
+
+
+def class_bytes(name: str) -> bytes:
+    """Return the stored bytes of a class's name; none where it cannot have been a folder's."""
+    try:
+        return key_bytes(name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return b""
+
+
+def is_raw(made: Manifest, name: str) -> bool:
+    """Whether a field was packed as pixels, which are PPM files whatever they were before."""
+    return name == "image" and made.options.get("encode") == "raw"
+
+
+def raw_ending(key: bytes) -> bytes:
+    """What the name of a file of raw pixels lacks. Added, not put in place of another ending:
+    `a.jpg` and `a.png` may both be there."""
+    return b"" if key.lower().endswith(b".ppm") else b".ppm"
+
+
+def class_folders(made: Manifest) -> list[str]:
+    """The class folders of the tree that was packed; none when it was a stream of samples."""
+    if made.options.get("source") != "imagefolder":
+        return []
+    absent = made.options.get("absent", [])
+    return [name for i, name in enumerate(made.classes or ()) if i not in absent]
