@@ -177,7 +177,8 @@ def _flipped(axes: Axes, found: Demo) -> None:
 def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> None:
     axes.scatter([0.014], [y], s=110, marker="s", color=colour, linewidths=0)
     axes.text(0.04, y, who, va="center", fontsize=10, color=_INK)
-    said = said if len(said) <= 62 else said[:28] + " ... " + said[-28:]
+    if len(said) > 62:  # half a number would be another number
+        said = f"{said[:32].rpartition(' ')[0]} ... {said[-32:].partition(' ')[2] or said[-28:]}"
     axes.text(0.23, y, said, va="center", fontsize=9.5, color=ink)
 
 
