@@ -239,7 +239,9 @@ def test_storage_with_a_limit_is_measured(archives: Path, tmp_path: Path) -> Non
         pytest.skip(f"NOT TESTED HERE: {error}")
     (folder,), (shards,) = found[limits.FOLDER], found[limits.DATALOADER]
     assert folder["reads"] >= what.records > shards["reads"] > 0
-    assert folder["reads_per_s"] < 700 and folder["images"] == shards["images"] == what.records
+    assert folder["images"] == shards["images"] == what.records
+    # The kernel counts by slices of 0.1 s, and 300 reads are few of them; without a limit: 10,000.
+    assert folder["reads_per_s"] < 1_000
 
 
 def test_a_format_is_measured_beside_record_shards(
