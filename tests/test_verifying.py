@@ -22,6 +22,7 @@ from shardio.formats.record import RecordShard
 from shardio.packing.index import index
 from shardio.packing.pack import pack
 from shardio.packing.verify import Verified, verify
+from shardio.packing.writer import Writer
 from shardio.storage import locate
 from shardio.storage.local import LocalFile
 
@@ -201,6 +202,17 @@ def test_decode_reads_each_field_as_a_dataset_does(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((30, 40), "f4")).save(source / "depths" / "0.tif")
     folders = {"image": "images/", "depth": "depths/"}
     pack(source, tmp_path / "out", fields=folders, jobs=1)
+    assert not verify(tmp_path / "out", decode=True, jobs=1).damages
+
+
+def test_where_image_holds_bytes_the_others_are_decoded_as_stored(tmp_path: Path) -> None:
+    """As a dataset does it: none of them is the main image then."""
+    from PIL import Image
+
+    depth = io.BytesIO()
+    Image.fromarray(np.zeros((30, 40), "f4")).save(depth, "TIFF")
+    with Writer(tmp_path / "out", fields={"image": "bytes", "depth": "image"}) as writer:
+        writer.write({"__key__": "0", "image": b"x", "depth": depth.getvalue()})
     assert not verify(tmp_path / "out", decode=True, jobs=1).damages
 
 

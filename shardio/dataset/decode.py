@@ -106,8 +106,7 @@ class Decoder:
     ) -> None:
         self.fields = None if fields is None else _check_fields(schema, fields)
         names = schema.names if self.fields is None else self.fields
-        images = [name for name, kind in schema.fields if kind == "image"]
-        main = IMAGE if IMAGE in schema.names else next(iter(images), None)
+        images, main = schema.images, schema.main_image
         max_pixels = None if max_pixels is None else whole("max_pixels", max_pixels, 1)
         for name, given, field in (
             ("transform", transform, main),

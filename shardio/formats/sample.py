@@ -96,6 +96,16 @@ class Schema:
         self._keys = set(self.names)
         self.decode, self.decode_run = _compile(self.fields, self._blobs, self._types)
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Return the names of the fields of kind image, in order."""
+        return tuple(name for name, kind in self.fields if kind == "image")
+
+    @property
+    def main_image(self) -> str | None:
+        """Return the field that is decoded to RGB by default; others are decoded as stored."""
+        return "image" if "image" in self.names else next(iter(self.images), None)
+
     def __reduce__(self) -> tuple[type[Schema], tuple[tuple[tuple[str, str], ...]]]:
         return Schema, (self.fields,)
 

@@ -72,7 +72,7 @@ class _Task:
     format: str
     opening: Opening
     info: ShardInfo
-    images: tuple[str, ...]  # fields to decode
+    images: tuple[tuple[str, bool], ...]  # fields to decode, and whether to RGB
     max_pixels: int | None
     sha256: bool
 
@@ -120,7 +120,7 @@ def verify(
             one.format,
             one.opening(storage, shards),
             one.shard(number),
-            tuple(n for n, kind in one.schema.fields if kind == "image") if decode else (),
+            tuple((n, n == one.schema.main_image) for n in one.schema.images) if decode else (),
             max_pixels,
             sha256,
         )
@@ -193,12 +193,10 @@ def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None
             return f"the index has another {name} for it"
         if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
-    for field_name in task.images:
+    for field_name, is_main in task.images:
         from ..images import decode as image
 
-        # As a dataset does it by default: values of the others may be no colours.
-        main = "image" if "image" in task.images else task.images[0]
-        decode = image.decode if field_name == main else image.stored
+        decode = image.decode if is_main else image.stored  # values of others may be no colours
         if sample[field_name] is not None:
             try:
                 decode(sample[field_name], max_pixels=task.max_pixels)
