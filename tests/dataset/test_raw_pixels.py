@@ -7,7 +7,7 @@ import io
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,16 +19,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scene
+from support.naive_reader import seed_of
+from support.raw_pixels import (
+    at_once,
+    both_ways,
+    encoded,
+    packed,
+    pending,
+    policy,
+    raw_data,
+    raw_sample,
+    same,
+    scene,
+)
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate
 from shardio import native as engine
 from shardio.dataset import sequence as sequences
-from shardio.dataset.collate import empty
-from shardio.dataset.decode import Work
-from shardio.dataset.fetch import Fetch
 from shardio.errors import (
     CollateError,
     DamageError,
@@ -484,18 +493,6 @@ def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     return engine.records()
 
 
-def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
-    """Each batch as it is made at once, and as its items make it; and where records waited."""
-    share = data.share_of(0)
-    batched = data.batched_reads
-    at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
-    by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
-    for rows, again in zip(at_once, by_item, strict=True):
-        whole = data._whole(at_once, rows, empty)
-        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
-        yield whole, collate(items), at_once.policy
-
-
 @pytest.mark.parametrize("buffer", [2, 20, "all"])
 @pytest.mark.parametrize("where", [None, {"label": [2, 5, -1]}])
 @pytest.mark.parametrize("tail", ["pad", "exact"])
@@ -516,11 +513,10 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
         rank=1,
         world_size=2,  # whose last batch repeats records
     )
-    policies = set()
-    for whole, collated, policy in batches(data):
+    for whole, collated in both_ways(data):
         same(whole, collated)
-        policies.add(policy)
-    assert policies == {"page_cache" if buffer == "all" or core is not None else "in_memory"}
+    expected = "page_cache" if buffer == "all" or core is not None else "in_memory"
+    assert policy(data) == expected
 
 
 def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
@@ -530,10 +526,10 @@ def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
     raw_data(tmp_path / "out", [7, 6], large, (70, 80))  # 16.8 KB: read one by one
     data = ShardDataset(tmp_path / "out", batch_size=5, fields=("image",), decode="numpy")
     sizes = []
-    for whole, collated, policy in batches(data):
+    for whole, collated in both_ways(data):
         same(whole, collated)
-        assert policy == "page_cache"
         sizes.append(len(whole[0]))
+    assert policy(data) == "page_cache"
     assert sizes == [5, 5, 3]
 
 
@@ -542,7 +538,7 @@ def test_iterating_gives_the_same_batches(tmp_path: Path) -> None:
     data = ShardDataset(
         tmp_path / "out", batch_size=8, fields=("image", "label"), decode="numpy", tail="exact"
     )
-    collated = [batch for _, batch, _ in batches(data)]
+    collated = [batch for _, batch in both_ways(data)]
     marked = 0
     for (one, labels, valid), other in zip(data, collated, strict=True):
         same((one, labels), other)
@@ -571,17 +567,16 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
     raw_data(tmp_path / "out", [4])
     [path] = shards(tmp_path / "out")
     data = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-    shard = data._reader.shard(0)
+    shard = data.reader.shard(0)
     start, size = shard.offset(2), int(shard.sizes[2])
     for at in (0, 7, 8, 11, 12, 15, 16, 20, 40, 60, size - 1):  # checksum, lengths, head, pixels
         flip(path, start + at)
         fresh = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-        fetch = Fetch(fresh._reader, fresh.share_of(0))
-        [rows] = fetch
+        [batch] = pending(fresh)
         with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
-            fresh._whole(fetch, rows, empty)
+            at_once(batch)
         with pytest.raises(DamageError) as ordinary:
-            fresh._reader.shard(0).read(2)
+            fresh.reader.shard(0).read(2)
         assert str(raised.value) == str(ordinary.value)
         flip(path, start + at)
     assert len(list(data)) == 1
@@ -616,8 +611,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
         fields=("image", "label", "score"),
         decode="numpy",
     )
-    at_once = Fetch(data._reader, data.share_of(0))
-    made = [data._whole(at_once, rows, empty) for rows in at_once]
+    made = [at_once(batch) for batch in pending(data, batched_reads=False)]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
         # And it comes nevertheless, or what makes the record unlike the others is said.
@@ -647,7 +641,7 @@ def test_ints_too_large_for_a_tensor_are_left_to_the_ordinary_way(tmp_path: Path
     data = ShardDataset(
         tmp_path / "out", batch_size=4, fields=("image", "label"), decode="numpy", shuffle=False
     )
-    assert [whole for whole, _, _ in batches(data)] == [None]
+    assert [at_once(batch) for batch in pending(data)] == [None]
     [(_, labels)] = data
     assert sorted(labels) == [2**63 + i for i in range(4)]
 
@@ -659,20 +653,19 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     raw_data(tmp_path / "out", [4], longer)
     [path] = shards(tmp_path / "out")
     data = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-    shard = data._reader.shard(0)
+    shard = data.reader.shard(0)
     assert isinstance(shard, RecordShard)
     start, size = shard.offset(1), int(shard.sizes[1])
     file = bytearray(path.read_bytes())
     record = file[start : start + size]
     (length,) = struct.unpack_from("<I", record, 8)
     struct.pack_into("<I", record, 8, length - 1)
-    struct.pack_into("<Q", record, 0, checksum(bytes(record[8:]), shard._seed + 1))
+    struct.pack_into("<Q", record, 0, checksum(bytes(record[8:]), seed_of(shard) + 1))
     file[start : start + size] = record
     path.write_bytes(file)
     with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
-        fetch = Fetch(data._reader, data.share_of(0))
-        for rows in fetch:
-            data._whole(fetch, rows, empty)
+        for batch in pending(data, batched_reads=False):
+            at_once(batch)
 
 
 @pytest.mark.parametrize(
@@ -694,16 +687,15 @@ def test_other_datasets_are_read_the_ordinary_way(tmp_path: Path, options: dict[
     raw_data(tmp_path / "out", [6])
     usual = {"batch_size": 6, "fields": ("image", "label"), "decode": "numpy"}
     data = ShardDataset(tmp_path / "out", **usual | options)
-    fetch = Fetch(data._reader, data.share_of(0))
-    assert all(data._whole(fetch, rows, empty) is None for rows in fetch)
+    assert all(at_once(batch) is None for batch in pending(data))
     data = ShardDataset(tmp_path / "out", **usual)
-    assert data._whole(fetch, next(iter(Fetch(data._reader, data.share_of(0)))), empty) is not None
+    assert at_once(next(pending(data))) is not None
 
 
 def test_no_memory_is_taken_for_pixels_that_are_not_there(tmp_path: Path) -> None:
     raw_data(tmp_path / "out", [6], size=(1 << 20, 1 << 20))
     data = ShardDataset(tmp_path / "out", batch_size=6, fields=("image",), decode="numpy")
-    assert [whole for whole, _, _ in batches(data)] == [None]
+    assert [at_once(batch) for batch in pending(data)] == [None]
 
 
 @pytest.mark.parametrize("size", [None, [6], [6, 8, 3], [0, 8], ["6", 8], [6.0, 8], "68", [-6, -8]])
@@ -717,5 +709,5 @@ def test_a_manifest_that_says_nonsense_of_the_pixels_is_read_the_ordinary_way(
     path.write_bytes(dataclasses.replace(made, options=options).dump())
     assert json.loads(path.read_bytes())["options"]["pixels"] == size
     data = ShardDataset(tmp_path / "out", batch_size=6, fields=("image",), decode="numpy")
-    assert data._raw is None
+    assert [batch.at_once for batch in pending(data)] == [None]
     assert [len(batch) for (batch,) in data] == [6]

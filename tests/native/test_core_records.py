@@ -21,22 +21,32 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.raw_pixels import encoded, raw_data, raw_sample, same, scene
+from support.naive_reader import seed_of
+from support.raw_pixels import (
+    at_once,
+    both_ways,
+    encoded,
+    pending,
+    policy,
+    raw_data,
+    raw_sample,
+    same,
+    scene,
+)
 from support.small_datasets import flip, make, of_order
 from support.trees import shards
 
 import shardio
-from shardio import ShardDataset
+from shardio import ShardDataset, formats
 from shardio import native as engine
 from shardio.cli.main import main
-from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import collate, empty
-from shardio.dataset.decode import Work
-from shardio.dataset.fetch import Fetch
 from shardio.errors import DamageError
+from shardio.formats import manifest
 from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
+from shardio.storage import locate
 
 pytestmark = pytest.mark.skipif(engine.core is None, reason=f"no core: {engine.missing}")
 reads = pytest.mark.skipif(engine.records() is None, reason=f"core: {engine.described()}")
@@ -380,9 +390,17 @@ def outcome(shard: RecordShard, *, with_core: bool) -> list[Any]:
 
 
 def opened(path: Path) -> RecordShard:
-    shard = sequences.stored(path)._reader.shard(0)
+    storage = locate(path)
+    made = manifest.load(storage)
+    shard = formats.open_shard(made.format, made.opening(storage), made.shard(0))
     assert isinstance(shard, RecordShard)
     return shard
+
+
+def letters_of(shard: RecordShard) -> bytes:
+    """The types of a shard's fields, as the core is told them."""
+    letters = dict(key="k", int="i", float="f", bool="b", str="s", image="B", bytes="B")
+    return "".join(letters[kind] for _, kind in shard.schema.fields).encode()
 
 
 @reads
@@ -397,8 +415,8 @@ def test_samples_of_all_kinds_are_those_of_python(
     found = outcome(shard, with_core=True)
     assert found == outcome(shard, with_core=False)
     assert len(found) == len(given_samples)
-    block, ends = shard._block(0, shard.records), shard.sizes.cumsum()
-    made = core().samples(block, ends, shard._seed, shard.schema.names, shard._letters)
+    block, ends = b"".join(shard.hold(0, shard.records)), shard.sizes.cumsum()
+    made = core().samples(block, ends, seed_of(shard), shard.schema.names, letters_of(shard))
     assert len(made) == len(given_samples)  # none was left to Python
 
 
@@ -477,9 +495,11 @@ GOOD = b"\x94" + KEY + b"\x05" + HI + b"\x07"  # before 5 bytes of an image
 def test_heads_that_are_wrong_under_right_checksums(tmp_path: Path, head: bytes, blob: int) -> None:
     shard = of_fields(tmp_path / "out")
     bodies = [(GOOD, bytes(5)), (head, bytes(blob))]
-    records = [record(i, *body, seed=shard._seed) for i, body in enumerate(bodies)]
+    records = [record(i, *body, seed=seed_of(shard)) for i, body in enumerate(bodies)]
     ends = np.cumsum(list(map(len, records)))
-    made = core().samples(b"".join(records), ends, shard._seed, shard.schema.names, shard._letters)
+    made = core().samples(
+        b"".join(records), ends, seed_of(shard), shard.schema.names, letters_of(shard)
+    )
     assert made == [{"__key__": b"k", "image": bytes(5), "text": "hi", "label": 7}]
     with pytest.raises(DamageError, match="its checksum is right, but"):
         shard.decode(1, records[1])
@@ -493,9 +513,9 @@ def test_lengths_of_two_blobs_that_add_up_only_modulo_two_to_the_64(tmp_path: Pa
     shard = opened(tmp_path / "out")
     for first, second in ((2, 3), (2**64 - 5, 10), (10, 2**64 - 5)):
         lengths = struct.pack(">BQBQ", 0xCF, first, 0xCF, second)
-        data = record(0, b"\x93" + KEY + lengths, b"12345", seed=shard._seed)
+        data = record(0, b"\x93" + KEY + lengths, b"12345", seed=seed_of(shard))
         ends = np.array([len(data)])
-        made = core().samples(data, ends, shard._seed, shard.schema.names, shard._letters)
+        made = core().samples(data, ends, seed_of(shard), shard.schema.names, letters_of(shard))
         assert made == ([sample] if first == 2 else [])
 
 
@@ -535,10 +555,10 @@ def test_heads_of_any_bytes_are_python_s_or_left_to_it(
     """Under right checksums; the core may refuse what Python takes, and never the other way."""
     shard = of_fields(tmp_path_factory.mktemp("heads") / "out")
     bodies = [(GOOD, bytes(5)), *((head, bytes(blob)) for head in heads)]
-    records = [record(i, *body, seed=shard._seed) for i, body in enumerate(bodies)]
+    records = [record(i, *body, seed=seed_of(shard)) for i, body in enumerate(bodies)]
     block = b"".join(records)
     ends = np.cumsum(list(map(len, records)))
-    made = core().samples(block, ends, shard._seed, shard.schema.names, shard._letters)
+    made = core().samples(block, ends, seed_of(shard), shard.schema.names, letters_of(shard))
     assert made[0]["text"] == "hi"
     for number, one in enumerate(made):
         assert repr(one) == repr(shard.decode(number, records[number]))
@@ -560,8 +580,11 @@ def test_fields_that_need_python_are_left_to_it(tmp_path: Path) -> None:
     sample = {"__key__": b"k", "image": np.arange(6), "meta": {"a": [1]}}
     make(tmp_path / "out", [3], fields=fields, sample=lambda i: sample, classes=None)
     shard = opened(tmp_path / "out")
-    assert shard._letters == b""
-    assert outcome(shard, with_core=True) == outcome(shard, with_core=False)
+    alone = outcome(shard, with_core=False)
+    assert outcome(shard, with_core=True) == alone
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "core", SimpleNamespace(**vars(engine.core) | {"samples": None}))
+        assert outcome(shard, with_core=True) == alone  # it is not asked
 
 
 # --- batches of small JPEGs -----------------------------------------------------------------------
@@ -580,17 +603,6 @@ def jpeg_data(out: Path, counts: list[int], odd: dict[int, Any] | None = None) -
     return make(out, counts, fields=fields, sample=sample, classes=None)
 
 
-def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Each batch as it is made at once, and as its items make it."""
-    share = data.share_of(0)
-    at_once = Fetch(data._reader, share, batched_reads=many)
-    by_item = Fetch(data._reader, share)
-    assert (at_once.policy, by_item.policy) == ("page_cache" if many else "in_memory", "in_memory")
-    for rows, again in zip(at_once, by_item, strict=True):
-        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
-        yield data._whole(at_once, rows, empty), collate(items)
-
-
 def small(path: Path, **options: Any) -> ShardDataset:
     usual = {"batch_size": 8, "fields": ("image", "label"), "decode": "numpy"}
     usual |= {"canonical_workers": 4, "shuffle_buffer": 20, "unit": 4}
@@ -603,7 +615,8 @@ def test_a_batch_of_jpegs_is_the_batch_of_its_items(tmp_path: Path, many: bool) 
     odd = {i: {"image": jpeg(i, **kinds[i % 4])} for i in range(83)}
     data = small(jpeg_data(tmp_path / "out", [50, 0, 33], odd), fields=("label", "image"))
     count = 0
-    for whole, collated in both(data, many=many):
+    assert policy(data, many) == ("page_cache" if many else "in_memory")
+    for whole, collated in both_ways(data, many):
         same(whole, collated)
         count += 1
     assert count == 11
@@ -671,9 +684,7 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
 ) -> None:
     jpeg_data(tmp_path / "out", [16], {9: odd})
     data = small(tmp_path / "out", unit=1, shuffle=False)
-    share = data.share_of(0)
-    fetch = Fetch(data._reader, share, batched_reads=many)
-    made = [data._whole(fetch, rows, empty) for rows in fetch]
+    made = [at_once(batch) for batch in pending(data, many)]
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
 
@@ -703,26 +714,24 @@ def test_one_look_is_enough_where_there_are_no_small_jpegs(
 ) -> None:
     odd = {i: {"image": first} for i in range(3)}
     data = small(jpeg_data(tmp_path / "out", [3], odd))
-    if data._raw is not None:  # else its records are large
-        fetch = Fetch(data._reader, data.share_of(0))
-        [rows] = fetch
-        assert data._whole(fetch, rows, empty) is None
+    [batch] = pending(data, batched_reads=False)
+    if batch.at_once is not None:  # else its records are large
+        assert batch.at_once(empty) is None
         monkeypatch.setattr(RecordShard, "read", None)
-        assert data._whole(fetch, rows, empty) is None
+        assert batch.at_once(empty) is None
 
 
 @pytest.mark.parametrize("many", [False, True])
 def test_damage_in_a_batch_of_jpegs_is_the_ordinary_error(tmp_path: Path, many: bool) -> None:
     jpeg_data(tmp_path / "out", [40])
     [path] = shards(tmp_path / "out")
-    shard = small(tmp_path / "out")._reader.shard(0)
+    shard = small(tmp_path / "out").reader.shard(0)
     start, size = shard.offset(5), int(shard.sizes[5])
     for at in sorted({0, 8, 12, size - 1, *random.Random(1).sample(range(size), 12)}):
         flip(path, start + at)
         data = small(tmp_path / "out")
-        fetch = Fetch(data._reader, data.share_of(0), batched_reads=many)
-        assert fetch.policy == ("page_cache" if many else "in_memory")
-        made = [data._whole(fetch, rows, empty) for rows in fetch]
+        assert policy(data, many) == ("page_cache" if many else "in_memory")
+        made = [at_once(batch) for batch in pending(data, many)]
         # Without the first record's size no batch is made at once.
         assert made.count(None) == 1 or (made.count(None) == 5 and data._raw.height == 0)  # type: ignore[union-attr]
         with pytest.raises(DamageError, match=rf"record 5 at byte {start} "):
@@ -737,7 +746,7 @@ def test_without_the_core_jpegs_are_read_the_ordinary_way(
     data = small(jpeg_data(tmp_path / "out", [40]))
     with_core = [labels.tolist() for _, labels in data]
     monkeypatch.setattr(engine, "core", None)
-    assert [whole for whole, _ in both(data)] == [None] * 5
+    assert [at_once(batch) for batch in pending(data, batched_reads=False)] == [None] * 5
     again = small(tmp_path / "out")
     assert [labels.tolist() for _, labels in again] == with_core
 
@@ -755,8 +764,8 @@ def test_explain_says_where_records_of_batches_wait(
 
 def test_photographs_cost_nothing_more(tmp_path: Path) -> None:
     big = {i: {"image": jpeg(i) + bytes(20_000)} for i in range(8)}
-    assert small(jpeg_data(tmp_path / "big", [8], big))._raw is None
-    assert small(jpeg_data(tmp_path / "small", [8]))._raw is not None
+    assert next(pending(small(jpeg_data(tmp_path / "big", [8], big)))).at_once is None
+    assert next(pending(small(jpeg_data(tmp_path / "small", [8])))).at_once is not None
 
 
 def test_records_of_a_network_are_gathered_too(
@@ -764,10 +773,9 @@ def test_records_of_a_network_are_gathered_too(
 ) -> None:
     raw_data(tmp_path / "out", [40])
     data = small(on_network(tmp_path / "out"))
-    fetch = Fetch(data._reader, data.share_of(0))
-    assert fetch.policy == "network"
-    for rows in fetch:
-        images, labels = data._whole(fetch, rows, empty)
+    assert policy(data, batched_reads=False) == "network"
+    for batch in pending(data, batched_reads=False):
+        images, labels = at_once(batch)
         for one, label in zip(images, labels, strict=True):
             scenes = [scene(i) for i in range(40) if raw_sample(i)["label"] == label]
             assert any(np.array_equal(one.permute(1, 2, 0), scene) for scene in scenes)

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
+
+from shardio.formats.record import RecordShard
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "format.md"
 
@@ -18,6 +21,12 @@ def naive_reader() -> dict[str, Any]:
     scope: dict[str, Any] = {}
     exec(compile(code, str(DOCS), "exec"), scope)
     return scope
+
+
+def seed_of(shard: RecordShard) -> int:
+    """The seed of a shard's record 0, as docs/format.md has it."""
+    place = struct.pack("<I", shard.number) + shard.dataset_id
+    return int(xxhash.xxh3_64_intdigest(place) >> 32 << 32)
 
 
 def untagged(value: Any) -> Any:

@@ -1,16 +1,23 @@
-"""Images whose pixels are stored as they are."""
+"""Images whose pixels are stored as they are, and batches that are made at once."""
 
 import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
+from shardio import ShardDataset, collate
 from shardio.dataset import sequence as sequences
+from shardio.dataset.assemble import PendingBatch
+from shardio.dataset.collate import empty
+from shardio.dataset.decode import Work
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.ranks import Consumers
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
@@ -62,3 +69,37 @@ def same(whole: Any, collated: Any) -> None:
     for a, b in zip(whole, collated, strict=True):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         assert torch.equal(a, b)
+
+
+def pending(data: ShardDataset, batched_reads: bool | None = None) -> Iterator[PendingBatch]:
+    """Yield the batches of epoch 0, which are not made yet.
+
+    batched_reads: as if the dataset said so of itself.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if batched_reads is not None:
+            patch.setattr(ShardDataset, "batched_reads", batched_reads)
+        batches = data.read_batches(data.share_of(0), Consumers(1, 1))
+        first = next(batches, None)  # it is asked here
+    if first is not None:
+        yield first
+        yield from batches
+
+
+def at_once(batch: PendingBatch) -> Any:
+    """Return the batch as it is made at once; None: it is to be made of its items."""
+    return None if batch.at_once is None else batch.at_once(empty)
+
+
+def both_ways(data: ShardDataset, batched_reads: bool | None = None) -> Iterator[tuple[Any, Any]]:
+    """Yield each batch as it is made at once, and as its items make it."""
+    own = data.batched_reads if batched_reads is None else False
+    for batch, again in zip(pending(data, batched_reads), pending(data, own), strict=True):
+        yield at_once(batch), collate([again.make(row, Work()) for row in again.rows])
+
+
+def policy(data: ShardDataset, batched_reads: bool | None = None) -> str:
+    """Return where records wait until the batches of epoch 0 are made."""
+    batched = data.batched_reads if batched_reads is None else batched_reads
+    fetch = Fetch(data.reader, data.share_of(0), selection=data.selection, batched_reads=batched)
+    return fetch.policy
