@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def job(request: pytest.FixtureRequest, folder: Path) -> Job:
     out = folder.parent / f"{request.param}"
     out.mkdir()

@@ -368,8 +368,25 @@ def test_pickles_go_on_reading(made: Made) -> None:
     assert len(pickle.dumps(data)) < 10_000  # no index, and no record
 
 
-@pytest.mark.parametrize("start, workers", [("fork", 2), ("spawn", 1)])
-def test_workers_read_what_their_parent_reads(made: Made, start: str, workers: int) -> None:
+def test_workers_read_what_their_parent_reads(made: Made) -> None:
+    read_in_workers(made, "fork", 2)
+
+
+# Seconds each, for torch: one that is opened anew, one with a table in memory, one that keeps what
+# it read.
+SPAWNED = ("record", "lmdb", "parquet")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [pytest.param(name, marks=() if name in SPAWNED else pytest.mark.slow) for name in FORMATS],
+    indirect=True,
+)
+def test_spawned_workers_read_what_their_parent_reads(made: Made) -> None:
+    read_in_workers(made, "spawn", 1)
+
+
+def read_in_workers(made: Made, start: str, workers: int) -> None:
     data, stream = made.open(), made.stream()
     alone = batches(stream)
     stream.set_epoch(0)

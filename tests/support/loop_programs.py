@@ -1,8 +1,10 @@
 """Loops over a dataset as its users write them, and which epoch each of their passes read.
 
-loop_programs.py DATA LOADER LOOP,LOOP,...   prints JSON: by loop, the epochs and the warnings
+loop_programs.py DATA LOADER=LOOP,LOOP,... ...   a line of JSON for each loader, which it names:
+                                                 by loop, the epochs and the warnings
 """
 
+import gc
 import json
 import os
 import sys
@@ -179,13 +181,13 @@ def which(read: Read, epochs: list[Read]) -> int:
     return -1
 
 
-def main(loader: str, loops: list[str]) -> None:
+def run(loader: str, loops: list[str]) -> None:
     make = mixture if loader == "mixture" else dataset
     straight, epochs = make(PATH), []
     for epoch in range(10):
         straight.set_epoch(epoch)
         epochs.append(numbers(straight))
-    found = {}
+    found: dict[str, Any] = {"loader": loader}
     for loop in loops:
         warnings.resetwarnings()
         warnings.filterwarnings("ignore", message="This DataLoader will create|'set_vital'")
@@ -204,9 +206,12 @@ def main(loader: str, loops: list[str]) -> None:
             "warnings": said[0].count("Warning: "),
             "text": said[0],
         }
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
+    gc.freeze()  # or each of hundreds of workers copies what was imported
     PATH = sys.argv[1]
-    main(sys.argv[2], sys.argv[3].split(","))
+    for given in sys.argv[2:]:
+        name, _, loops = given.partition("=")
+        run(name, loops.split(","))
