@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -299,73 +300,94 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, second: str) -> Non
 
 
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The row groups that pyarrow decodes from now on."""
     decoded: list[int] = []
-    original = parquet.ParquetFile._decode
+    original = pq.ParquetFile.read_row_group
 
-    def decode(self: Any, number: int) -> Any:
+    def read_row_group(self: Any, number: int, **options: Any) -> Any:
         decoded.append(number)
-        return original(self, number)
+        return original(self, number, **options)
 
-    monkeypatch.setattr(parquet.ParquetFile, "_decode", decode)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
     return decoded
 
 
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The decoded row groups that are in memory."""
+    living: Any = weakref.WeakSet()
+
+    class Watched(parquet.Group):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            living.add(self)
+
+    monkeypatch.setattr(parquet, "Group", Watched)
+    return living
+
+
 def test_row_groups_used_last_stay_decoded_within_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Any
 ) -> None:
     noise = np.random.default_rng(0)
     write(tmp_path / "x.parquet", {"x": [noise.bytes(1000) for _ in range(50)]}, row_group_size=10)
+    monkeypatch.setattr(parquet, "cache_bytes", lambda _: 25_000)  # two row groups and a bit
     index(tmp_path)
-    monkeypatch.setattr(parquet, "_CACHE", parquet._Cache(25_000))  # two row groups and a bit
     decoded = count_decodes(monkeypatch)
     shard = shard_of(tmp_path)
     for record in (0, 9, 10, 5, 15, 29, 19, 0):
         shard.read(record)
     assert decoded == [0, 1, 2, 0]
-    assert 20_000 < parquet._CACHE.bytes <= 25_000
+    assert 20_000 < sum(group.bytes for group in kept) <= 25_000
     other = shard_of(tmp_path)
     other.read(0)
     assert decoded == [0, 1, 2, 0, 0]
+    other.read(9)
+    assert decoded == [0, 1, 2, 0, 0] and len(kept) == 2
     shard.close()
-    assert [key[0] for key in parquet._CACHE._groups] == [other._file._id]  # type: ignore[attr-defined]
+    assert len(kept) == 1
+    other.read(5)
+    assert decoded == [0, 1, 2, 0, 0]  # so it is the other's
     other.close()
-    assert parquet._CACHE.bytes == 0
+    assert not kept
 
 
 def test_a_row_group_above_the_limit_is_kept_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Any
 ) -> None:
     write(tmp_path / "x.parquet", {"x": list(range(30))}, row_group_size=10)
+    monkeypatch.setattr(parquet, "cache_bytes", lambda _: 1)
     index(tmp_path)
-    monkeypatch.setattr(parquet, "_CACHE", parquet._Cache(1))
     decoded = count_decodes(monkeypatch)
     shard = shard_of(tmp_path)
     assert [shard.read(record)["x"] for record in range(30)] == list(range(30))
     assert decoded == [0, 1, 2]
-    assert len(parquet._CACHE._groups) == 1
+    assert len(kept) == 1
 
 
 def test_the_limit_is_a_share_of_the_memory_to_spare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "x.parquet", {"x": [1]})
-    index(tmp_path)
     monkeypatch.setattr(parquet, "processors", lambda: 4)
     for spare, expected in ((64 << 30, 4 << 30), (1 << 30, 256 << 20)):
-        monkeypatch.setattr(parquet, "memory_available", lambda spare=spare: spare)
-        monkeypatch.setattr(parquet, "_CACHE", parquet._Cache())
-        shard_of(tmp_path).read(0)
-        assert parquet._CACHE._limit == expected
+        assert parquet.cache_bytes(spare) == expected
+    asked: list[int] = []
+    monkeypatch.setattr(parquet, "memory_available", lambda: 12345)
+    monkeypatch.setattr(parquet, "cache_bytes", lambda spare: asked.append(spare) or 1 << 20)
+    write(tmp_path / "x.parquet", {"x": [1]})
+    index(tmp_path)
+    shard_of(tmp_path).read(0)
+    assert asked == [12345]  # once, for the process
 
 
 def test_row_groups_that_are_passed_as_a_whole_are_not_kept_and_parts_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Any
 ) -> None:
     write(tmp_path / "x.parquet", {"x": list(range(30))}, row_group_size=10)
     index(tmp_path)
     shard, decoded = shard_of(tmp_path), count_decodes(monkeypatch)
     assert len(list(shard.scan(0, 30))) == 30
-    assert not any(key[0] == shard._file._id for key in parquet._CACHE._groups)  # type: ignore[attr-defined]
+    assert not kept and decoded == [0, 1, 2]
     decoded.clear()
     for start in range(0, 30, 2):
         shard.hold(start, start + 2)
@@ -429,14 +451,17 @@ def test_row_groups_are_announced_as_a_whole_and_once(
 ) -> None:
     write(tmp_path / "x.parquet", {"x": list(range(30))}, row_group_size=10)
     index(tmp_path)
-    shard: Any = shard_of(tmp_path)
-    announced: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        shard._file, "will_need", lambda start, length: announced.append((start, length))
-    )
+    shard = shard_of(tmp_path)
+    files, announced = [], []
+
+    def will_need(self: parquet.ParquetFile, start: int, length: int) -> None:
+        files.append(self)
+        announced.append((start, length))
+
+    monkeypatch.setattr(parquet.ParquetFile, "will_need", will_need)
     for start, stop in ((3, 3), (0, 2), (2, 9), (9, 11), (9, 11), (29, 30)):
         shard.will_need(start, stop)
-    groups = [shard._file.extent(group) for group in range(3)]
+    groups = [files[0].extent(group) for group in range(3)]
     ranges = [(begin, end - begin) for begin, end in groups]
     assert announced == [ranges[0], ranges[0], ranges[1], ranges[2]]
 
@@ -457,8 +482,8 @@ def test_row_groups_that_are_too_large_are_refused_with_what_splits_them(
 
 def test_threads_share_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "x.parquet", {"x": list(range(200))}, row_group_size=10)
+    monkeypatch.setattr(parquet, "cache_bytes", lambda _: 2000)
     index(tmp_path)
-    monkeypatch.setattr(parquet, "_CACHE", parquet._Cache(2000))
     shard, wrong = shard_of(tmp_path), []
 
     def read(seed: int) -> None:
@@ -490,18 +515,38 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_after_reading_reads_on(tmp_path: Path) -> None:
-    write(tmp_path / "x.parquet", {"x": list(range(200))}, row_group_size=10)
-    index(tmp_path)
-    dataset = shardio.open(tmp_path)
-    assert dataset[0]["x"] == 0
+def test_a_fork_after_reading_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        write(folder / "x.parquet", {"x": list(range(200))}, row_group_size=10)
+        index(folder)
+    dataset, other = shardio.open(tmp_path), shardio.open(tmp_path / "other")
+    entered, leave, parent = threading.Event(), threading.Event(), os.getpid()
+
+    class Slow(parquet.Group):
+        @property
+        def bytes(self) -> int:  # type: ignore[override]
+            entered.set()
+            if os.getpid() == parent:
+                leave.wait(60)
+            return 1000
+
+        @bytes.setter
+        def bytes(self, value: int) -> None:
+            pass
 
     def child() -> None:
         assert [sample["x"] for sample in dataset] == list(range(200))
 
-    with parquet._CACHE._lock:  # as if another thread were just using it
-        pid_status = in_child(child)
-    assert pid_status == 0
+    monkeypatch.setattr(parquet, "Group", Slow)
+    thread = threading.Thread(target=lambda: other[0])
+    thread.start()
+    assert entered.wait(60)  # the thread is just putting a row group into the cache
+    status = in_child(child)
+    leave.set()
+    thread.join()
+    assert status == 0
+    assert dataset[0]["x"] == 0 and in_child(child) == 0
 
 
 # --- pyarrow is optional --------------------------------------------------------------------------
@@ -750,11 +795,7 @@ def test_a_damaged_row_group_is_decoded_once(
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
     path.write_bytes(data)
-    tries: list[int] = []
-    decode = parquet.ParquetFile._decode
-    monkeypatch.setattr(
-        parquet.ParquetFile, "_decode", lambda self, i: (tries.append(i), decode(self, i))[1]
-    )
+    tries = count_decodes(monkeypatch)
     assert len(verify(tmp_path, jobs=1).damages) == 300
     assert tries == [0]
 
