@@ -195,7 +195,14 @@ def kill_at(moment: Moment, folder: Path, gate: Path) -> None:
     os.close(permission)
 
 
-@pytest.mark.parametrize("moment", [*moments(1, 6, ["fork"]), *moments(2, 2, ["spawn"])], ids=str)
+FORKED, SPAWNED = moments(1, 6, ["fork"]), moments(2, 2, ["spawn"])
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [*FORKED, SPAWNED[1], pytest.param(SPAWNED[0], marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_killed_worker_is_an_error_and_leaves_nothing(
     packed: Packed, tmp_path: Path, moment: Moment
 ) -> None:

@@ -523,7 +523,10 @@ def test_loaders_of_any_workers_give_the_epoch(
             assert flat(batches(items)) == rows_of(mixture, epoch)
 
 
-def test_persistent_spawned_workers_follow_the_epochs_of_mixed_subsets(folders: list[Path]) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_persistent_spawned_workers_follow_the_epochs_of_mixed_subsets(
+    folders: list[Path], workers: int
+) -> None:
     parts = [
         opened(folders[0], where={"label": ["cat", "eel"]}),
         opened(folders[3]).select(range(3, 19)),
@@ -532,7 +535,7 @@ def test_persistent_spawned_workers_follow_the_epochs_of_mixed_subsets(folders: 
     loader = DataLoader(
         mixture,
         batch_size=None,
-        num_workers=2,
+        num_workers=workers,
         persistent_workers=True,
         multiprocessing_context="spawn",
     )

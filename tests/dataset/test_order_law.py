@@ -192,7 +192,7 @@ def test_real_loaders_obey_the_law(packed: Packed, part: int) -> None:
                 ] == expected
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_persistent_workers_of_any_start_method_obey_the_law(packed: Packed, context: str) -> None:
     folder = packed([11, 0, 1, 25])
     dataset, alone = keyed(folder, batch_size=4), keyed(folder, batch_size=4)

@@ -600,15 +600,16 @@ def test_a_copy_made_before_the_ranks_are_known_finds_them(
             assert batches(copied, workers) == expected
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_spawned_workers_know_the_rank_of_their_parent(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     folder = packed(COUNTS)
     expected = batches(keyed(folder, batch_size=4, rank=1, world_size=3))
     dataset = keyed(folder, batch_size=4)
     # As torch.distributed would say, which a spawned worker does not know.
     monkeypatch.setattr("shardio.dataset.ranks._found_ranks", lambda: ((1, 3), "a test"))
-    assert batches(dataset, 2, multiprocessing_context="spawn") == expected
+    assert batches(dataset, workers, multiprocessing_context="spawn") == expected
 
 
 def test_a_pickle_made_before_the_ranks_exist_does_not_fix_them(

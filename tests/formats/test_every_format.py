@@ -226,6 +226,13 @@ FORMATS: dict[str, Format] = {
 }
 
 
+# For what takes a second or more: our own two, and one that keeps what it read.
+FEW = [
+    pytest.param(name, marks=() if name in ("record", "lmdb", "parquet") else pytest.mark.slow)
+    for name in FORMATS
+]
+
+
 class Made:
     """A dataset of one format, read-only for all tests of this file."""
 
@@ -372,16 +379,7 @@ def test_workers_read_what_their_parent_reads(made: Made) -> None:
     read_in_workers(made, "fork", 2)
 
 
-# Seconds each, for torch: one that is opened anew, one with a table in memory, one that keeps what
-# it read.
-SPAWNED = ("record", "lmdb", "parquet")
-
-
-@pytest.mark.parametrize(
-    "made",
-    [pytest.param(name, marks=() if name in SPAWNED else pytest.mark.slow) for name in FORMATS],
-    indirect=True,
-)
+@pytest.mark.parametrize("made", FEW, indirect=True)
 def test_spawned_workers_read_what_their_parent_reads(made: Made) -> None:
     read_in_workers(made, "spawn", 1)
 
@@ -522,7 +520,6 @@ def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) ->
     found = told("verify", made.folder, "--sha256", "--decode", "--jobs", 1)
     assert (found["records"], found["damages"]) == (N, [])
     assert told("explain", made.folder, "--batch-size", 8)["records"] == N
-    assert told("tune", made.folder, "--batch-size", 8)["records"] == N
     told("unpack", made.folder, tmp_path / "files")
     files = [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
     images = sorted(one["image"] for one in made.samples)
@@ -536,6 +533,14 @@ def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) ->
     assert [[one["image"], one["label"]] for one in again] == [
         [one["image"], one["label"]] for one in made.samples
     ]
+
+
+@pytest.mark.parametrize("made", FEW, indirect=True)
+def test_tune_takes_it(made: Made, capfd: Any) -> None:
+    before = looks(made.folder)
+    assert main(["tune", str(made.folder), "--batch-size", "8", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["records"] == N
+    assert looks(made.folder) == before
 
 
 def test_verify_and_cat_report_damage(made: Made, copy: Path, capfd: Any) -> None:

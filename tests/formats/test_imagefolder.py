@@ -81,7 +81,7 @@ def test_it_is_the_dataset_that_packing_makes(folder: Path, tmp_path: Path) -> N
     assert here[5:9].keys() == packed.keys()[5:9]
 
 
-@pytest.mark.parametrize("start", [None, "fork", "spawn"])
+@pytest.mark.parametrize("start", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_an_epoch_is_that_of_the_packed_one(
     folder: Path, tmp_path: Path, start: str | None
 ) -> None:

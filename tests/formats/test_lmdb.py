@@ -416,7 +416,7 @@ print(len(list(shardio.open(sys.argv[1], decode=None))))
     assert (done.returncode, done.stdout) == (0, "37\n"), done.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_read_what_the_parent_has_open(packed: Path, method: str) -> None:
     dataset = ShardDataset(
         packed, decode=len, batch_size=4, shuffle_buffer=10, fields=(KEY, "label")

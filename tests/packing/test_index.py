@@ -81,7 +81,7 @@ def test_a_folder_of_tars_is_a_dataset_in_place(tars: Path) -> None:
     assert pickle.loads(pickle.dumps(data))[N - 1]["__key__"] == f"k/{N - 1:04d}"
 
 
-@pytest.mark.parametrize("start", [None, "fork", "spawn"])
+@pytest.mark.parametrize("start", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_order_law_holds_for_it(tars: Path, start: str | None) -> None:
     index(tars)
 
