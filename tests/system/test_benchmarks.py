@@ -15,7 +15,7 @@ import sys
 import tarfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 
 import shardio
+from benchmarks import __main__ as command_line
 from benchmarks import (
     compare,
     formats,
@@ -33,6 +34,7 @@ from benchmarks import (
     loader,
     network,
     pixels,
+    raw,
     report,
     resident_rows,
     rivals,
@@ -42,11 +44,12 @@ from benchmarks import (
 )
 from benchmarks.cold import Cold
 from benchmarks.data import CIFAR, PHOTOS, Data, listing
-from benchmarks.harness import BenchmarkError, Result
+from benchmarks.harness import BenchmarkError, EntryProcess, Result
 from benchmarks.rivals import array_record, base, folder, lmdb
 from shardio import StorageError
 from shardio.tuning import throttle
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = (
     *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
@@ -68,6 +71,22 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True
     )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As `benchmarks`, in this process: to import torch anew takes a second."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+        capfd.readouterr()
+        try:
+            code: Any = command_line.main()
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run
 
 
 def make_archive(path: Path, files: int, size: int, jpeg: bytes = b"") -> None:
@@ -98,8 +117,8 @@ def test_without_a_name_all_are_listed_with_a_line_each() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path) -> None:
-    done = benchmarks("gpu", "--quick", "--out", str(tmp_path / "x.json"))
+def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path, run: Run) -> None:
+    done = run("gpu", "--quick", "--out", str(tmp_path / "x.json"))
     assert done.returncode == 1 and list(tmp_path.iterdir()) == []
     assert "needs an NVIDIA GPU" in done.stderr and torch.__version__ in done.stderr
     assert "Traceback" not in done.stderr
@@ -116,9 +135,9 @@ def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path) -> Non
     ],
 )
 def test_what_against_is_asked_wrongly_is_told(
-    tmp_path: Path, arguments: tuple[str, ...], said: str
+    tmp_path: Path, run: Run, arguments: tuple[str, ...], said: str
 ) -> None:
-    done = benchmarks(*arguments, "--out", str(tmp_path / "x.json"))
+    done = run(*arguments, "--out", str(tmp_path / "x.json"))
     assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -164,16 +183,28 @@ def test_options_are_spelled_as_the_shardio_that_runs_spells_them(
     assert spelling.shard_loader(1, num_workers=2, prefetch_factor=3, threads=4) == (1, 2, 3, 4)
 
 
-def test_missing_archives_are_named(tmp_path: Path) -> None:
-    done = benchmarks("raw", "--quick", "--data", str(tmp_path), "--out", str(tmp_path / "x.json"))
+def test_missing_archives_are_named(tmp_path: Path, run: Run) -> None:
+    done = run("raw", "--quick", "--data", str(tmp_path), "--out", str(tmp_path / "x.json"))
     assert done.returncode == 1
     assert "cifar10-train-jpeg.tar.xz" in done.stderr and "--data" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_raw_measures_processes(archives: Path, tmp_path: Path) -> None:
+    store_raw(benchmarks, archives, tmp_path)
+
+
+@pytest.mark.usefixtures("here")
+def test_raw_stores_every_round_ratios_and_targets(
+    archives: Path, tmp_path: Path, run: Run
+) -> None:
+    store_raw(run, archives, tmp_path)
+
+
+def store_raw(run: Run, archives: Path, tmp_path: Path) -> None:
     out, scratch = tmp_path / "raw.json", tmp_path / "scratch"
-    done = benchmarks(
+    done = run(
         *("raw", "--quick", "--data", str(archives), "--out", str(out)),
         *("--scratch", str(scratch), "--without-rivals"),
     )
@@ -198,8 +229,8 @@ def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Pat
         assert target["what"] in done.stderr
 
 
-def test_a_part_belongs_to_its_benchmark(tmp_path: Path) -> None:
-    done = benchmarks("raw", "--only", "limited", "--out", str(tmp_path / "x.json"))
+def test_a_part_belongs_to_its_benchmark(tmp_path: Path, run: Run) -> None:
+    done = run("raw", "--only", "limited", "--out", str(tmp_path / "x.json"))
     assert done.returncode == 2
     assert "--only limited: raw has no such part" in done.stderr
 
@@ -244,6 +275,7 @@ def test_storage_with_a_limit_is_measured(archives: Path, tmp_path: Path) -> Non
     assert folder["reads_per_s"] < 1_000
 
 
+@pytest.mark.usefixtures("here")
 def test_a_format_is_measured_beside_record_shards(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +329,12 @@ class Here:
         self.round = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**options)
         self.made.append(self)
 
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         del self.round  # and with it the processes of its loader
 
@@ -305,7 +343,11 @@ class Here:
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Here]]:
     threads = torch.get_num_threads()
     Here.made = []
-    for module in (resident_rows, slow_samples, loader, transport):
+    # liblmdb opens a file once in a process.
+    monkeypatch.setattr(
+        raw, "EntryProcess", lambda f, **given: (EntryProcess if "lmdb" in f else Here)(f, **given)
+    )
+    for module in (formats, resident_rows, slow_samples, loader, transport):
         monkeypatch.setattr(module, "EntryProcess", Here)
     yield Here
     torch.set_num_threads(threads)
