@@ -63,8 +63,8 @@ def run(
     patterns: Sequence[str] = (),
     rounds: int | None = None,
 ) -> None:
+    old = _built(commit, source.scratch / "old", result)  # first: one that is not there is told
     new = _built("HEAD", source.scratch / "new", result)
-    old = _built(commit, source.scratch / "old", result)
     result.facts["commits"] = {"new": new.commit, "old": old.commit}
     if subprocess.run(
         ["git", "-C", str(ROOT), "diff", "--quiet", "HEAD", "--", "shardio"]

@@ -281,8 +281,8 @@ def test_sums_that_wrap_are_refused() -> None:
             )
 
 
-def test_a_hundred_thousand_shards_take_little_memory() -> None:
-    n = 100_000
+@pytest.mark.parametrize("n", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_many_shards_take_little_memory(n: int) -> None:
     made = manifest.make(
         [info(k, 10_000, 2**28) for k in range(n)],
         dataset_id=bytes(16),
@@ -300,12 +300,12 @@ def test_a_hundred_thousand_shards_take_little_memory() -> None:
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert parsed.records == 10**9
+    assert parsed.records == n * 10_000
     assert parsed.size == n * 2**28
-    assert peak < 100 << 20
-    assert kept < 20 << 20
+    assert peak < n << 10
+    assert kept < n * 200
     assert same(parsed, made)
-    assert parsed.shard(99_999) == info(99_999, 10_000, 2**28)
+    assert parsed.shard(n - 1) == info(n - 1, 10_000, 2**28)
     assert parsed.shard(0).name == info(0).name
 
 
