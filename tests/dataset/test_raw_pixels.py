@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.naive_reader import seed_of
+from support.packings import interrupted
 from support.raw_pixels import (
     at_once,
     both_ways,
@@ -52,7 +53,6 @@ from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
 from shardio.images import transforms
-from shardio.packing import build_shard as building
 from shardio.packing.export import export
 from shardio.packing.pack import Packed, commit, pack
 from shardio.packing.unpack import unpack
@@ -153,17 +153,7 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     for part in ("2/2", "1/2"):
         pack_raw(source, tmp_path / "parts", part=part)
     commit(tmp_path / "parts", jobs=1)
-    real = building._build
-
-    def dying(reader: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
-            raise KeyboardInterrupt
-        return real(reader, task, add)
-
-    monkeypatch.setattr(building, "_build", dying)
-    with pytest.raises(KeyboardInterrupt):
-        pack_raw(source, tmp_path / "killed")
-    monkeypatch.undo()
+    interrupted(monkeypatch, pack_raw, source, tmp_path / "killed")
     assert pack_raw(source, tmp_path / "killed").kept == 2
     assert one.shards == 5
     for name in ("two", "parts", "killed"):

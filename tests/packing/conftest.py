@@ -1,26 +1,13 @@
 """Fixtures that tests of packing share."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
-
-from shardio.packing import build_shard
+from support.packings import die, on_shard
 
 
 @pytest.fixture
 def dead_on_shard(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes packing fail, as by a crash, when it comes to a certain shard."""
-
-    def arrange(number: int) -> None:
-        real = build_shard._build
-
-        def build(reader: Any, task: Any, add: Any) -> Any:
-            if task.number == number:
-                monkeypatch.setattr(build_shard, "_build", real)
-                raise KeyboardInterrupt
-            return real(reader, task, add)
-
-        monkeypatch.setattr(build_shard, "_build", build)
-
-    return arrange
+    return partial(on_shard, monkeypatch, do=die)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
+from support.packings import interrupted, same_by_jobs_and_parts
+from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json
 
 from shardio import RandomResizedCrop, ShardDataset
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
-from shardio.packing import build_shard as building
 from shardio.packing import sources
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.pack import Packed, pack
 from shardio.packing.sources import Listing, Wanted
 from shardio.packing.unpack import unpack
 
@@ -335,35 +335,14 @@ def test_annotations_that_no_record_holds_leave_out_their_image(tmp_path: Path) 
 
 def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
     path = coco(tmp_path)
-    assert pack_one(path, tmp_path / "one").source == "coco"
-    pack_one(path, tmp_path / "two", jobs=2)
-    for part in (3, 1, 2):
-        pack_one(path, tmp_path / "parts", part=(part, 3))
-    commit(tmp_path / "parts", jobs=1)
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
-
-
-def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packing that died before its third shard."""
-    real = building._build
-
-    def build(reader: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
-            raise KeyboardInterrupt
-        return real(reader, task, add)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "_build", build)
-        with pytest.raises(KeyboardInterrupt):
-            pack_one(source, out)
-    assert len(shards(out)) == 2
+    assert same_by_jobs_and_parts(pack_one, path, tmp_path).source == "coco"
 
 
 def test_an_interrupted_packing_goes_on_also_from_a_file_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = coco(tmp_path)
-    interrupted(path, tmp_path / "out", monkeypatch)
+    interrupted(monkeypatch, pack_one, path, tmp_path / "out")
     path.write_text(json.dumps(described(), indent=1))
     done = pack_one(path, tmp_path / "out")
     assert (done.kept, done.built) == (2, 2)
@@ -396,7 +375,7 @@ def test_other_values_are_another_plan(
     whole["annotations"] = [a for a in whole["annotations"] if a["image_id"] != 77]
     whole["images"][4]["width"] = 0
     write(tmp_path, whole)
-    interrupted(path, tmp_path / "out", monkeypatch)
+    interrupted(monkeypatch, pack_one, path, tmp_path / "out")
     change(whole)
     write(tmp_path, whole)
     with pytest.raises(SourceChangedError, match=said):
@@ -406,7 +385,7 @@ def test_other_values_are_another_plan(
 def test_a_changed_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coco(tmp_path)
     found = listing(path)
-    interrupted(path, tmp_path / "out", monkeypatch)
+    interrupted(monkeypatch, pack_one, path, tmp_path / "out")
     os.utime(tmp_path / "train2017" / "000000000003.jpg")
     with found.source.open() as read, pytest.raises(SourceChangedError, match="000000000003"):
         read(3)

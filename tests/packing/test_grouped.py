@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.packings import interrupted, same_by_jobs_and_parts
 from support.trees import (
     JPEG,
     content,
@@ -19,15 +20,13 @@ from support.trees import (
     plant,
     shardio,
     shardio_json,
-    shards,
 )
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import build_shard as building
 from shardio.packing import index as indexing
 from shardio.packing import sources
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.pack import Packed, pack
 from shardio.packing.sources import Listing, Wanted
 from shardio.packing.unpack import unpack
 
@@ -282,33 +281,12 @@ def test_options_for_other_sources_are_refused(tmp_path: Path, option: str) -> N
 
 def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", grouped())
-    assert pack_one(source, tmp_path / "one").source == "files"
-    pack_one(source, tmp_path / "two", jobs=2)
-    for part in (2, 1, 3):
-        pack_one(source, tmp_path / "parts", part=(part, 3))
-    commit(tmp_path / "parts", jobs=1)
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
-
-
-def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packing that died before its third shard."""
-    real = building._build
-
-    def build(reader: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
-            raise KeyboardInterrupt
-        return real(reader, task, add)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "_build", build)
-        with pytest.raises(KeyboardInterrupt):
-            pack_one(source, out)
-    assert len(shards(out)) == 2
+    assert same_by_jobs_and_parts(pack_one, source, tmp_path).source == "files"
 
 
 def test_an_interrupted_packing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = plant(tmp_path / "src", grouped())
-    interrupted(source, tmp_path / "out", monkeypatch)
+    interrupted(monkeypatch, pack_one, source, tmp_path / "out")
     done = pack_one(source, tmp_path / "out")
     assert (done.kept, done.built) == (2, 2)
     pack_one(source, tmp_path / "one")
@@ -321,7 +299,7 @@ def test_a_changed_file_of_a_record_is_another_plan(
 ) -> None:
     source = plant(tmp_path / "src", grouped())
     os.utime(source / "003.cls", ns=(5, 5))
-    interrupted(source, tmp_path / "out", monkeypatch)
+    interrupted(monkeypatch, pack_one, source, tmp_path / "out")
     if change == "content":  # of as many bytes in all
         plant(source, {"003.txt": b"caption 33", "003.cls": b"0"})
         os.utime(source / "003.cls", ns=(5, 5))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.packings import on_shard
 from support.trees import (
     JPEG,
     command,
@@ -570,14 +571,9 @@ def test_a_changed_source_or_option_is_said_and_restart_drops_the_rest(
 def test_a_source_that_changes_while_it_is_packed_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = building._build
-
-    def build(reader: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
-            (source / os.fsdecode(task.keys[1])).write_bytes(noise("new", 77))
-        return real(reader, task, add)
-
-    monkeypatch.setattr(building, "_build", build)
+    pack_one(source, tmp_path / "whole")
+    second = source / os.fsdecode(keys(tmp_path / "whole")[2 * 4 + 1])  # of shard 2
+    on_shard(monkeypatch, 2, lambda: second.write_bytes(noise("new", 77)))
     with pytest.raises(SourceChangedError, match="--restart"):
         pack_one(source, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()

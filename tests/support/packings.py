@@ -1,0 +1,50 @@
+"""Packings that something happens to, and the same packing by several processes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio.packing import build_shard
+from shardio.packing.pack import commit
+from shardio.packing.shard_writer import ShardWriter
+from support.trees import content, shards
+
+
+def on_shard(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], Any]) -> None:
+    """Do something once, when packing without processes comes to a certain shard."""
+
+    class Watched(ShardWriter):
+        def __init__(self, *given: Any) -> None:
+            if [one for one in given if type(one) is int] == [number]:  # its only int
+                monkeypatch.setattr(build_shard, "ShardWriter", ShardWriter)
+                do()
+            super().__init__(*given)
+
+    monkeypatch.setattr(build_shard, "ShardWriter", Watched)
+
+
+def die() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch, pack: Callable[..., Any], source: Path, out: Path
+) -> None:
+    """Pack, and die before the third shard."""
+    on_shard(monkeypatch, 2, die)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, out)
+    assert len(shards(out)) == 2
+
+
+def same_by_jobs_and_parts(pack: Callable[..., Any], source: Path, folder: Path) -> Any:
+    """Pack by one process, by two, and in parts: the bytes are the same. What the first says."""
+    done = pack(source, folder / "one")
+    pack(source, folder / "two", jobs=2)
+    for part in (3, 1, 2):
+        pack(source, folder / "parts", part=(part, 3))
+    commit(folder / "parts", jobs=1)
+    assert content(folder / "one") == content(folder / "two") == content(folder / "parts")
+    return done
