@@ -1,5 +1,6 @@
 """Fetch: every record once, in the order that `order` says, whatever way the bytes take."""
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -531,12 +533,26 @@ def test_damage_is_found_when_the_record_is_handed_out(packed: Packed, policy: s
     assert seen == expected(got.share)[: len(seen)]
 
 
+def open_shards(folder: Path) -> list[int]:
+    """The numbers of the shards that this process has open, as often as it has."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path.parent == folder:
+                found.append(int(path.name.partition("-")[0]))
+    return sorted(found)
+
+
 def test_few_shards_are_open_at_once(packed: Packed) -> None:
-    of = reader(packed([2] * 20), limit=3)
+    folder = packed([2] * 20)
+    of = reader(folder, limit=3)
     for shard in [*range(20), 3, 17, 3]:
         assert of.shard(shard).records == 2
-    assert sorted(of._opened) == [3, 17, 19]
-    assert list(of._opened)[-1] == 3
+    assert open_shards(folder) == [3, 17, 19]
+    for shard in (5, 6):
+        of.shard(shard)
+    assert open_shards(folder) == [3, 5, 6]  # what was used longest ago is closed
 
 
 def test_a_shard_in_use_survives_its_eviction(packed: Packed) -> None:
@@ -552,7 +568,7 @@ def test_a_pickled_reader_holds_no_open_shards(packed: Packed) -> None:
     of = Reader(locate(folder), manifest.load(locate(folder)), limit=7)
     of.shard(0)
     twin = pickle.loads(pickle.dumps(of))
-    assert not twin._opened and twin.limit == 7
+    assert open_shards(folder) == [0] and twin.limit == 7
     assert twin.shard(1).read(0)["image"] == payload(5)
 
 
@@ -593,22 +609,41 @@ def test_few_descriptors_are_enough_for_many_shards(packed: Packed) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_opens_its_own_descriptors(packed: Packed) -> None:
-    of = reader(packed([5, 5]))
+def test_a_forked_child_opens_its_own_descriptors(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = packed([5, 5])
+    of = reader(folder)
     of.shard(0)
-    of._lock.acquire()  # as if another thread had been opening a shard at the fork
+    opening, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+    opened_by_child = []
+    real = of.storage.open
+
+    def slow(name: str) -> Any:
+        opening.set()
+        if os.getpid() == parent:
+            go_on.wait(60)
+        else:
+            opened_by_child.append(name)
+        return real(name)
+
+    monkeypatch.setattr(of.storage, "open", slow)
+    thread = threading.Thread(target=of.shard, args=(1,))
+    thread.start()
+    assert opening.wait(60)  # this thread is opening a shard at the fork
     code = 1
     child = os.fork()
     if child == 0:
         try:
-            assert not of._opened
             assert of.shard(0).read(1)["image"] == payload(1)
+            assert opened_by_child == [shard_files(folder)[0].name]
             code = 0
         finally:
             os._exit(code)
-    of._lock.release()
+    go_on.set()
     assert os.waitpid(child, 0)[1] == 0
-    assert list(of._opened) == [0]
+    thread.join()
+    assert open_shards(folder) == [0, 1]
 
 
 def test_threads_share_a_reader(packed: Packed) -> None:
@@ -635,6 +670,7 @@ def test_threads_share_a_reader(packed: Packed) -> None:
 RSS = """
 import sys, resource
 from pathlib import Path
+from typing import Any
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.reader import Reader, read
 from shardio.formats import manifest
