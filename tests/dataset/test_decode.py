@@ -434,7 +434,7 @@ def test_a_second_argument_without_default_is_the_generator(
     scenes: Path, function: Any, generator: bool
 ) -> None:
     data = ShardDataset(scenes, fields=("label",), map=function)
-    assert data._decoder.draws is generator
+    assert data.draws is generator
     next(iter(data))
 
 

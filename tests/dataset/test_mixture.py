@@ -93,21 +93,26 @@ def owner(key: str) -> int:
 # --- the oracle ---------------------------------------------------------------------------------
 
 
+def pattern_of(mixture: Mixture) -> Pattern:
+    """Whose each row is, by what a saved state says."""
+    return Pattern(mixture.state_at(0, 0)["slots"])
+
+
 def rows_of(mixture: Mixture, epoch: int) -> list[str]:
     """The rows of an epoch, by the words of ShardDataset.mix and the arithmetic of order."""
-    pattern, found = mixture._pattern, []
+    pattern, datasets, found = pattern_of(mixture), mixture._datasets, []
     passes: dict[tuple[int, int], list[int]] = {}
     # What every earlier epoch took of each dataset, counted and not computed.
     owners = [pattern.period[n % len(pattern.period)] for n in range(mixture.length)]
-    taken = [epoch * owners.count(d) for d in range(len(mixture._datasets))]
+    taken = [epoch * owners.count(d) for d in range(len(datasets))]
     for d in owners:
-        dataset = mixture._datasets[d]
+        dataset = datasets[d]
         number, place = divmod(taken[d], dataset.records)
         if (d, number) not in passes:
             options, seed = mixture.options.parts[d], rng.key(rng.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
-        found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
+        found.append(f"{int(dataset.reader.storage.url[-1])}/{record:06d}")
         taken[d] += 1
     return found
 
@@ -131,8 +136,8 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
             assert walk.drawn == first
             shards, records = epoch.locate(epoch.position(span, walk.take(count)))
             found += (starts[shards] + records).tolist()
-    if dataset._selection is not None:
-        found = dataset._selection.numbers[found].tolist()
+    if dataset.selection is not None:
+        found = dataset.selection.numbers[found].tolist()
     return found
 
 
@@ -344,16 +349,17 @@ def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, cas
         **case["options"],
     )
     of: list[list[str]] = [[] for _ in case["which"]]
+    pattern = pattern_of(mixture)
     for epoch in range(epochs):
         rows = flat([keys for keys, _ in consumer(mixture, epoch, 1)])
         assert len(rows) == mixture.length == mixture.records
         for n, key in enumerate(rows):
-            (d,) = mixture._pattern.owners(n, n + 1)
+            (d,) = pattern.owners(n, n + 1)
             assert owner(key) == case["which"][d]
             of[d].append(key)
     for d, keys in enumerate(of):
         which = case["which"][d]
-        assert len(keys) == epochs * mixture._pattern.count(d, mixture.length)
+        assert len(keys) == epochs * pattern.count(d, mixture.length)
         everything = [f"{which}/{i:06d}" for i in range(TOTALS[which])]
         for one in range(0, len(keys), len(everything)):
             part = keys[one : one + len(everything)]
@@ -690,24 +696,22 @@ def test_options_that_were_not_given_come_from_the_state(folders: list[Path]) ->
     saved.set_epoch(1)
     alone = batches(saved)
 
-    def new(**options: Any) -> Mixture:
-        return ShardDataset.mix(
-            [
-                ShardDataset(folder, batch_size=8, fields=("__key__",), decode=None, **options)
-                for folder in folders[:1] + folders[2:]
-            ],
-            length=60,
-        )
+    def parts(**options: Any) -> list[ShardDataset]:
+        return [
+            ShardDataset(folder, batch_size=8, fields=("__key__",), decode=None, **options)
+            for folder in folders[:1] + folders[2:]
+        ]
 
     state = through_json(saved.state_dict(3))
-    on = new()
+    own = parts()
+    on = ShardDataset.mix(own, length=60)
     on.load_state_dict(state)
     assert (on.seed, on.tail) == (7, "pad")
     assert batches(on) == alone[3:]
     for workers in (1, 2):
         on.load_state_dict(state)
         assert loaded(on, workers) == alone[3:]
-    assert [d.seed for d in on._datasets] == [0, 0, 0]  # the user's own stay as they were
+    assert [d.seed for d in own] == [0, 0, 0]  # the user's own stay as they were
     for options, name in (
         ({"seed": 3}, "seed is 3, but the state was saved with 7"),
         ({"shuffle_buffer": 11}, "shuffle_buffer is 11, but the state was saved with 10"),
@@ -715,7 +719,7 @@ def test_options_that_were_not_given_come_from_the_state(folders: list[Path]) ->
         ({"unit": 4}, "unit is 4, but"),
     ):
         with pytest.raises(StateError, match=f"dataset 0 of the mixture: {name}"):
-            new(**options).load_state_dict(state)
+            ShardDataset.mix(parts(**options), length=60).load_state_dict(state)
 
 
 def test_a_refused_state_changes_nothing(folders: list[Path]) -> None:

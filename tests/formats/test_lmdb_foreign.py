@@ -19,14 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import formats
+from shardio import ShardDataset, formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign.base import ForeignShard, Sweep
 from shardio.formats.foreign.lmdb import LmdbForeignLayout
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage import local, locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "lmdb_foreign"
 LAYOUT = LmdbForeignLayout()
@@ -197,24 +197,33 @@ def disordered(folder: Path) -> dict[bytes, bytes]:
 
 
 def test_values_in_no_order_are_read_in_blocks_and_announced_whole(
-    tmp_path: Path, index: Any
+    tmp_path: Path, index: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = disordered(tmp_path)
     index(tmp_path)
     dataset = sequences.stored(tmp_path)
-    shard: Any = dataset._reader.shard(0)
     reads: list[tuple[int, int]] = []
     announced: list[tuple[int, int]] = []
-    read = shard._file.read
-    shard._file.read = lambda start, length: (
-        reads.append((start, start + length)) or read(start, length)
-    )
-    shard._file.will_need = lambda start, length: announced.append((start, start + length))
+    read = local.LocalFile.read
+
+    def watched(self: Any, start: int, length: int) -> bytes:
+        if self.name.endswith("data.mdb"):
+            reads.append((start, start + length))
+        return read(self, start, length)
+
+    def will_need(self: Any, start: int, length: int) -> None:
+        announced.append((start, start + length))
+
+    monkeypatch.setattr(local.LocalFile, "read", watched)
+    monkeypatch.setattr(local.LocalFile, "will_need", will_need)
+    shard = ShardDataset(tmp_path, decode=None).reader.shard(0)
     places = [(shard.offset(i), shard.offset(i) + int(shard.sizes[i])) for i in range(400)]
     assert any(b < a for a, b in pairwise(places))  # else it tests nothing
+    reads.clear()
     found = {sample[KEY]: sample["image"] for sample in dataset}
     assert found == entries
-    assert len(reads) < 10 and sum(b - a for a, b in reads) < 2 * shard._file.size
+    size = (tmp_path / "data.mdb").stat().st_size
+    assert 0 < len(reads) < 10 and sum(b - a for a, b in reads) < 2 * size
     assert shard.hold(13, 371) == [shard.hold(i, i + 1)[0] for i in range(13, 371)]
     for start, stop in ((0, 400), (5, 6), (17, 60), (100, 333), (7, 7)):
         announced.clear()

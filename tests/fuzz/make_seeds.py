@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from PIL import Image
 
-from shardio.native import _core as core
+from shardio.native import core
 
 SAMPLINGS = ("1x1", "2x1", "2x2", "1x2", "4x1", "4x2", "2x2,1x2,1x2", "grey")
 

@@ -52,7 +52,7 @@ from shardio.packing.sources import imagefolder
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
-from shardio.storage import local, locate, lock
+from shardio.storage import locate, lock
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
@@ -869,7 +869,7 @@ def test_a_part_is_told_at_once_of_who_holds_all_but_not_of_other_parts(
 def test_a_draft_that_another_packer_cleans_up_is_written_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, gone = local._link, []
+    real, gone = os.link, []
 
     def link(path: str, target: str) -> None:
         if not gone:
@@ -877,7 +877,7 @@ def test_a_draft_that_another_packer_cleans_up_is_written_again(
             os.unlink(path)
         real(path, target)
 
-    monkeypatch.setattr(local, "_link", link)
+    monkeypatch.setattr(os, "link", link)
     assert pack_one(source, tmp_path / "out").committed
     assert gone
 
