@@ -18,7 +18,7 @@ _LEAST = 1_000  # bytes: no shard and no memory is smaller
 _BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
 
 
-def whole(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
+def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
     """An option that is a whole number; also one of numpy's. Raises OptionError."""
     try:
         number = operator.index(value)
@@ -32,7 +32,7 @@ def whole(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> i
     return number
 
 
-def size(name: str, value: Any, least: int = 1) -> int:
+def check_size(name: str, value: Any, least: int = 1) -> int:
     """Read an option that is a size: bytes, or as `parse_size` reads them.
 
     Raises OptionError, also for 1 to 999 without a unit: who writes that means another one.
@@ -43,7 +43,7 @@ def size(name: str, value: Any, least: int = 1) -> int:
             value = parse_size(value)
         except OptionError as error:
             raise OptionError(f"{name}: {error}") from None
-    number = whole(name, value, least)
+    number = check_int(name, value, least)
     if bare and 0 < number < _LEAST:
         raise OptionError(
             f"{name} is {number}, without a unit: did you mean {number}GB, or {number}MB? "

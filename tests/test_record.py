@@ -18,7 +18,7 @@ from conformance import FIELDS as EVERY_KIND
 from conformance import SAMPLES, FormatConformance, same, same_all
 from conformance import sample as make_sample
 
-from shardio import native as engine
+from shardio import native
 from shardio.errors import DamageError, SampleError, ShardioError, StorageError, VersionError
 from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
@@ -629,7 +629,7 @@ def test_a_scan_never_swallows_what_it_cannot_explain(monkeypatch: pytest.Monkey
         raise MemoryError
         yield
 
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(shard.schema, "decode_run", failing)
     with pytest.raises(MemoryError):
         list(shard.scan(0, 3))

@@ -661,12 +661,12 @@ def _show_environment(options: argparse.Namespace) -> int:
     from ..images import decode as image
 
     try:
-        facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())
+        facts["images"] = " ".join(f"{name} {value}" for name, value in image.pil_info().items())
     except DependencyError as error:
         facts["images"] = str(error)
-    from .. import native as engine
+    from .. import native
 
-    facts["core"] = engine.described()
+    facts["core"] = native.described()
     if options.json:
         _print_json(facts)
     else:

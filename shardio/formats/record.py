@@ -28,7 +28,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import xxhash
 
-from .. import native as engine
+from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
@@ -336,7 +336,7 @@ class RecordShard:
         costs 0.5 us a record of 3 KB. The core reads, too; what it stops at is gone over again.
         """
         done, file = 0, self._file.descriptor
-        core = engine.records()
+        core = native.records()
         if core is not None and held is None and file >= 0:
             done = core.gather(file, self._offsets, self._seed, records, begin, out, rows)
             if done == len(records):
@@ -370,7 +370,7 @@ class RecordShard:
         """
         found: list[bytes] = []
         file = self._file.descriptor
-        core = engine.records()
+        core = native.records()
         if core is not None and held is None and file >= 0:
             found = core.blobs(file, self._offsets, self._seed, records)
             return found if len(found) == len(records) else None
@@ -413,7 +413,7 @@ class RecordShard:
         """Adjacent records [start, stop), of one read."""
         block, seed = self._block(start, stop), self._seed + start
         ends = self.sizes[start:stop].cumsum()
-        core = engine.records()
+        core = native.records()
         if core is not None and self._letters:
             letters = _TEXT_KEY + self._letters[1:] if text else self._letters
             made = core.samples(block, ends, seed, self.schema.names, letters)
