@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
+from support import small_datasets
 
 # A shell that starts the suite in the background makes it ignore Ctrl-C, and all that it starts,
 # so that the tests which send one would wait for ever.
@@ -21,7 +21,7 @@ def packed(tmp_path: Path) -> Callable[..., Path]:
     """Makes a dataset: `packed([10, 0, 7])` is the folder of one with shards of so many records."""
 
     def make(counts: list[int], name: str = "data", **options: Any) -> Path:
-        return datasets.make(tmp_path / name, counts, **options)
+        return small_datasets.make(tmp_path / name, counts, **options)
 
     return make
 

@@ -1,0 +1,720 @@
+"""Raw pixels: packed by --encode raw, decoded by a copy, read a batch at a time."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scene
+from support.small_datasets import flip, make
+from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
+
+from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate, native
+from shardio.dataset import sequence as sequences
+from shardio.dataset.collate import empty
+from shardio.dataset.decode import Work
+from shardio.dataset.fetch import Fetch
+from shardio.errors import (
+    CollateError,
+    DamageError,
+    DecodeError,
+    ExistsError,
+    OptionError,
+    SourceError,
+)
+from shardio.formats import manifest
+from shardio.formats.index import checksum
+from shardio.formats.record import RecordShard
+from shardio.formats.sample import Sample
+from shardio.images import decode as image
+from shardio.images import transforms
+from shardio.packing import build_shard as building
+from shardio.packing.export import export
+from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.unpack import unpack
+from shardio.packing.verify import verify
+from shardio.storage import locate
+
+
+def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path:
+    """Two classes of PNGs of one size; keys are of different lengths."""
+    names = [f"{'cat' if i % 3 else 'horse'}/{i}.png" for i in range(count)]
+    return plant(root, {name: encoded(scene(i, height, width)) for i, name in enumerate(names)})
+
+
+def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
+    [done] = pack(source, out, **{"jobs": 1, "max_records": 5, "encode": "raw"} | options)
+    return done
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+def test_images_of_any_kind_become_the_pixels_that_decoding_gives(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned: what is stored is 8 x 6
+    tree = {
+        "a/x.png": encoded(scene(1)),
+        "a/grey.png": encoded(scene(2), mode="L"),
+        "a/clear.png": encoded(scene(3), mode="RGBA"),
+        "a/palette.png": encoded(scene(4), mode="P"),
+        "a/turned.jpg": encoded(scene(5, 8, 6), "JPEG", exif=exif),
+        "b/x.ppm": encoded(scene(6), "PPM"),
+    }
+    source = plant(tmp_path / "src", tree)
+    done = pack_raw(source, tmp_path / "out")
+    assert (done.records, done.pixels, done.committed) == (6, (6, 8), True)
+    found = packed(tmp_path / "out")
+    assert set(found) == {os.fsencode(key) for key in tree}
+    for key, data in tree.items():
+        stored = found[os.fsencode(key)]
+        pixels = np.asarray(image.decode(data))
+        assert stored == b"P6\n8 6\n255\n" + pixels.tobytes()
+        with Image.open(io.BytesIO(stored)) as again:
+            assert np.array_equal(np.asarray(again), pixels)
+    assert not verify(tmp_path / "out", decode=True, jobs=1).damages
+
+
+def test_resize_makes_squares_of_the_centre(tmp_path: Path) -> None:
+    tree = {
+        "a/wide.jpg": picture(60, 30),
+        "a/tall.jpg": picture(24, 50),
+        "a/small.png": encoded(scene(0, 9, 14)),
+        "a/fits.png": encoded(scene(1, 12, 12)),
+    }
+    source = plant(tmp_path / "src", tree)
+    done = pack_raw(source, tmp_path / "out", resize=12)
+    assert (done.pixels, done.enlarged) == ((12, 12), 1)
+    arrays = {s["__key__"]: s["image"] for s in sequences.open(tmp_path / "out", decode="numpy")}
+    assert {a.shape for a in arrays.values()} == {(12, 12, 3)}
+    assert np.array_equal(arrays["a/fits.png"], scene(1, 12, 12))
+    with Image.open(io.BytesIO(tree["a/wide.jpg"])) as wide:
+        small = wide.convert("RGB").resize((24, 12), Image.Resampling.LANCZOS)
+    expected = np.asarray(small.crop((6, 0, 18, 12)), np.int16)
+    assert np.abs(arrays["a/wide.jpg"] - expected).max() <= 1
+    assert "enlarged, since smaller: 1 image" in shardio(
+        "pack", source, tmp_path / "two", "--encode", "raw", "--resize", "12"
+    ).stdout  # fmt: skip
+
+
+def test_images_of_another_size_are_listed_or_left_out(tmp_path: Path) -> None:
+    source = folder(tmp_path / "src")
+    plant(source, {"cat/odd.png": encoded(scene(0, 7, 8)), "cat/torn.jpg": noise("x", 99)})
+    with pytest.raises(SourceError) as raised:
+        pack_raw(source, tmp_path / "out")
+    said = str(raised.value)
+    assert "cat/odd.png: it is 8 x 7, and the first image 8 x 6" in said
+    assert "--resize" in said and "cat/torn.jpg: cannot be decoded" in said
+    assert not (tmp_path / "out" / manifest.MANIFEST).exists()
+    done = pack_raw(source, tmp_path / "out", on_error="skip")
+    assert done.records == 12
+    assert [key for key, _ in done.rejected] == ["cat/odd.png", "cat/torn.jpg"]
+
+
+def test_the_size_is_that_of_the_first_image_that_can_be_decoded(tmp_path: Path) -> None:
+    source = folder(tmp_path / "src")
+    plant(source, {"cat/0.jpg": noise("torn", 50)})  # the first by key
+    assert pack_raw(source, tmp_path / "out", on_error="skip").pixels == (6, 8)
+    nothing = plant(tmp_path / "none", {"a/0.jpg": noise("torn", 50)})
+    with pytest.raises(SourceError, match=r"size is not known:\n  a/0\.jpg: cannot be decoded"):
+        pack_raw(nothing, tmp_path / "two")
+
+
+def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder(tmp_path / "src", 23)
+    one = pack_raw(source, tmp_path / "one")
+    pack_raw(source, tmp_path / "two", jobs=2)
+    for part in ("2/2", "1/2"):
+        pack_raw(source, tmp_path / "parts", part=part)
+    commit(tmp_path / "parts", jobs=1)
+    real = building._build
+
+    def dying(reader: Any, task: Any, add: Any) -> Any:
+        if task.number == 2:
+            raise KeyboardInterrupt
+        return real(reader, task, add)
+
+    monkeypatch.setattr(building, "_build", dying)
+    with pytest.raises(KeyboardInterrupt):
+        pack_raw(source, tmp_path / "killed")
+    monkeypatch.undo()
+    assert pack_raw(source, tmp_path / "killed").kept == 2
+    assert one.shards == 5
+    for name in ("two", "parts", "killed"):
+        assert content(tmp_path / name) == content(tmp_path / "one")
+
+
+@pytest.mark.skipif(native.core is None, reason="the core was not built")
+def test_squares_do_not_depend_on_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{i}.jpg": encoded(scene(i, 61, 83), "JPEG", quality=90) for i in range(8)}
+    source = plant(tmp_path / "src", files)
+    pack_raw(source, tmp_path / "one", resize=24)
+    monkeypatch.setattr(native, "core", None)
+    pack_raw(source, tmp_path / "two", resize=24)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_shards_are_cut_by_the_bytes_of_the_pixels(tmp_path: Path) -> None:
+    tree = {f"a/{i}.png": encoded(np.zeros((40, 50, 3), np.uint8)) for i in range(20)}
+    source = plant(tmp_path / "src", tree)  # 6 KB of pixels each, in files of a hundredth
+    done = pack_raw(source, tmp_path / "out", max_records=None, shard_size=31_000)
+    assert (done.shards, done.records) == (4, 20)
+    assert all(30_000 < path.stat().st_size < 32_000 for path in shards(tmp_path / "out"))
+
+
+def test_the_options_say_it_and_another_encoding_is_another_dataset(tmp_path: Path) -> None:
+    source = folder(tmp_path / "src")
+    pack_raw(source, tmp_path / "out")
+    made = manifest.load(locate(tmp_path / "out"))
+    assert made.options["encode"] == "raw" and made.options["pixels"] == [6, 8]
+    assert made.options["quality"] is None
+    assert pack_raw(source, tmp_path / "out").already
+    with pytest.raises(ExistsError, match="option encode: was 'raw', now not given"):
+        pack(source, tmp_path / "out", jobs=1, max_records=5)
+    with pytest.raises(ExistsError, match="option resize: was not given, now 4"):
+        pack_raw(source, tmp_path / "out", resize=4)
+    [plain] = pack(source, tmp_path / "plain", jobs=1, max_records=5)
+    with pytest.raises(ExistsError, match="option encode: was not given, now 'raw'"):
+        pack_raw(source, tmp_path / "plain")
+    options = manifest.load(locate(tmp_path / "plain")).options
+    assert plain.pixels is None and not options.keys() & {"encode", "pixels"}  # ids as ever
+
+
+def test_splits_and_lmdb_take_raw_pixels_too(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    for split, size in (("train", 6), ("val", 9)):
+        folder(source / split, 5, size, size)
+    done = pack(source, tmp_path / "out", jobs=1, encode="raw", format="lmdb")
+    assert [(one.split, one.pixels) for one in done] == [("train", (6, 6)), ("val", (9, 9))]
+    [one] = {s["image"].shape for s in sequences.open(tmp_path / "out/val", decode="numpy")}
+    assert one == (9, 9, 3)
+    train = ShardDataset(
+        tmp_path / "out/train", batch_size=3, fields=("image", "label"), decode="numpy"
+    )
+    assert sum(len(labels) for _, labels in train) == 5
+
+
+def test_the_size_is_said_before_packing(tmp_path: Path) -> None:
+    source = folder(tmp_path / "src")
+    size = sum(len(data) for data in content(source).values() if data)
+    lines: list[str] = []
+
+    def announce(line: str) -> None:
+        assert not shards(tmp_path / "out")
+        lines.append(line)
+
+    pack_raw(source, tmp_path / "out", announce=announce)
+    pack_raw(source, tmp_path / "out", announce=announce)  # already packed
+    assert lines == [
+        f"raw pixels: 12 images of 8 x 6, 1.7 KiB (the source has {size / 1024:.1f} KiB)"
+    ]
+    arguments = ("pack", source, tmp_path / "cli", "--encode", "raw")
+    assert lines[0] in shardio(*arguments, "--dry-run").stderr
+    assert shardio_json(*arguments)["datasets"][0]["pixels"] == [6, 8]
+    assert "raw" not in shardio(*arguments, "--overwrite", "--quiet").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encode": "jpeg"}, "expected 'raw'"),
+        ({"encode": "raw", "resize": 1 << 16}, "resize is 65536"),
+        ({"encode": "raw", "resize": 0}, "resize is 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        pack(folder(tmp_path / "src"), tmp_path / "out", jobs=1, **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "array", "str", None])
+def test_a_source_without_images_is_refused(tmp_path: Path, kind: str | None) -> None:
+    values = {"bytes": b"12", "array": np.zeros((2, 2, 3), np.uint8), "str": "x", None: 1}
+    name = "image" if kind else "other"
+    make(
+        tmp_path / "src",
+        [2],
+        fields=(("__key__", "key"), (name, kind or "int")),
+        sample=lambda i: {"__key__": b"%d" % i, name: values[kind]},
+        classes=None,
+    )
+    with pytest.raises(OptionError, match=r"--encode raw: makes pixels of the field `image`"):
+        pack(tmp_path / "src", tmp_path / "out", jobs=1, encode="raw")
+
+
+def test_a_packed_dataset_can_be_packed_again_raw(tmp_path: Path) -> None:
+    source = folder(tmp_path / "src")
+    pack(source, tmp_path / "jpeg", jobs=1)
+    done = pack_raw(tmp_path / "jpeg", tmp_path / "again")
+    pack_raw(source, tmp_path / "raw")
+    assert done.pixels == (6, 8)
+    assert packed(tmp_path / "again") == packed(tmp_path / "raw")
+
+
+# --- and away again -------------------------------------------------------------------------------
+
+
+def test_images_that_are_none_stay_none(tmp_path: Path) -> None:
+    source = make(
+        tmp_path / "source",
+        [3],
+        image=lambda i: None if i == 0 else encoded(scene(i)),  # type: ignore[arg-type, return-value]
+    )
+    done = pack_raw(source, tmp_path / "out", shuffle=False)
+    assert done.pixels == (6, 8)
+    images = sequences.open(tmp_path / "out", decode="numpy", fields=("image",))
+    assert images[0] == (None,) and np.array_equal(images[2][0], scene(2))
+
+
+def test_unpack_names_the_files_for_what_they_are(tmp_path: Path) -> None:
+    source = plant(
+        tmp_path / "src",
+        {
+            "a/1.jpg": encoded(scene(1)),
+            "a/1.png": encoded(scene(2)),
+            "a/2.PPM": encoded(scene(3), "PPM"),
+            "empty": None,
+        },
+    )
+    pack_raw(source, tmp_path / "out")
+    unpack(tmp_path / "out", tmp_path / "back")
+    back = content(tmp_path / "back")
+    assert set(back) == {b"a", b"empty", b"a/1.jpg.ppm", b"a/1.png.ppm", b"a/2.PPM"}
+    for name, number in (("1.jpg.ppm", 1), ("1.png.ppm", 2), ("2.PPM", 3)):
+        with Image.open(tmp_path / "back" / "a" / name) as opened:
+            assert np.array_equal(np.asarray(opened), scene(number))
+    export(tmp_path / "out", tmp_path / "exported", format="imagefolder")
+    assert content(tmp_path / "exported") == back
+
+
+def test_unpack_refuses_two_records_that_would_be_one_file(tmp_path: Path) -> None:
+    tree = {"a/1.jpg": encoded(scene(1)), "a/1.jpg.ppm": encoded(scene(2), "PPM")}
+    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out")
+    with pytest.raises(OptionError, match=r"a/1\.jpg\.ppm is there twice"):
+        unpack(tmp_path / "out", tmp_path / "back", overwrite=True)
+    assert not (tmp_path / "back").exists()
+
+
+def test_grouped_files_are_unpacked_as_ppm(tmp_path: Path) -> None:
+    tree: dict[str | bytes, bytes | None] = {}
+    for i in range(3):
+        tree |= {f"{i}.png": encoded(scene(i)), f"{i}.txt": b"text %d" % i}
+    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", from_="files")
+    unpack(tmp_path / "out", tmp_path / "back")
+    back = content(tmp_path / "back")
+    assert set(back) == {b"%d.%s" % (i, e) for i in range(3) for e in (b"ppm", b"txt")}
+    assert back[b"1.ppm"] == image.ppm(scene(1))
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def outcome(read: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        found = np.asarray(read(data))
+    except DecodeError:
+        return "no image"
+    return found.shape, found.tobytes()
+
+
+@st.composite
+def ppm_files(draw: st.DrawFn) -> bytes:
+    """P6 files, most of them nearly right."""
+    width, height = draw(st.integers(0, 5)), draw(st.integers(0, 5))
+    blank = st.sampled_from([b" ", b"\n", b"\t", b"\r", b"  ", b"\n# a comment\n", b"", b"\x0b"])
+    number = st.sampled_from([b"%d", b"0%d", b"+%d", b" %d", b"%d.", b"\xb2%d"])
+    maxval = draw(
+        st.sampled_from([b"255", b"255", b"255", b"254", b"65535", b"0", b"256", b"0255"])
+    )
+    usual = draw(st.booleans())
+    parts = [
+        b"P6",
+        b"\n" if usual else draw(blank),
+        (b"%d" if usual else draw(number)) % width,
+        b" " if usual else draw(blank),
+        (b"%d" if usual else draw(number)) % height,
+        b"\n" if usual else draw(blank),
+        maxval,
+        b"\n" if usual else draw(blank),
+    ]
+    size = max(0, 3 * width * height + draw(st.sampled_from([0, 0, 0, -1, 1, 7])))
+    return b"".join(parts) + draw(st.binary(min_size=size, max_size=size))
+
+
+@given(ppm_files())
+def test_pixels_are_taken_as_pil_reads_them(data: bytes) -> None:
+    readers: list[Callable[[bytes], Any]] = [image.pixels, image.decode, CenterCrop(2)]
+    fast = [outcome(read, data) for read in readers]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (image, transforms):
+            patch.setattr(module, "raw_pixels", lambda data, max_pixels: None)
+        assert fast == [outcome(read, data) for read in readers]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"P6\n99999999 99999999\n255\n", b"P6\n%d 1\n255\n" % 10**60, b"P6\n-1 -1\n255\n", b"P6\n"],
+)
+def test_hostile_headers_are_decode_errors(header: bytes) -> None:
+    for read in (image.pixels, image.decode, CenterCrop(2), RandomResizedCrop(2)):
+        with pytest.raises(DecodeError):
+            read(header + b"\0" * 30)
+
+
+def test_the_limit_of_pixels_holds_for_raw_ones() -> None:
+    data = image.ppm(scene(0))
+    assert image.pixels(data, max_pixels=48).shape == (6, 8, 3)
+    with pytest.raises(DecodeError, match=r"8 x 6 = 48 pixels"):
+        image.pixels(data, max_pixels=47)
+    with pytest.raises(DecodeError, match=r"8 x 6 = 48 pixels"):
+        CenterCrop(2, max_pixels=47)(data)
+
+
+def test_arrays_are_the_callers_own() -> None:
+    data = bytearray(image.ppm(scene(0)))
+    for given_bytes in (bytes(data), data, memoryview(data), encoded(scene(0))):
+        array = image.pixels(given_bytes)
+        assert np.array_equal(array, scene(0)) and array.dtype == np.uint8
+        assert array.flags.owndata and array.flags.writeable and array.flags.c_contiguous
+
+
+TRANSFORMS = [
+    CenterCrop(4),
+    CenterCrop((3, 7)),
+    CenterCrop(9, 11),
+    RandomResizedCrop(5, flip=True),
+    RandomResizedCrop((6, 8), scale=(1, 1), ratio=(8 / 6, 8 / 6), flip=True),  # all, or mirrored
+    RandomResizedCrop(3, flip=True, interpolation="lanczos", fast=True),
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_raw_pixels_are_those_of_the_image(transform: Any) -> None:
+    for draw in range(30):
+        array = scene(draw)
+        found = transform(image.ppm(array), draw)
+        assert np.array_equal(found, transform(Image.fromarray(array), draw))
+        assert found.flags.owndata and found.flags.writeable and found.flags.c_contiguous
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_write_where_they_are_told(transform: Any) -> None:
+    wide = np.zeros((*transform.size, 4), np.uint8)
+    for data in (image.ppm(scene(7)), encoded(scene(7)), encoded(scene(8), "JPEG")):
+        out = wide[:, :, :3]
+        assert transform(data, 7, out=out) is out
+        assert np.array_equal(out, transform(data, 7))
+    assert not wide[:, :, 3].any()
+
+
+def test_what_cannot_be_written_to_is_refused() -> None:
+    readonly = np.zeros((4, 4, 3), np.uint8)
+    readonly.setflags(write=False)
+    for out in (
+        np.zeros((4, 5, 3), np.uint8),
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 3), np.float32),
+        readonly,
+        [0],
+    ):
+        with pytest.raises(OptionError, match=r"uint8 of shape \(4, 4, 3\)"):
+            CenterCrop(4)(image.ppm(scene(0)), out=out)  # type: ignore[arg-type]
+    kept = np.full((4, 4, 3), 7, np.uint8)
+    with pytest.raises(DecodeError):
+        CenterCrop(4)(b"no image", out=kept)
+    assert (kept == 7).all()
+
+
+def test_decode_numpy_is_the_array_of_the_pil_image(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    tree = {
+        "a/turned.jpg": encoded(scene(5, 8, 6), "JPEG", exif=exif),
+        "a/x.ppm": encoded(scene(6), "PPM"),
+        "a/grey.png": encoded(scene(2, 3, 9), mode="L"),
+    }
+    pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
+    arrays = sequences.open(tmp_path / "out", decode="numpy")
+    pictures = sequences.open(tmp_path / "out")
+    for array, shown in zip(arrays, pictures, strict=True):
+        assert np.array_equal(array["image"], np.asarray(shown["image"]))
+        assert array["image"].flags.owndata and array["image"].ndim == 3
+    stream = ShardDataset(tmp_path / "out", decode="numpy", fields=("image",), transform=np.sum)
+    assert sorted(total for (total,) in stream) == sorted(np.sum(item["image"]) for item in arrays)
+    cropped = ShardDataset(tmp_path / "out", decode="numpy", transform=CenterCrop(3), batch_size=3)
+    assert next(iter(cropped))["image"].shape == (3, 3, 3, 3)
+    with pytest.raises(OptionError, match=r"'pil', 'numpy', .*None or a function"):
+        sequences.open(tmp_path / "out", decode="torch")  # type: ignore[arg-type]
+
+
+# --- a batch at a time ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["core", "core without xxHash", "python"])
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What reads records: the core, or None."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "core", None)
+    elif request.param != "core" and native.core is not None:
+        rest = set(vars(native.core)) - {"gather", "blobs", "samples"}
+        part = SimpleNamespace(**{name: getattr(native.core, name) for name in rest})
+        monkeypatch.setattr(native, "core", part)
+    elif native.records() is None:
+        pytest.skip(f"core: {native.described()}")
+    return native.records()
+
+
+def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
+    """Each batch as it is made at once, and as its items make it; and where records waited."""
+    share = data.share_of(0)
+    batched = data.batched_reads
+    at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
+    by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
+    for rows, again in zip(at_once, by_item, strict=True):
+        whole = data._whole(at_once, rows, empty)
+        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
+        yield whole, collate(items), at_once.policy
+
+
+@pytest.mark.parametrize("buffer", [2, 20, "all"])
+@pytest.mark.parametrize("where", [None, {"label": [2, 5, -1]}])
+@pytest.mark.parametrize("tail", ["pad", "exact"])
+def test_a_batch_at_once_is_the_batch_of_its_items(
+    tmp_path: Path, core: Any, buffer: Any, where: Any, tail: Any
+) -> None:
+    raw_data(tmp_path / "out", [50, 0, 31, 2])
+    data = ShardDataset(
+        tmp_path / "out",
+        batch_size=8,
+        unit=4,
+        canonical_workers=4,
+        fields=("score", "image", "label", "good", "label"),
+        decode="numpy",
+        shuffle_buffer=buffer,
+        where=where,
+        tail=tail,
+        rank=1,
+        world_size=2,  # whose last batch repeats records
+    )
+    policies = set()
+    for whole, collated, policy in batches(data):
+        same(whole, collated)
+        policies.add(policy)
+    assert policies == {"page_cache" if buffer == "all" or core is not None else "in_memory"}
+
+
+def test_a_short_last_batch_and_large_images(tmp_path: Path, core: Any) -> None:
+    def large(i: int) -> Sample:
+        return raw_sample(i) | {"image": image.ppm(scene(i, 70, 80))}
+
+    raw_data(tmp_path / "out", [7, 6], large, (70, 80))  # 16.8 KB: read one by one
+    data = ShardDataset(tmp_path / "out", batch_size=5, fields=("image",), decode="numpy")
+    sizes = []
+    for whole, collated, policy in batches(data):
+        same(whole, collated)
+        assert policy == "page_cache"
+        sizes.append(len(whole[0]))
+    assert sizes == [5, 5, 3]
+
+
+def test_iterating_gives_the_same_batches(tmp_path: Path) -> None:
+    raw_data(tmp_path / "out", [20, 15])
+    data = ShardDataset(
+        tmp_path / "out", batch_size=8, fields=("image", "label"), decode="numpy", tail="exact"
+    )
+    collated = [batch for _, batch, _ in batches(data)]
+    marked = 0
+    for (one, labels, valid), other in zip(data, collated, strict=True):
+        same((one, labels), other)
+        marked += int(valid.sum())
+    assert marked == 35
+
+
+@pytest.mark.parametrize("workers", [None, 0, 1])
+def test_ragged_fields_stay_lists_where_batches_are_made_at_once(
+    tmp_path: Path, workers: int | None
+) -> None:
+    raw_data(tmp_path / "out", [9])
+    data = ShardDataset(
+        tmp_path / "out",
+        batch_size=4,
+        fields=("image", "label"),
+        decode="numpy",
+        collate_fn=partial(collate, ragged=("image",)),
+    )
+    loader: Any = data if workers is None else ShardLoader(data, num_workers=workers)
+    kinds = [(type(images), type(labels)) for images, labels in loader]
+    assert kinds == [(list, torch.Tensor)] * 3
+
+
+def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> None:
+    raw_data(tmp_path / "out", [4])
+    [path] = shards(tmp_path / "out")
+    data = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
+    shard = data._reader.shard(0)
+    start, size = shard.offset(2), int(shard.sizes[2])
+    for at in (0, 7, 8, 11, 12, 15, 16, 20, 40, 60, size - 1):  # checksum, lengths, head, pixels
+        flip(path, start + at)
+        fresh = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
+        fetch = Fetch(fresh._reader, fresh.share_of(0))
+        [rows] = fetch
+        with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
+            fresh._whole(fetch, rows, empty)
+        with pytest.raises(DamageError) as ordinary:
+            fresh._reader.shard(0).read(2)
+        assert str(raised.value) == str(ordinary.value)
+        flip(path, start + at)
+    assert len(list(data)) == 1
+
+
+UNLIKE = (image.ppm(scene(0, 8, 6)), image.ppm(scene(0, 6, 9)))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"image": UNLIKE[0]},  # as many pixels, of another shape
+        {"image": UNLIKE[1]},
+        {"image": image.ppm(scene(0)) + b"more"},
+        {"image": encoded(scene(0))},
+        {"image": None},
+        {"image": b""},
+        {"label": None},
+        {"score": None},
+        {"label": 2**63},
+    ],
+)
+def test_what_does_not_fit_is_left_to_the_ordinary_way(
+    tmp_path: Path, core: Any, odd: dict[str, Any]
+) -> None:
+    raw_data(tmp_path / "out", [6, 6], lambda i: raw_sample(i) | (odd if i == 9 else {}))
+    data = ShardDataset(
+        tmp_path / "out",
+        batch_size=6,
+        unit=1,
+        shuffle=False,
+        fields=("image", "label", "score"),
+        decode="numpy",
+    )
+    at_once = Fetch(data._reader, data.share_of(0))
+    made = [data._whole(at_once, rows, empty) for rows in at_once]
+    assert [one is None for one in made].count(True) == 1  # the batch with record 9
+    if odd.get("image") != b"":
+        # And it comes nevertheless, or what makes the record unlike the others is said.
+        unlike = None in odd.values() or odd.get("image") in UNLIKE
+        with (
+            pytest.raises(CollateError, match="record 9 of the dataset")
+            if unlike
+            else contextlib.nullcontext()
+        ):
+            assert len(list(data)) == 2
+
+
+def test_ragged_fields_are_lists_where_all_images_are_alike(tmp_path: Path) -> None:
+    pack_raw(folder(tmp_path / "src"), tmp_path / "out")
+    data = ShardDataset(
+        tmp_path / "out",
+        batch_size=6,
+        fields=("image", "label"),
+        decode="numpy",
+        collate_fn=functools.partial(collate, ragged=("image",)),
+    )
+    assert [type(images) for images, _ in data] == [list, list]
+
+
+def test_ints_too_large_for_a_tensor_are_left_to_the_ordinary_way(tmp_path: Path) -> None:
+    raw_data(tmp_path / "out", [4], lambda i: raw_sample(i) | {"label": 2**63 + i})
+    data = ShardDataset(
+        tmp_path / "out", batch_size=4, fields=("image", "label"), decode="numpy", shuffle=False
+    )
+    assert [whole for whole, _, _ in batches(data)] == [None]
+    [(_, labels)] = data
+    assert sorted(labels) == [2**63 + i for i in range(4)]
+
+
+def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, core: Any) -> None:
+    def longer(i: int) -> Sample:
+        return raw_sample(i) | ({"image": image.ppm(scene(i)) + b"x"} if i == 1 else {})
+
+    raw_data(tmp_path / "out", [4], longer)
+    [path] = shards(tmp_path / "out")
+    data = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
+    shard = data._reader.shard(0)
+    assert isinstance(shard, RecordShard)
+    start, size = shard.offset(1), int(shard.sizes[1])
+    file = bytearray(path.read_bytes())
+    record = file[start : start + size]
+    (length,) = struct.unpack_from("<I", record, 8)
+    struct.pack_into("<I", record, 8, length - 1)
+    struct.pack_into("<Q", record, 0, checksum(bytes(record[8:]), shard._seed + 1))
+    file[start : start + size] = record
+    path.write_bytes(file)
+    with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
+        fetch = Fetch(data._reader, data.share_of(0))
+        for rows in fetch:
+            data._whole(fetch, rows, empty)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decode": "pil"},
+        {"decode": None},
+        {"transform": CenterCrop(4)},
+        {"transform": np.copy},
+        {"target_transform": str},
+        {"fields": None},
+        {"fields": ("image", "__key__")},
+        {"fields": ("label",)},
+        {"fields": ("image", "image")},
+        {"batch_size": None},
+    ],
+)
+def test_other_datasets_are_read_the_ordinary_way(tmp_path: Path, options: dict[str, Any]) -> None:
+    raw_data(tmp_path / "out", [6])
+    usual = {"batch_size": 6, "fields": ("image", "label"), "decode": "numpy"}
+    data = ShardDataset(tmp_path / "out", **usual | options)
+    fetch = Fetch(data._reader, data.share_of(0))
+    assert all(data._whole(fetch, rows, empty) is None for rows in fetch)
+    data = ShardDataset(tmp_path / "out", **usual)
+    assert data._whole(fetch, next(iter(Fetch(data._reader, data.share_of(0)))), empty) is not None
+
+
+def test_no_memory_is_taken_for_pixels_that_are_not_there(tmp_path: Path) -> None:
+    raw_data(tmp_path / "out", [6], size=(1 << 20, 1 << 20))
+    data = ShardDataset(tmp_path / "out", batch_size=6, fields=("image",), decode="numpy")
+    assert [whole for whole, _, _ in batches(data)] == [None]
+
+
+@pytest.mark.parametrize("size", [None, [6], [6, 8, 3], [0, 8], ["6", 8], [6.0, 8], "68", [-6, -8]])
+def test_a_manifest_that_says_nonsense_of_the_pixels_is_read_the_ordinary_way(
+    tmp_path: Path, size: Any
+) -> None:
+    raw_data(tmp_path / "out", [6])
+    path = tmp_path / "out" / manifest.MANIFEST
+    made = manifest.load(locate(tmp_path / "out"))
+    options = made.options | {"pixels": size}
+    path.write_bytes(dataclasses.replace(made, options=options).dump())
+    assert json.loads(path.read_bytes())["options"]["pixels"] == size
+    data = ShardDataset(tmp_path / "out", batch_size=6, fields=("image",), decode="numpy")
+    assert data._raw is None
+    assert [len(batch) for (batch,) in data] == [6]

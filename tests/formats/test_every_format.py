@@ -1,0 +1,611 @@
+"""Every format through the whole house: the same order, checks, commands and damage for all.
+
+A format is one row of FORMATS. What its own bytes are is the matter of its own tests.
+"""
+
+import errno
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from support.naive_order import naive_epoch
+from support.reading import batches, drain, flat
+from support.small_datasets import CLASSES, flip, jpeg, of_order
+from support.trees import environment
+from torch.utils.data import DataLoader
+
+import shardio
+from shardio import DamageError, ShardDataset, Writer
+from shardio.cli.main import main
+from shardio.dataset import sequence as sequences
+from shardio.formats import manifest
+from shardio.names import KEY, key_text
+from shardio.packing.index import index
+from shardio.storage import locate
+
+COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size
+N = sum(COUNTS)
+PROGRAMS = Path(__file__).parent.parent / "support" / "format_programs.py"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:epoch .* is being read again"),
+]
+
+Sample = dict[str, Any]
+
+
+def image(number: int) -> bytes:
+    """A JPEG; records 90 apart have equally many bytes.
+
+    Two of a shard are some pages long, its last: liblmdb puts such values behind their neighbours.
+    """
+    at = number % COUNTS[0]
+    return jpeg(number).ljust(800 + 11 * at if at < 88 else 20_000, b"\0")
+
+
+def packed(number: int) -> Sample:
+    """What the record of this number is in our own formats."""
+    return {
+        KEY: b"k/%06d.jpg" % number,
+        "image": image(number),
+        "label": number % 3,
+        "caption": f"n{number:04d}",
+    }
+
+
+def keyed(key: bytes, **more: Callable[[int], Any]) -> Callable[[int], Sample]:
+    """What it is in a format with keys of its own, and with these fields besides."""
+
+    def sample(number: int) -> Sample:
+        part, at = divmod(number, COUNTS[0])
+        named = key % {b"part": part, b"at": at, b"number": number}
+        own = {name: value(number) for name, value in more.items()}
+        return {KEY: named, "image": image(number), "label": number % 3} | own
+
+    return sample
+
+
+# --- how a dataset of each format is made -------------------------------------------------------
+
+
+def pack(folder: Path, numbers: range = range(N), format: str = "record") -> None:
+    with Writer(folder, format=format, classes=CLASSES, max_records=COUNTS[0]) as writer:
+        for number in numbers:
+            writer.write(packed(number))
+
+
+def pack_lmdb(folder: Path) -> None:
+    pack(folder, format="lmdb")
+
+
+def exported(format: str, *fields: str, **named: str) -> Callable[[Path], None]:
+    """By `shardio export`, a shard at a time."""
+
+    def make(folder: Path) -> None:
+        start = 0
+        for part, count in enumerate(COUNTS):
+            own, there = folder / "own", folder / f"part-{part}"
+            pack(own, range(start, start + count))
+            shardio.export(own, there, format=format, fields=dict.fromkeys(fields) | named)
+            shutil.rmtree(own)
+            start += count
+
+    return make
+
+
+def compressed_mds(folder: Path) -> None:
+    """As mosaicml-streaming writes them with compression="zstd"."""
+    import zstandard
+
+    exported("mds", "image", "label", "caption")(folder)
+    for listed in folder.rglob("index.json"):
+        described = json.loads(listed.read_text())
+        for shard in described["shards"]:
+            path = listed.with_name(shard["raw_data"]["basename"])
+            data = zstandard.ZstdCompressor().compress(path.read_bytes())
+            path.with_name(path.name + ".zstd").write_bytes(data)
+            path.unlink()
+            shard["zip_data"] = {"basename": path.name + ".zstd", "bytes": len(data), "hashes": {}}
+            shard["compression"] = "zstd"
+        listed.write_text(json.dumps(described))
+
+
+def parquet(folder: Path) -> None:
+    """As Hugging Face's `datasets` lays images out."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    start = 0
+    for part, count in enumerate(COUNTS):
+        samples = [packed(number) for number in range(start, start + count)]
+        files = [{"bytes": one["image"], "path": one[KEY].decode()} for one in samples]
+        columns = {name: [one[name] for one in samples] for name in (KEY, "label", "caption")}
+        table = pa.table(
+            {"image": pa.array(files, pa.struct({"bytes": pa.binary(), "path": pa.string()}))}
+            | columns
+        )
+        pq.write_table(table, folder / f"{part}.parquet", row_group_size=40)
+        start += count
+
+
+def image_folder(folder: Path) -> None:
+    for number in range(N):
+        path = folder / CLASSES[number % 3] / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image(number))
+
+
+@cache
+def folder_packed() -> list[Sample]:
+    """The records that packing makes of the image folder, in its order."""
+    with TemporaryDirectory() as folder:
+        image_folder(Path(folder) / "in")
+        shardio.pack(Path(folder) / "in", Path(folder) / "out", jobs=1)
+        return list(sequences.stored(Path(folder) / "out"))
+
+
+@dataclass(frozen=True)
+class Format:
+    make: Callable[[Path], None]  # writes the files into an empty folder
+    sample: Callable[[int], Sample] = packed  # what a record is there
+    # Of `shardio index`; None: make has packed it.
+    index: Mapping[str, Any] | None = None
+    reads: str | None = None  # the format's name in the manifest, if it is another
+    counts: Sequence[int] = COUNTS  # records of each shard
+    kept: bool = False  # what was read once, or opened, stays in memory
+    unseen: bool = False  # a flipped bit may be where no record is
+    vouched: bool = False  # whatever was flipped before it is indexed is found, too
+    framed: bool = True  # and whatever was cut, unless where a record ends
+
+
+FORMATS: dict[str, Format] = {
+    "record": Format(pack),
+    "lmdb": Format(pack_lmdb, unseen=True),
+    "webdataset": Format(
+        exported("webdataset", image="jpg", label="cls", caption="txt"),
+        lambda number: packed(number) | {KEY: b"k/%06d" % number},
+        {"fields": {"caption": "txt"}},
+        unseen=True,
+    ),
+    "tfrecord": Format(
+        exported("tfrecord", "image", "label", "caption"),
+        keyed(b"part-%(part)d/00000/%(at)08d", caption=b"n%04d".__mod__),
+        {},
+        vouched=True,
+    ),
+    "recordio": Format(
+        exported("recordio", "image", "label"),
+        keyed(b"part-%(part)d/00000/%(at)d", id=lambda number: number % COUNTS[0]),
+        {},
+    ),
+    "mds": Format(
+        exported("mds", "image", "label", "caption"),
+        keyed(b"part-%(part)d/shard.00000/%(at)08d", caption="n{:04d}".format),
+        {},
+        unseen=True,
+    ),
+    "mds, compressed": Format(
+        compressed_mds,
+        keyed(b"part-%(part)d/shard.00000.mds/%(at)08d", caption="n{:04d}".format),
+        {},
+        reads="mds",
+        kept=True,
+        unseen=True,
+    ),
+    "lmdb-foreign": Format(
+        exported("lmdb-caffe", "image", "label"),
+        keyed(b"%(at)08d_k/%(number)06d.jpg"),
+        {},
+        unseen=True,
+    ),
+    "parquet": Format(
+        parquet,
+        lambda number: packed(number) | {"image.path": packed(number)[KEY].decode()},
+        {},
+        kept=True,
+        unseen=True,
+    ),
+    "imagefolder": Format(
+        image_folder,
+        lambda number: folder_packed()[number],
+        {},
+        counts=(N,),
+        framed=False,
+    ),
+}
+
+
+class Made:
+    """A dataset of one format, read-only for all tests of this file."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder, self.row = name, folder, FORMATS[name]
+        self.format = self.row.reads or name
+        self.row.make(folder)
+        if self.row.index is not None:
+            index(folder, format=self.format, jobs=1, **self.row.index)
+        stored = [self.row.sample(number) for number in range(N)]
+        self.samples = [one | {KEY: key_text(one[KEY])} for one in stored]  # as users get them
+        self.keys = [sample[KEY] for sample in self.samples]
+        self.number = {key: number for number, key in enumerate(self.keys)}
+
+    def open(self, **options: Any) -> Any:
+        return shardio.open(self.folder, decode=None, **options)
+
+    def stream(self, **options: Any) -> ShardDataset:
+        """Yields keys only: a batch is a list of them."""
+        order = {"seed": 3, "shuffle_buffer": 40, "canonical_workers": 5, "unit": 2}
+        given = {"batch_size": 8, "fields": (KEY,), "decode": None} | order
+        return ShardDataset(self.folder, **of_order(given | options))
+
+    def numbers(self, each: Sequence[list[list[str]]]) -> list[list[int]]:
+        """The batches of all ranks, side by side, as numbers of records."""
+        steps = zip(*each, strict=True)
+        return [[self.number[key] for key in flat(list(step))] for step in steps]
+
+    def law(self, epoch: int = 0, chosen: Sequence[int] = range(N)) -> tuple[list[int], list[int]]:
+        """The virtual sequence and the flat order of an epoch, by test_order's plain loops."""
+        starts = np.cumsum([0, *self.row.counts])
+        shards = [
+            [number for number in chosen if start <= number < stop]
+            for start, stop in pairwise(starts.tolist())
+        ]
+        rows = naive_epoch([len(shard) for shard in shards], 3, epoch, 5, 2, 40)
+        virtual, order = ([shards[shard][record] for shard, record in one] for one in rows)
+        return virtual, order
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(request.param, tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made("record", tmp_path_factory.mktemp("record"))
+
+
+@pytest.fixture
+def copy(made: Made, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made.folder, tmp_path / "copy"))
+
+
+def program(*arguments: Any, before: Sequence[str | Path] = ()) -> Any:
+    """What a program of format_programs.py prints; a signal is a failure."""
+    command = [*before, sys.executable, "-W", "error", PROGRAMS, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def looks(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """What would tell that somebody wrote here."""
+    found = {path: path.stat() for path in (folder, *folder.rglob("*"))}
+    return {path: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found.items()}
+
+
+# --- records ------------------------------------------------------------------------------------
+
+
+def test_records_come_in_the_order_they_were_written(made: Made) -> None:
+    data = made.open()
+    assert len(data) == N
+    assert data.manifest.format == made.format
+    assert data.manifest.shard_records.tolist() == list(made.row.counts)
+    assert list(data) == made.samples
+    assert data.keys() == made.keys
+
+
+def test_records_are_found_by_number_and_by_key(made: Made) -> None:
+    data = made.open()
+    for number in np.random.default_rng(0).permutation(N).tolist():
+        assert data[number] == made.samples[number] == data[number - N]
+        assert data.find(made.keys[number]) == number
+    for outside in (N, -N - 1):
+        with pytest.raises(IndexError):
+            data[outside]
+    with pytest.raises(KeyError):
+        data.find(made.keys[0] + "x")
+    assert made.keys[7] in data and "no key" not in data
+
+
+SLICES = [
+    *(slice(None), slice(85, 95), slice(-70, None), slice(170, 20, -7), slice(3, None, 50)),
+    *(slice(240, 999), slice(5, 5)),
+]
+
+
+def test_slices_are_sequences(made: Made) -> None:
+    for cut in SLICES:
+        data, right = made.open()[cut], made.samples[cut]
+        assert list(data) == right == [data[i] for i in range(len(data))]
+        assert data.keys() == [sample[KEY] for sample in right]
+        assert data.columns("label").tolist() == [sample["label"] for sample in right]
+        assert list(data[1:][::-1]) == right[1:][::-1]
+        if right:
+            assert data.find(right[-1][KEY]) == len(right) - 1
+
+
+def test_images_are_decoded(made: Made) -> None:
+    assert shardio.open(made.folder)[100]["image"].size == (24, 16)
+    batch = next(
+        iter(
+            ShardDataset(
+                made.folder,
+                batch_size=5,
+                fields=("image", "label"),
+                transform=shardio.RandomResizedCrop(8),
+            )
+        )
+    )
+    assert batch[0].shape == (5, 3, 8, 8) and set(batch[1].tolist()) <= {0, 1, 2}
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def test_pickles_go_on_reading(made: Made) -> None:
+    data, stream = made.open(), made.stream()
+    expected = batches(stream)
+    for _ in range(2):  # before use, and after
+        again = pickle.loads(pickle.dumps(data))
+        assert again[N - 1] == made.samples[-1] and list(again[80:100]) == made.samples[80:100]
+        assert batches(pickle.loads(pickle.dumps(stream))) == expected
+        part = pickle.loads(pickle.dumps(data[10:200:9]))
+        assert list(part) == made.samples[10:200:9]
+        assert list(data) == made.samples
+    assert len(pickle.dumps(data)) < 10_000  # no index, and no record
+
+
+@pytest.mark.parametrize("start, workers", [("fork", 2), ("spawn", 1)])
+def test_workers_read_what_their_parent_reads(made: Made, start: str, workers: int) -> None:
+    data, stream = made.open(), made.stream()
+    alone = batches(stream)
+    stream.set_epoch(0)
+    assert list(data) == made.samples  # its shards are open now
+    loader = DataLoader(
+        stream,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=start,
+        persistent_workers=True,
+    )
+    iterator = iter(loader)
+    got = [list(next(iterator)[0])]
+    assert [data[number] for number in range(0, N, 20)] == made.samples[::20]  # meanwhile
+    got += [list(keys) for (keys,) in iterator]
+    assert got == alone
+    iterator._shutdown_workers()
+    assert list(data) == made.samples and batches(made.stream()) == alone
+
+
+def test_a_map_style_loader_reads_it(made: Made) -> None:
+    data = shardio.open(made.folder, decode=None, fields=(KEY, "label"))
+    loader = DataLoader(data, batch_size=50, num_workers=1, collate_fn=list, shuffle=False)
+    right = [(sample[KEY], sample["label"]) for sample in made.samples]
+    assert [row for rows in drain(loader) for row in rows] == right
+
+
+def test_two_datasets_are_read_at_once(made: Made, record: Made) -> None:
+    """Of one folder with other options, and of another format; by turns, and mixed."""
+    streams = [made.stream(), made.stream(seed=9), record.stream(seed=9)]
+    alone = [batches(stream) for stream in streams]
+    for stream in streams:
+        stream.set_epoch(0)
+    assert alone[0] != alone[1]
+    loaders = [
+        DataLoader(stream, batch_size=None, num_workers=min(number, 1))
+        for number, stream in enumerate(streams)
+    ]
+    rounds = [[list(keys) for (keys,) in step] for step in zip(*loaders, strict=True)]
+    assert [list(one) for one in zip(*rounds, strict=True)] == alone
+    one, two, other = made.open(), made.open(), record.open()
+    for a, b, c in zip(one, two, other, strict=True):
+        assert a == b and c == record.samples[record.number[c[KEY]]]
+    del one, other
+    assert two[0] == made.samples[0]
+    mixed = ShardDataset.mix([made.stream(), record.stream()], length=2 * N)
+    keys = sorted(flat(batches(mixed)))
+    assert keys == sorted(made.keys + record.keys)
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks, workers", [(1, 0), (2, 0), (1, 3), (2, 1)])
+def test_the_order_is_the_law(made: Made, ranks: int, workers: int) -> None:
+    """So it is that of record shards of as many records."""
+    for epoch in (0, 4) if workers == 0 else (1,):
+        each = []
+        for rank in range(ranks):
+            given = {"rank": rank, "world_size": ranks, "batch_size": 8 // ranks}
+            stream = made.stream(**given)
+            stream.set_epoch(epoch)
+            each.append(batches(stream, workers))
+        got = [number for step in made.numbers(each) for number in step]
+        virtual, order = made.law(epoch)
+        assert got[:N] == order
+        assert got[N:] == (virtual[: -N % 8] if ranks > 1 else [])
+
+
+@pytest.mark.parametrize("options", [{"shuffle_buffer": "all"}, {"shuffle": False}, {}])
+def test_the_order_is_that_of_record_shards(
+    made: Made, record: Made, options: dict[str, Any]
+) -> None:
+    if tuple(made.row.counts) != COUNTS:
+        pytest.skip("its shards have other numbers of records")
+    mine, theirs = ([batches(one.stream(**options))] for one in (made, record))
+    assert made.numbers(mine) == record.numbers(theirs)
+
+
+@pytest.mark.parametrize("ranks, workers", [(1, 2), (2, 0)])
+def test_it_goes_on_in_the_middle_of_an_epoch(made: Made, ranks: int, workers: int) -> None:
+    _, order = made.law(2)
+    first = made.stream()
+    first.set_epoch(2)
+    got = [number for step in made.numbers([batches(first)[:11]]) for number in step]
+    state = json.loads(json.dumps(first.state_dict(steps=11)))
+    each = []
+    for rank in range(ranks):
+        stream = made.stream(rank=rank, world_size=ranks, batch_size=8 // ranks)
+        stream.load_state_dict(state)
+        each.append(batches(stream, workers))
+    got += [number for step in made.numbers(each) for number in step]
+    assert got[:N] == order
+
+
+def test_records_are_chosen_by_label(made: Made) -> None:
+    wanted = [number for number, sample in enumerate(made.samples) if sample["label"] != 1]
+    by_name = {} if made.open().manifest.classes is None else {"where": {"label": ["cat", "eel"]}}
+    for options in ({"where": {"label": [0, 2]}}, {"where": {"label": lambda c: c != 1}}, by_name):
+        if options:
+            stream = made.stream(**options)
+            assert len(stream) == -(-len(wanted) // 8)
+            got = [made.number[key] for key in flat(batches(stream))]
+            assert got == made.law(chosen=wanted)[1]
+    few = made.stream().select(wanted[::11])
+    assert sorted(made.number[key] for key in flat(batches(few))) == wanted[::11]
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) -> None:
+    def say(*arguments: Any, code: int = 0) -> bytes:
+        assert main([str(one) for one in arguments]) == code, capfdbinary.readouterr()
+        printed: bytes = capfdbinary.readouterr().out
+        return printed
+
+    def told(*arguments: Any, code: int = 0) -> Any:
+        return json.loads(say(*arguments, "--json", code=code))
+
+    before, sample = looks(made.folder), made.samples[123]
+    label = b"%d\n" % sample["label"]
+    facts = told("info", made.folder)
+    assert (facts["records"], facts["format"]) == (N, made.format)
+    assert list(facts["fields"]) == list(sample)
+    assert made.format.encode() in say("info", made.folder)
+    rows = told("ls", made.folder)["records"]
+    assert [row["key"] for row in rows] == made.keys
+    assert [row["label"] for row in rows] == [one["label"] for one in made.samples]
+    assert made.keys[-1].encode() in say("ls", made.folder, "--shard", len(made.row.counts) - 1)
+    assert say("cat", made.folder, 123) == sample["image"]
+    assert say("cat", made.folder, "--key", sample[KEY], "--field", "label") == label
+    found = told("verify", made.folder, "--sha256", "--decode", "--jobs", 1)
+    assert (found["records"], found["damages"]) == (N, [])
+    assert told("explain", made.folder, "--batch-size", 8)["records"] == N
+    assert told("tune", made.folder, "--batch-size", 8)["records"] == N
+    told("unpack", made.folder, tmp_path / "files")
+    files = [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+    images = sorted(one["image"] for one in made.samples)
+    assert sorted(path.read_bytes() for path in files) == images
+    assert {path.suffix for path in files} <= {".jpg", ".jpeg"}
+    given = ("--format", "webdataset", "--fields", "image=jpg,label=cls")
+    assert told("export", made.folder, tmp_path / "tars", *given)["records"] == N
+    assert looks(made.folder) == before
+    told("index", tmp_path / "tars", "--jobs", 1)
+    again = sequences.stored(tmp_path / "tars")
+    assert [[one["image"], one["label"]] for one in again] == [
+        [one["image"], one["label"]] for one in made.samples
+    ]
+
+
+def test_verify_and_cat_report_damage(made: Made, copy: Path, capfd: Any) -> None:
+    (path, found), counts = damaged(copy, made.samples[140]), made.row.counts
+    first = counts[0] if counts[0] <= 140 else 0  # of the shard that has record 140
+    assert main(["verify", str(copy), "--jobs", "1"]) == 3
+    assert str(path) in capfd.readouterr().out
+    assert main(["verify", str(copy), "--jobs", "1", "--sha256", "--json"]) == 3
+    damages = json.loads(capfd.readouterr().out)["damages"]
+    assert any("SHA-256" in one["what"] for one in damages)
+    hit = {first + one["record"] for one in damages if one["record"] is not None}
+    assert 140 in hit or (hit and not found)
+    assert main(["cat", str(copy), str(min(hit))]) == 3
+    assert str(path) in capfd.readouterr().err
+    assert main(["cat", str(copy), "20", "--output", str(copy / "20.jpg")]) == 0
+    assert (copy / "20.jpg").read_bytes() == made.samples[20]["image"]
+
+
+def damaged(folder: Path, sample: Sample) -> tuple[Path, bool]:
+    """The file of a record, in whose image a bit was flipped; anywhere, where it is compressed.
+
+    And whether it was found there: of compressed bytes, which record they are depends on Pillow.
+    """
+    part = sample["image"].rstrip(b"\0")[-40:-8]
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if (at := path.read_bytes().find(part)) >= 0:
+            flip(path, at)
+            return path, True
+    shard = folder / manifest.load(locate(folder)).shard(1).name
+    flip(shard, shard.stat().st_size // 2)
+    return shard, False
+
+
+# --- hazards ------------------------------------------------------------------------------------
+
+
+def test_reading_and_indexing_neither_write_nor_map_nor_lock(
+    made: Made, copy: Path, tmp_path: Path
+) -> None:
+    """Files and folders may not be written, and where a mount can be made, nobody may."""
+    for path in copy.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    elsewhere = () if made.row.index is None else (made.format, tmp_path / "out")
+    script = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    mounted = ["unshare", "-rm", "sh", "-c", script, copy]
+    possible = shutil.which("unshare") and not subprocess.run([*mounted, "true"]).returncode
+    before = looks(copy)
+    found = program("read", copy, *elsewhere, before=mounted if possible else ())
+    assert found["records"] == N
+    if possible:
+        assert found["errno"] == errno.EROFS
+        assert looks(copy) == before
+
+
+def test_damage_gives_the_right_content_or_an_error(made: Made, copy: Path) -> None:
+    """And `verify --sha256` finds all of it. The program fails for anything else."""
+    kinds = program("damage", copy, 1, 16)
+    missed = {kind: tried - found for kind, (tried, found) in kinds.items() if found < tried}
+    assert not missed or (made.row.unseen and missed.keys() == {"data flipped"}), kinds
+    assert missed.get("data flipped", 0) < 8 < kinds["data flipped"][0]
+
+
+def test_damage_before_indexing_gives_content_or_an_error(made: Made, copy: Path) -> None:
+    """What most formats cannot see; docs/formats.md says which. Nothing else comes of it."""
+    if made.row.index is None:
+        pytest.skip("it is packed by shardio")
+    outcomes = program("unindexed", copy, made.format, json.dumps(made.row.index), 1, 20)
+    assert sum(outcomes["flipped"].values()) == 20
+    if made.row.framed:
+        assert outcomes["cut"]["changed"] <= 1  # an empty TFRecord file is one of no records
+    if made.row.vouched:
+        assert outcomes["flipped"]["found"] == 20
+
+
+def test_a_file_that_is_cut_short_under_its_reader_is_no_signal(made: Made, copy: Path) -> None:
+    assert program("cut", copy) == {"records": N, "errors": 0 if made.row.kept else N}
+
+
+def test_killed_readers_leave_nothing(made: Made) -> None:
+    """LMDB's own readers lock a slot of 126, which a killed one keeps."""
+    count = 130 if "lmdb" in made.name else 10
+    assert program("kill", made.folder, count) == {"killed": count}
+
+
+def test_it_opens_without_the_check_at_opening(made: Made, copy: Path) -> None:
+    assert list(made.open(verify_open=False)) == made.samples
+    stream = made.stream(verify_open=False)
+    assert batches(pickle.loads(pickle.dumps(stream)), 1) == batches(made.stream())
+    with pytest.raises(DamageError, match=str(damaged(copy, made.samples[140])[0])):
+        list(shardio.open(copy, decode=None, verify_open=False))

@@ -1,0 +1,405 @@
+"""What of a folder is packed, what is ignored, and what is a problem; nothing else is opened."""
+
+import os
+import socket
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.trees import JPEG, images, noise, picture, plant
+
+from shardio.errors import OptionError, SourceChangedError, SourceError
+from shardio.images.filetype import image_type
+from shardio.packing import sources
+from shardio.packing.sources import Listing, Rejected, imagefolder
+
+
+def listing(root: Path, splits: bool | None = None) -> Listing:
+    found = sources.image_folder(os.fsencode(root), splits)
+    assert list(found) == [""]
+    return found[""]
+
+
+def reasons(found: Listing) -> dict[bytes, str]:
+    return dict(found.problems)
+
+
+def test_class_folders_are_classes_and_nested_files_belong_to_the_top_one(tmp_path: Path) -> None:
+    found = listing(
+        plant(tmp_path, {"b/x.jpg": JPEG, "a/deep/er/y.jpg": JPEG, "a/z.jpg": JPEG, "c": None})
+    )
+    assert found.keys == [b"a/deep/er/y.jpg", b"a/z.jpg", b"b/x.jpg"]
+    assert found.classes == ("a", "b", "c")
+    assert found.absent == ()
+    assert found.sizes.tolist() == [4, 4, 4]
+    assert found.mtimes.tolist() == [10**18] * 3
+
+
+def test_labels_are_the_numbers_of_the_top_folders_however_their_names_sort(tmp_path: Path) -> None:
+    names = ["a", "a-b", "a.b", "a0", "a b", "aa", "\xe4", "z"]
+    plant(
+        tmp_path, {"empty": None} | {f"{n}/{deep}x.jpg": JPEG for n in names for deep in ("", "d/")}
+    )
+    found = listing(tmp_path)
+    assert found.classes == tuple(sorted([*names, "empty"], key=os.fsencode))
+    with found.source.open() as read_place:
+        for place, key in enumerate(found.keys):
+            label = read_place(place)["label"]
+            assert os.fsencode(found.classes[label]) == key[: key.index(b"/")]
+
+
+def test_a_folder_without_folders_has_no_classes(tmp_path: Path) -> None:
+    found = listing(plant(tmp_path, {"x.jpg": JPEG, "y.png": JPEG}))
+    assert found.classes is None
+    assert found.keys == [b"x.jpg", b"y.png"]
+
+
+def test_keys_are_sorted_bytewise(tmp_path: Path) -> None:
+    names = ["a/é.jpg", "a/z.jpg", "a/Z.jpg", "a-b/x.jpg", "a/b/x.jpg", "ab/x.jpg"]
+    found = listing(plant(tmp_path, dict.fromkeys(names, JPEG)))
+    assert found.keys == sorted(name.encode() for name in names)
+    assert found.classes == ("a", "a-b", "ab")
+
+
+@pytest.mark.parametrize("name", ["train", "val", "valid", "validation", "test"])
+def test_folders_that_all_have_names_of_splits_are_splits(tmp_path: Path, name: str) -> None:
+    plant(tmp_path, {f"{name}/cat/x.jpg": JPEG})
+    found = sources.image_folder(os.fsencode(tmp_path))
+    assert list(found) == [name]
+    assert found[name].keys == [b"cat/x.jpg"]
+    assert found[name].classes == ("cat",)
+
+
+def test_one_other_folder_makes_them_all_classes(tmp_path: Path) -> None:
+    found = listing(plant(tmp_path, {"train/x.jpg": JPEG, "val/x.jpg": JPEG, "dog/x.jpg": JPEG}))
+    assert found.classes == ("dog", "train", "val")
+
+
+def test_folders_of_which_some_are_called_like_splits_are_classes_with_a_note(
+    tmp_path: Path,
+) -> None:
+    plant(tmp_path, {"train/a/x.jpg": JPEG, "val/a/y.jpg": JPEG, "test2": None})
+    found = listing(tmp_path)
+    assert found.classes == ("test2", "train", "val")
+    assert any("train, val are called like splits, but test2 is not" in n for n in found.notes)
+    assert not listing(tmp_path, splits=False).notes
+
+
+def test_splits_can_be_asked_for_and_refused(tmp_path: Path) -> None:
+    plant(tmp_path, {"train/cat/x.jpg": JPEG, "val/cat/y.jpg": JPEG})
+    assert listing(tmp_path, splits=False).classes == ("train", "val")
+    other = plant(tmp_path / "other", {"day/cat/x.jpg": JPEG, "night/dog/y.jpg": JPEG})
+    found = sources.image_folder(os.fsencode(other), True)
+    assert {name: one.keys for name, one in found.items()} == {
+        "day": [b"cat/x.jpg"],
+        "night": [b"dog/y.jpg"],
+    }
+
+
+def test_splits_share_one_list_of_classes_and_know_which_are_absent(tmp_path: Path) -> None:
+    plant(tmp_path, {"train/a/x.jpg": JPEG, "train/c/x.jpg": JPEG, "val/b/x.jpg": JPEG})
+    found = sources.image_folder(os.fsencode(tmp_path))
+    assert found["train"].classes == found["val"].classes == ("a", "b", "c")
+    assert found["train"].absent == ("b",)
+    assert found["val"].absent == ("a", "c")
+
+
+def test_a_test_split_without_class_folders_has_no_labels(tmp_path: Path) -> None:
+    plant(tmp_path, {"train/a/x.jpg": JPEG, "test/1.jpg": JPEG, "test/2.jpg": JPEG})
+    found = sources.image_folder(os.fsencode(tmp_path))
+    assert found["train"].classes == ("a",)
+    assert found["test"].classes is None
+
+
+def test_an_empty_split_is_an_error_that_names_it(tmp_path: Path) -> None:
+    plant(tmp_path, {"train/a/x.jpg": JPEG, "val": None})
+    with pytest.raises(SourceError, match=r"/val: there are no images"):
+        sources.image_folder(os.fsencode(tmp_path))
+
+
+@pytest.mark.parametrize("top", ["", "train/"])
+def test_loose_files_beside_class_folders_are_listed(tmp_path: Path, top: str) -> None:
+    plant(tmp_path, {f"{top}a/x.jpg": JPEG, f"{top}one.jpg": JPEG, f"{top}two.txt": b"?"})
+    with pytest.raises(SourceError, match=r"2 files beside class folders") as caught:
+        sources.image_folder(os.fsencode(tmp_path))
+    assert "one.jpg" in str(caught.value)
+    assert "two.txt" in str(caught.value)
+
+
+def test_loose_files_beside_splits_are_listed(tmp_path: Path) -> None:
+    plant(tmp_path, {"train/a/x.jpg": JPEG, "labels.csv": b"?"})
+    with pytest.raises(SourceError, match=r"labels\.csv"):
+        sources.image_folder(os.fsencode(tmp_path))
+
+
+def test_hidden_files_and_folders_and_thumbnails_are_ignored_and_counted(tmp_path: Path) -> None:
+    tree = {"a/x.jpg": JPEG, "a/.DS_Store": b"?", "a/Thumbs.db": b"?", ".git/x": b"?"}
+    found = listing(plant(tmp_path, {**tree, "desktop.ini": b"?", "a/.cache/y.jpg": JPEG}))
+    assert found.keys == [b"a/x.jpg"]
+    assert found.classes == ("a",)
+    assert found.ignored == 5
+    assert not found.problems
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
+    elsewhere = plant(tmp_path / "elsewhere", {"x.jpg": b"12345", "deep/y.jpg": JPEG})
+    root = plant(tmp_path / "root", {"a/z.jpg": JPEG})
+    (root / "a" / "link.jpg").symlink_to(elsewhere / "x.jpg")
+    (root / "b").symlink_to(elsewhere)
+    found = listing(root)
+    assert found.keys == [b"a/link.jpg", b"a/z.jpg", b"b/deep/y.jpg", b"b/x.jpg"]
+    assert found.sizes.tolist() == [5, 4, 4, 5]
+    assert found.classes == ("a", "b")
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../.."])
+def test_a_link_to_a_folder_above_is_a_problem_not_a_loop(tmp_path: Path, target: str) -> None:
+    root = plant(tmp_path / "root", {"a/b/x.jpg": JPEG})
+    (root / "a" / "b" / "loop").symlink_to(target)
+    found = listing(root)
+    assert found.keys == [b"a/b/x.jpg"]
+    assert reasons(found) == {b"a/b/loop": "is a link to a folder that contains it"}
+
+
+@pytest.mark.parametrize("target", [".", "..", "../.."])
+def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
+    tmp_path: Path, target: str
+) -> None:
+    root = plant(tmp_path / "root", {"b/x.jpg": JPEG, "c/y.jpg": JPEG})
+    (root / "a").symlink_to(target)
+    found = listing(root)
+    assert found.classes == ("b", "c")
+    assert reasons(found) == {b"a": "is a link to a folder that contains it"}
+    assert imagefolder.split_names(os.fsencode(root)) == [""]
+
+
+def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:
+    root = plant(tmp_path / "root", {"train/a/x.jpg": JPEG, "val/a/y.jpg": JPEG})
+    (root / "train" / "0").symlink_to("..")
+    found = sources.image_folder(os.fsencode(root))
+    assert found["train"].classes == found["val"].classes == ("a",)
+    assert reasons(found["train"]) == {b"0": "is a link to a folder that contains it"}
+    (root / "loop").symlink_to(".")
+    with pytest.raises(SourceError, match="loop"):
+        sources.image_folder(os.fsencode(root))
+
+
+def test_two_links_into_each_other_end(tmp_path: Path) -> None:
+    root = plant(tmp_path / "root", {"a/x.jpg": JPEG, "b/y.jpg": JPEG})
+    (root / "a" / "to_b").symlink_to("../b")
+    (root / "b" / "to_a").symlink_to("../a")
+    found = listing(root)
+    assert found.keys == [b"a/to_b/y.jpg", b"a/x.jpg", b"b/to_a/x.jpg", b"b/y.jpg"]
+    assert set(reasons(found)) == {b"a/to_b/to_a", b"b/to_a/to_b"}
+
+
+def test_dangling_links_and_links_to_themselves_are_problems(tmp_path: Path) -> None:
+    root = plant(tmp_path, {"a/x.jpg": JPEG})
+    (root / "a" / "gone.jpg").symlink_to("nowhere")
+    (root / "a" / "self.jpg").symlink_to("self.jpg")
+    found = reasons(listing(root))
+    assert found[b"a/gone.jpg"] == "is a link to nothing"
+    assert found[b"a/self.jpg"].startswith("cannot be followed")
+
+
+def test_a_link_to_itself_at_the_top_is_listed_as_a_loose_file(tmp_path: Path) -> None:
+    root = plant(tmp_path, {"a/x.jpg": JPEG})
+    (root / "self").symlink_to("self")
+    with pytest.raises(SourceError, match="self: in no class folder"):
+        listing(root)
+
+
+def test_special_files_are_problems_and_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = plant(tmp_path / "root", {"a/x.jpg": JPEG})
+    os.mkfifo(root / "a" / "pipe.jpg")  # opening it would wait for a writer
+    monkeypatch.chdir(root / "a")  # names of sockets are short
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket.jpg")
+        (root / "a" / "device.jpg").symlink_to("/dev/null")
+        found = reasons(listing(root))
+    assert found == {
+        b"a/pipe.jpg": "is a FIFO, not a file; it was not opened",
+        b"a/socket.jpg": "is a socket, not a file; it was not opened",
+        b"a/device.jpg": "is a device, not a file; it was not opened",
+    }
+
+
+def test_empty_files_and_files_above_the_limit_are_problems(tmp_path: Path) -> None:
+    root = plant(tmp_path, {"a/x.jpg": JPEG, "a/empty.jpg": b"", "a/huge.jpg": JPEG})
+    os.truncate(root / "a" / "huge.jpg", 1 << 32)
+    found = reasons(listing(root))
+    assert found[b"a/empty.jpg"] == "is empty"
+    assert "the limit is" in found[b"a/huge.jpg"]
+
+
+def test_names_that_are_no_utf8_are_kept_as_they_are(tmp_path: Path) -> None:
+    found = listing(plant(tmp_path, {b"caf\xe9/\xff.jpg": JPEG}))
+    assert found.keys == [b"caf\xe9/\xff.jpg"]
+    assert found.classes == (os.fsdecode(b"caf\xe9"),)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take such names for one")
+def test_names_that_differ_only_by_normalisation_are_both_kept_and_noted(tmp_path: Path) -> None:
+    names = [unicodedata.normalize(form, "a/é.jpg").encode() for form in ("NFC", "NFD")]
+    found = listing(plant(tmp_path, dict.fromkeys(names, JPEG)))
+    assert found.keys == sorted(names)
+    assert len(found.notes) == 1
+    assert "both were kept" in found.notes[0]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take such names for one")
+def test_many_such_twins_are_summed_up(tmp_path: Path) -> None:
+    tree = {unicodedata.normalize(f, f"é{i}.jpg"): JPEG for f in ("NFC", "NFD") for i in range(30)}
+    found = listing(plant(tmp_path, tree))
+    assert len(found.notes) == 21
+    assert "10 more" in found.notes[-1]
+
+
+def test_a_time_of_change_that_64_bits_cannot_hold_is_no_crash(tmp_path: Path) -> None:
+    root = plant(tmp_path, {"x.jpg": JPEG})
+    try:
+        os.utime(root / "x.jpg", ns=(0, 2**63 + 10**9))
+    except OverflowError:
+        pytest.skip("this Python cannot set such a time")
+    found = listing(root)
+    with found.source.open() as read_place:
+        assert read_place(0) == {"__key__": b"x.jpg", "image": JPEG}
+
+
+@pytest.mark.parametrize("what", ["missing", "a file", "nothing in it"])
+def test_no_images_at_all_is_an_error(tmp_path: Path, what: str) -> None:
+    root = tmp_path / "root"
+    if what == "a file":
+        root.write_bytes(JPEG)
+    elif what == "nothing in it":
+        root.mkdir()
+    with pytest.raises(SourceError):
+        listing(root)
+
+
+def test_a_folder_that_cannot_be_listed_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = plant(tmp_path, {"a/x.jpg": JPEG, "a/locked/y.jpg": JPEG})
+    real = os.scandir
+
+    def scandir(path: bytes) -> object:  # root may list anything
+        if path.rstrip(b"/").endswith(b"locked"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert reasons(listing(root)) == {b"a/locked/": "cannot be listed: Permission denied"}
+    (root / "b.locked").mkdir()  # a class all the same: labels do not depend on permissions
+    found = listing(root)
+    assert found.classes == ("a", "b.locked")
+    assert b"b.locked/" in reasons(found)
+
+
+def test_images_are_told_by_their_first_bytes() -> None:
+    for kind in ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM"):
+        assert image_type(picture(9, 9, kind)[:12]), kind
+    assert image_type(b"RIFF\0\0\0\0WEBP") == "WEBP"
+    assert image_type(b"\0\0\0\x0cjP  \r\n\x87\n") == "JPEG 2000"
+    assert image_type(b"\0\0\0\x20ftypavif") == "AVIF or HEIF"
+    for start in (
+        b"",
+        b"\0" * 12,
+        b"%PDF-1.7",
+        b"PK\x03\x04",
+        b"RIFF\0\0\0\0WAVE",
+        b"<svg>",
+        b"hi",
+    ):
+        assert image_type(start) is None, start
+
+
+def read(root: Path, key: bytes, size: int, mtime_ns: int = 10**18) -> bytes:
+    sizes, times = np.array([size]), np.array([mtime_ns])
+    source = imagefolder.Folder(os.fsencode(root), [key], sizes, times, None)
+    with source.open() as read_place:
+        return bytes(read_place(0)["image"])
+
+
+def test_reading_gives_the_bytes_or_says_why_not(tmp_path: Path) -> None:
+    plant(tmp_path, {"x.jpg": noise("x", 5000), "no.jpg": b"\x1b[31mhello", "folder": None})
+    assert read(tmp_path, b"x.jpg", 5000) == noise("x", 5000)
+    with pytest.raises(Rejected, match="is not an image") as caught:
+        read(tmp_path, b"no.jpg", 10)
+    assert "\x1b" not in str(caught.value)
+    status = (tmp_path / "folder").stat()
+    with pytest.raises(Rejected, match=r"^cannot be read"):
+        read(tmp_path, b"folder", status.st_size, status.st_mtime_ns)
+
+
+@pytest.mark.parametrize(("size", "mtime"), [(5, 10**18), (3, 10**18), (4, 10**18 + 1)])
+def test_reading_a_file_that_is_not_what_was_listed_says_so(
+    tmp_path: Path, size: int, mtime: int
+) -> None:
+    plant(tmp_path, {"x.jpg": JPEG})
+    with pytest.raises(SourceChangedError, match="--restart"):
+        read(tmp_path, b"x.jpg", size, mtime)
+
+
+def test_reading_a_file_that_is_gone_or_became_a_fifo_does_not_wait(tmp_path: Path) -> None:
+    with pytest.raises(SourceChangedError, match="it is gone"):
+        read(tmp_path, b"x.jpg", 4)
+    os.mkfifo(tmp_path / "x.jpg")
+    with pytest.raises(SourceChangedError):
+        read(tmp_path, b"x.jpg", 4)
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, {"x.jpg": noise("x", 100)})
+    real = os.read
+
+    def slow_read(descriptor: int, count: int) -> bytes:
+        data = real(descriptor, count)
+        os.utime(tmp_path / "x.jpg")  # as a write of the same size would
+        return data
+
+    monkeypatch.setattr(os, "read", slow_read)
+    with pytest.raises(SourceChangedError, match="while it was read"):
+        read(tmp_path, b"x.jpg", 100)
+
+
+def test_renumbering_takes_the_other_classes_and_refuses_missing_ones(tmp_path: Path) -> None:
+    found = listing(plant(tmp_path, {"b/x.jpg": JPEG, "d/x.jpg": JPEG}))
+    renumbered = sources.renumber(found, ["a", "b", "c", "d"])
+    assert renumbered.classes == ("a", "b", "c", "d")
+    assert renumbered.absent == ("a", "c")
+    with pytest.raises(OptionError, match="d"):
+        sources.renumber(found, ["a", "b"])
+
+
+def test_a_large_listing_takes_little_memory_a_file(tmp_path: Path) -> None:
+    import tracemalloc
+
+    root = plant(tmp_path, images(4, 300, 10))
+    tracemalloc.start()
+    found = listing(root)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.keys) == 1200
+    assert peak < 1200 * 400  # bytes: 10**6 files plan in 400 MB
+
+
+def test_a_class_that_comes_while_files_are_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = plant(tmp_path, images())
+    real = imagefolder.Walk.run
+
+    def late(walk: imagefolder.Walk) -> None:
+        plant(root, {"class00/new.jpg": JPEG})
+        real(walk)
+
+    monkeypatch.setattr(imagefolder.Walk, "run", late)
+    with pytest.raises(SourceChangedError, match=r"class00/new\.jpg"):
+        listing(root)

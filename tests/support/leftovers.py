@@ -1,0 +1,59 @@
+"""What a test may leave behind: processes, descriptors, shared memory. Nothing."""
+
+import gc
+import multiprocessing
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from support import programs
+
+LIMIT_S = 60  # of a program that takes seconds
+
+
+def descriptors() -> list[str]:
+    """What the open descriptors of this process lead to; without numbers, which differ."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        found.append(re.sub(r"\d+", "#", target))
+    return sorted(found)
+
+
+def children() -> set[int]:
+    """Children of this process, also those that ended and were not waited for."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def settle() -> None:
+    """Drop what nobody holds any more; threads of closed queues end, and close their pipes."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(LIMIT_S)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """What is done inside leaves no process, no descriptor, and no file in shared memory."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    resource_tracker.ensure_running()  # spawn starts it once; it lives as long as this process
+    settle()
+    memory, opened, living = programs.shared_memory(), descriptors(), children()
+    yield
+    settle()
+    assert not multiprocessing.active_children()
+    assert not children() - living
+    assert descriptors() == opened
+    assert not programs.left_in_memory(memory)

@@ -1,0 +1,134 @@
+"""The order as plain loops over lists, which all else is compared with."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from shardio.order.epoch import Epoch, Tail
+from shardio.order.partition import Partition
+from shardio.order.shuffle import SpanOrder
+
+Row = tuple[int, int]  # (shard, record)
+
+
+M64 = 2**64 - 1
+
+
+def cases(n: int) -> settings:
+    return settings(
+        max_examples=n,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+def naive_mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & M64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & M64
+    return z ^ (z >> 31)
+
+
+def naive_word(key: int, k: int) -> int:
+    return naive_mix((key + k * 0x9E3779B97F4A7C15) & M64)
+
+
+def naive_key(*parts: int) -> int:
+    h = len(parts)
+    for part in parts:
+        h = naive_mix(((h ^ (part & M64)) + 0x9E3779B97F4A7C15) & M64)
+    return h
+
+
+def naive_permutation(n: int, key: int) -> list[int]:
+    return sorted(range(n), key=lambda i: naive_word(key, i))
+
+
+def naive_span(n: int, window: int, key: int) -> list[int]:
+    w = min(window, n)
+    slot = list(range(w))
+    out = []
+    for k in range(n):
+        m = min(w, n - k)
+        j = ((naive_word(key, k) >> 32) * m) >> 32
+        out.append(slot[j])
+        if k + w < n:
+            slot[j] = k + w
+        else:
+            slot[j] = slot[m - 1]
+    return out
+
+
+def naive_epoch(
+    counts: list[int], seed: int, epoch: int, C: int, u: int, buffer: int | None
+) -> tuple[list[Row], list[Row]]:
+    """The virtual sequence, and the flat order of the epoch."""
+    N = sum(counts)
+    U = -(-N // u)
+    if buffer is None or buffer >= N:
+        rows = [(s, r) for s in range(len(counts)) for r in range(counts[s])]
+        virtual = [rows[i] for i in naive_permutation(N, naive_key(3, seed, epoch))]
+        window = 1
+    else:
+        shards = naive_permutation(len(counts), naive_key(1, seed, epoch))
+        virtual = [(s, r) for s in shards for r in range(counts[s])]
+        window = max(1, -(-buffer // C))
+    # Deal unit numbers to spans, as many records to a span as its units have.
+    size = [0] * C
+    for g in range(U):
+        size[g % C] += min(u, N - g * u)
+    streams, at = [], 0
+    for s in range(C):
+        span = virtual[at : at + size[s]]
+        at += size[s]
+        streams.append([span[p] for p in naive_span(size[s], window, naive_key(2, seed, epoch, s))])
+    flat = []
+    for g in range(U):
+        first = (g // C) * u
+        flat += streams[g % C][first : first + u]
+    return virtual, flat
+
+
+def read(share: Partition) -> Iterator[tuple[int, list[Row], list[Row]]]:
+    """(step, rows, repeated rows) of each batch of one worker, who touches only its own draws."""
+    epoch = share.epoch
+    spans: dict[int, SpanOrder] = {}
+    for batch in share:
+        virtual = []
+        for span, first, count in batch.pieces:
+            if span not in spans:
+                spans[span] = epoch.span_order(span)
+            spans[span].seek(first)
+            virtual += epoch.position(span, spans[span].take(count)).tolist()
+        yield batch.step, located(epoch, virtual), located(epoch, batch.repeats.tolist())
+
+
+def located(epoch: Epoch, virtual: list[int]) -> list[Row]:
+    shard, record = epoch.locate(np.array(virtual, np.int64))
+    assert shard.dtype == record.dtype == np.int64
+    return list(zip(shard.tolist(), record.tolist(), strict=True))
+
+
+def read_rank(epoch: Epoch, batch_size: int | None, W: int, **options) -> list[tuple[list, list]]:
+    """The batches of one rank in order: (rows, repeated rows), as W workers make them."""
+    made = {}
+    for worker in range(W):
+        share = Partition(epoch, batch_size, worker=worker, num_workers=W, **options)
+        for step, rows, repeats in read(share):
+            assert step % W == worker and step not in made
+            made[step] = (rows, repeats)
+        assert len(share.worker_steps) == len(list(share))
+    assert sorted(made) == list(range(share.steps))
+    return [made[i] for i in range(share.steps)]
+
+
+TAILS: tuple[Tail, ...] = ("pad", "drop", "exact")
+
+
+# Small blocks, so that small spans have many; the size must never matter.
+spans = st.tuples(
+    st.integers(0, 400), st.one_of(st.integers(0, 12), st.integers(0, 450)), st.integers(0, M64)
+)

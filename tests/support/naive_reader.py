@@ -1,0 +1,38 @@
+"""The reader that docs/format.md prints, run as it stands there."""
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "format.md"
+
+
+def naive_reader() -> dict[str, Any]:
+    """The reader in docs/format.md, which imports no shardio."""
+    [code] = re.findall(r"```python\n(import struct.*?)```", DOCS.read_text(), re.DOTALL)
+    assert "shardio" not in code
+    assert len(code.strip().splitlines()) <= 30
+    scope: dict[str, Any] = {}
+    exec(compile(code, str(DOCS), "exec"), scope)
+    return scope
+
+
+def untagged(value: Any) -> Any:
+    """What tests/golden/make.py wrote for values that JSON cannot say."""
+    if isinstance(value, list):
+        return [untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$bytes": data}:
+            return bytes.fromhex(data)
+        case {"$repeat": [data, count]}:
+            return bytes.fromhex(data) * count
+        case {"$float": data}:
+            return struct.unpack(">d", bytes.fromhex(data))[0]
+        case {"$array": [dtype, shape, data]}:
+            return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)
+    return {name: untagged(item) for name, item in value.items()}

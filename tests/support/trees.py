@@ -1,0 +1,119 @@
+"""Folders to pack, packed directories to compare, and the command line: what packing tests share.
+
+Packing looks at the first bytes of an image only, so most files here are a signature and noise.
+"""
+
+import errno
+import functools
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JPEG = b"\xff\xd8\xff\xe0"
+Tree = Mapping[str | bytes, bytes | None]  # key to content; None: an empty folder
+
+
+def noise(name: str | bytes, size: int) -> bytes:
+    """`size` bytes that begin as a JPEG does and differ by name."""
+    seed = os.fsencode(name)
+    blocks = (hashlib.sha256(seed + b"%d" % i).digest() for i in range(size // 32 + 1))
+    return (JPEG + b"".join(blocks))[: max(size, len(JPEG))]
+
+
+@functools.cache
+def picture(width: int, height: int, kind: str = "JPEG") -> bytes:
+    """A real image file."""
+    out = io.BytesIO()
+    Image.radial_gradient("L").resize((width, height)).convert("RGB").save(out, kind)
+    return out.getvalue()
+
+
+def plant(root: Path, tree: Tree) -> Path:
+    """Write a tree of files; times of change are fixed, so that equal trees are equal sources."""
+    base = os.fsencode(root)
+    os.makedirs(base, exist_ok=True)
+    for key, content in tree.items():
+        path = os.path.join(base, os.fsencode(key))
+        if content is None:
+            os.makedirs(path, exist_ok=True)
+            continue
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            with open(path, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            if error.errno != errno.EILSEQ:
+                raise
+            pytest.skip("this file system takes only UTF-8 names")
+        os.utime(path, ns=(10**18, 10**18))
+    return root
+
+
+def images(classes: int = 3, each: int = 8, size: int = 300) -> dict[str | bytes, bytes | None]:
+    """Class folders of files, no two of one size."""
+    keys = [f"class{c}/{i:03d}.jpg" for c in range(classes) for i in range(each)]
+    return {key: noise(key, size + i) for i, key in enumerate(keys)}
+
+
+def content(root: Path | str) -> dict[bytes, bytes | None]:
+    """All that lies below a folder: files with their bytes, folders as None."""
+    base = os.fsencode(root)
+    found: dict[bytes, bytes | None] = {}
+    for folder, names, files in os.walk(base):
+        for name in (*names, *files):
+            path = os.path.join(folder, name)
+            key = os.path.relpath(path, base)
+            if os.path.isdir(path) and not os.path.islink(path):
+                found[key] = None
+            else:
+                with open(path, "rb") as file:
+                    found[key] = file.read()
+    return found
+
+
+def shards(out: Path) -> list[Path]:
+    return sorted(out.glob("*.shard"))
+
+
+def command(*arguments: str | bytes | Path) -> list[str | bytes]:
+    return [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "shardio",
+        *(os.fspath(a) for a in arguments),
+    ]
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join(
+        [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def shardio(
+    *arguments: str | bytes | Path, code: int | None = 0, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run the command line; no outcome may be a traceback."""
+    options = {"text": True, "timeout": 60, "env": environment()} | options
+    done = subprocess.run(command(*arguments), capture_output=True, **options)
+    assert "Traceback" not in str(done.stderr), done.stderr
+    if code is not None:
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def shardio_json(*arguments: str | bytes | Path, code: int = 0) -> Any:
+    return json.loads(shardio(*arguments, "--json", code=code).stdout)

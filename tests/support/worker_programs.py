@@ -1,0 +1,122 @@
+"""Trainings that test_workers.py interrupts, and one that kills its own workers.
+
+    worker_programs.py train DATA METHOD new|persistent [transform]
+    worker_programs.py kill DATA METHOD SEED COUNT
+
+`train` prints a line for each batch, for ever; METHOD is fork or spawn, or none: without workers.
+`kill` ends a worker with SIGKILL COUNT times, and prints what came of it.
+"""
+
+import gc
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from shardio import ShardDataset
+from support import programs
+
+WORKERS = 2
+BATCH = 8
+
+
+def decode(data: bytes) -> torch.Tensor:
+    """The stand-in of a decoder: a record's bytes to its number, as a tensor like an image."""
+    return torch.full((3, 8, 8), int(data[:6]))
+
+
+def images(folder: Any, **options: Any) -> ShardDataset:
+    """Yields batches of a tensor that says which records they hold."""
+    given = {"decode": decode, "shuffle_buffer": 30, "canonical_workers": 8} | options
+    return ShardDataset(folder, batch_size=BATCH, fields=("image",), **given)
+
+
+def numbers(batch: Any) -> list[int]:
+    return batch[0][:, 0, 0, 0].tolist()
+
+
+def train(folder: str, method: str, kept: str) -> None:
+    programs.take_terminal()
+    dataset = images(folder)
+    workers = 0 if method == "none" else WORKERS
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+        persistent_workers=kept == "persistent",
+    )
+    for epoch in itertools.count():
+        dataset.set_epoch(epoch)
+        for step, _ in enumerate(loader):
+            print(f"epoch {epoch} step {step}.", flush=True)
+
+
+def kill(folder: str, method: str, seed: str, count: str) -> None:
+    expected = [numbers(batch) for batch in images(folder)]
+    draw = random.Random(int(seed))
+    for _ in range(int(count)):
+        outcome, pid = _kill_one(folder, method, draw, expected)
+        gc.collect()
+        left = multiprocessing.active_children()
+        assert not left, left
+        # torch makes a tensor's file in shared memory, and then takes its name away.
+        late = {name for name in programs.shared_memory() if name.startswith(f"torch_{pid}_")}
+        assert len(late) <= 1, late
+        for name in late:
+            os.unlink(f"/dev/shm/{name}")
+        print(f"{outcome}.", flush=True)
+
+
+def _kill_one(
+    folder: str, method: str, draw: random.Random, expected: list[list[int]]
+) -> tuple[str, int]:
+    loader = DataLoader(
+        images(folder),
+        batch_size=None,
+        num_workers=WORKERS,
+        multiprocessing_context=method,
+        persistent_workers=draw.random() < 0.5,
+    )
+    iterator: Any = iter(loader)
+    pid = draw.choice(iterator._workers).pid
+    got = []
+    outcome = "complete"
+    try:  # torch's handler raises once, wherever this process is when it learns of the death
+        try:
+            for _ in range(draw.randrange(len(expected))):
+                got.append(numbers(next(iterator)))
+            for _ in range(draw.randrange(20_000)):  # somewhere in what workers do until then
+                pass
+            with suppress(ProcessLookupError):  # it had ended, since all it had to do was done
+                os.kill(pid, signal.SIGKILL)
+            for batch in iterator:
+                got.append(numbers(batch))
+        # The last two where it dies while a batch of it is being received.
+        except (RuntimeError, ConnectionResetError, EOFError) as error:
+            outcome = type(error).__name__
+        _settle(pid)
+    except RuntimeError:
+        pass
+    assert got == expected[: len(got)]
+    assert outcome != "complete" or got == expected
+    return outcome, pid
+
+
+def _settle(pid: int) -> None:
+    """Wait for a killed worker. torch raises wherever the parent is then: let that be here."""
+    with suppress(RuntimeError, ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        for _ in range(1000):  # the handler of a signal runs between two steps of the interpreter
+            pass
+
+
+if __name__ == "__main__":
+    {"train": train, "kill": kill}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,644 @@
+"""The benchmarks run: their list, and one of them from end to end on tiny data."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import itertools
+import json
+import multiprocessing
+import re
+import runpy
+import subprocess
+import sys
+import tarfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shardio
+from benchmarks import (
+    compare,
+    formats,
+    forum_resident,
+    forum_transport,
+    limits,
+    loader,
+    network,
+    pixels,
+    report,
+    rivals,
+    spelling,
+    transport,
+)
+from benchmarks.cold import Cold
+from benchmarks.data import CIFAR, PHOTOS, Data, listing
+from benchmarks.harness import BenchmarkError, Result
+from benchmarks.rivals import array_record, base, folder, lmdb
+from shardio import StorageError
+from shardio.tuning import throttle
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NAMES = (
+    *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
+    "shuffle",
+    *(
+        "compare",
+        "loader",
+        "pixels",
+        "transport",
+        "forum_resident",
+        "forum_transport",
+        "meter",
+        "gpu",
+    ),
+)
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def make_archive(path: Path, files: int, size: int, jpeg: bytes = b"") -> None:
+    """Files that begin like JPEGs, or are this one, in two class folders."""
+    with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w") as tar:
+        for i in range(files):
+            member = tarfile.TarInfo(f"./class{i % 2}/{i:04d}.jpg")
+            content = jpeg or b"\xff\xd8\xff\xe0" + bytes([i % 251]) * (size + i)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    make_archive(folder / "cifar10-train-jpeg.tar.xz", 300, 900)
+    make_archive(folder / "imagenet-sample-500.tar", 20, 30_000)
+    return folder
+
+
+def test_without_a_name_all_are_listed_with_a_line_each() -> None:
+    done = benchmarks()
+    assert done.returncode == 0, done.stderr
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
+    assert set(listed) == {*NAMES, "against", "all", "report"}
+    assert all(listed.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path) -> None:
+    done = benchmarks("gpu", "--quick", "--out", str(tmp_path / "x.json"))
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []
+    assert "needs an NVIDIA GPU" in done.stderr and torch.__version__ in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("against",), "takes a commit"),
+        (("against", "no-such-branch", "--quick"), "'no-such-branch' is no commit"),
+        (("raw", "HEAD"), "and it alone does"),
+        (("raw", "--rounds", "3"), "are for against"),
+        (("report", "nothing"), "no benchmark is called 'nothing'"),
+    ],
+)
+def test_what_against_is_asked_wrongly_is_told(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = benchmarks(*arguments, "--out", str(tmp_path / "x.json"))
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_two_commits_take_turns_each_with_a_shardio_of_its_own(
+    archives: Path, tmp_path: Path
+) -> None:
+    out, scratch = tmp_path / "against.json", tmp_path / "scratch"
+    done = benchmarks(
+        *("against", "HEAD", "--quick", "--data", str(archives), "--out", str(out)),
+        *(
+            "--scratch",
+            str(scratch),
+            "--rows",
+            "raw: ShardDataset, shuffled, CIFAR",
+            "--rounds",
+            "3",
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["commits"]["new"] == found["commits"]["old"] and list(scratch.iterdir()) == []
+    ((name, sides),) = found["raw"]["rounds"].items()
+    assert name == "raw: ShardDataset, shuffled, CIFAR"
+    ratios = [old["us"] / new["us"] for new, old in zip(sides["new"], sides["old"], strict=True)]
+    (table,) = found["tables"]
+    (row,) = table["rows"]
+    assert row["rounds"] == 3 and row["ratio"]["median"] == sorted(ratios)[1]
+    assert row["ratio"]["min"] == min(ratios) and row["ratio"]["max"] == max(ratios)
+    (target,) = found["targets"]
+    assert target["found"] == int(sorted(ratios)[1] < 0.97 and max(ratios) < 1)
+    none = benchmarks("against", "HEAD", "--quick", "--data", str(archives), "--rows", "nothing")
+    assert none.returncode == 1 and "raw: ShardDataset, shuffled, CIFAR" in none.stderr
+
+
+def test_options_are_spelled_as_the_shardio_that_runs_spells_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def former(dataset: Any, *, workers: int, prefetch: int, threads: int) -> Any:
+        return dataset, workers, prefetch, threads
+
+    monkeypatch.setattr(shardio, "ShardLoader", former)
+    assert spelling.shard_loader(1, num_workers=2, prefetch_factor=3, threads=4) == (1, 2, 3, 4)
+
+
+def test_missing_archives_are_named(tmp_path: Path) -> None:
+    done = benchmarks("raw", "--quick", "--data", str(tmp_path), "--out", str(tmp_path / "x.json"))
+    assert done.returncode == 1
+    assert "cifar10-train-jpeg.tar.xz" in done.stderr and "--data" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_raw_stores_every_round_ratios_and_targets(archives: Path, tmp_path: Path) -> None:
+    out, scratch = tmp_path / "raw.json", tmp_path / "scratch"
+    done = benchmarks(
+        *("raw", "--quick", "--data", str(archives), "--out", str(out)),
+        *("--scratch", str(scratch), "--without-rivals"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(scratch.iterdir()) == []  # it removed what it unpacked
+    found = json.loads(out.read_text())
+    assert found["benchmark"] == "raw" and found["quick"] is True
+    assert "raw --quick" in found["command"]
+    assert found["machine"]["cores"] >= 1 and "device" in found["machine"]
+    assert found["versions"]["torch"] and found["versions"]["shardio"]
+    assert len(found["load"]["loadavg_before"]) == 3
+    assert found["data"]["in order, 0.9 KB"]["records"] == 300
+    rounds = found["raw"]["in order, 0.9 KB"]["shardio"]
+    assert len(rounds) == 3 and all(one["us"] > 0 for one in rounds)
+    row = next(row for row in found["tables"][0]["rows"] if row["name"] == "shardio")
+    assert row["us"]["min"] <= row["us"]["median"] <= row["us"]["max"] and row["ratio"] > 0
+    floor = next(t for t in found["targets"] if "packed file, mmap" in t["what"])
+    assert floor["limit"] == 3.0 and floor["met"] is (floor["found"] <= 3.0)
+    litdata = next(t for t in found["targets"] if "LitData" in t["what"])
+    assert litdata["found"] is None and litdata["met"] is None  # named, though not measured
+    for target in found["targets"]:
+        assert target["what"] in done.stderr
+
+
+def test_a_part_belongs_to_its_benchmark(tmp_path: Path) -> None:
+    done = benchmarks("raw", "--only", "limited", "--out", str(tmp_path / "x.json"))
+    assert done.returncode == 2
+    assert "--only limited: raw has no such part" in done.stderr
+
+
+def test_storage_with_a_limit_says_where_there_can_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise StorageError("said by the test")
+
+    monkeypatch.setattr(throttle, "controller", refuse)
+    monkeypatch.setattr(network, "SSHD", "/nowhere/sshd")
+    source, result = Data(tmp_path, tmp_path, True, False), Result("cold", ["pytest"], True)
+    limits.limited(source, result)
+    limits.network(source, result)
+    assert result.facts["tables"] == []
+    disk, net = result.facts["notes"]
+    assert disk == "A disk with a limit was not measured: said by the test"
+    assert "/nowhere/sshd not there (apt-get install sshfs openssh-server" in net
+
+
+@pytest.mark.slow
+def test_storage_with_a_limit_is_measured(archives: Path, tmp_path: Path) -> None:
+    """Of what can be made here; the archives hold no images, so nothing is decoded."""
+    source, result = Data(archives, tmp_path, True, False), Result("cold", ["pytest"], True)
+    limits.network(source, result)
+    if result.facts["notes"]:
+        pytest.skip(f"NOT TESTED HERE: {result.facts['notes']}")
+    (table,) = result.facts["tables"]
+    assert {row["name"] for row in table["rows"]} == {limits.DATALOADER, limits.FOLDER, limits.LMDB}
+    what = limits.Small(source)
+    try:
+        with throttle.Group(tmp_path, 500) as group:
+            cold = Cold(tmp_path, what.records, what.payload, what.where, group)
+            found = cold.compete(what.entries(0), 1, limit_s=60.0)
+    except StorageError as error:
+        pytest.skip(f"NOT TESTED HERE: {error}")
+    (folder,), (shards,) = found[limits.FOLDER], found[limits.DATALOADER]
+    assert folder["reads"] >= what.records > shards["reads"] > 0
+    assert folder["images"] == shards["images"] == what.records
+    # The kernel counts by slices of 0.1 s, and 300 reads are few of them; without a limit: 10,000.
+    assert folder["reads_per_s"] < 1_000
+
+
+def test_a_format_is_measured_beside_record_shards(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: formats.FORMATS[name] for name in (formats.RECORD, formats.PLAIN_TAR)}
+    monkeypatch.setattr(formats, "FORMATS", few)
+    monkeypatch.setattr(formats, "SIZES", ("0.9 KB",))
+    result = Result("formats", ["pytest"], True)
+    formats.run(Data(archives, tmp_path, True, False), result)
+    reading = result.facts["raw"]["reading, 0.9 KB"]
+    assert set(result.facts["raw"]["indexing, 0.9 KB"]) == {formats.PLAIN_TAR}
+    for name in few:
+        for way in ("open", "dataset"):
+            assert len(reading[f"{name}: {way}"]) == 3
+            assert all(one["us"] > 0 for one in reading[f"{name}: {way}"])
+    assert all(
+        target["met"] is None for target in result.facts["targets"] if "time of" in target["what"]
+    )
+
+
+@pytest.mark.slow
+def test_formats_are_measured_without_their_own_readers(archives: Path, tmp_path: Path) -> None:
+    out, scratch = tmp_path / "formats.json", tmp_path / "scratch"
+    done = benchmarks(
+        *("formats", "--quick", "--data", str(archives), "--out", str(out)),
+        *("--scratch", str(scratch), "--without-rivals"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(scratch.iterdir()) == []
+    found = json.loads(out.read_text())
+    names = {"webdataset", "tfrecord", "mds", "recordio", "lmdb-caffe", "parquet"}
+    for size in ("0.9 KB", "110 KB"):
+        assert names <= set(found["raw"][f"indexing, {size}"])
+        reading = found["raw"][f"reading, {size}"]
+        for name in (*names, "record", "lmdb"):
+            for way in ("open", "dataset"):
+                assert all(one["us"] > 0 for one in reading[f"{name}: {way}"])
+            assert f"{name}: own" not in reading
+    rivals = [t for t in found["targets"] if "tf.data" in t["what"]]
+    assert len(rivals) == 2 and all(t["met"] is None for t in rivals)  # named, though not measured
+    assert any("tensorflow-cpu was not measured" in note for note in found["notes"])
+
+
+class Here:
+    """A Contestant in this process, of a machine that is done at once."""
+
+    made: list[Here]
+
+    def __init__(self, function: str, **options: Any) -> None:
+        module, _, name = function.partition(":")
+        options = json.loads(json.dumps(options))
+        self.round = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**options)
+        self.made.append(self)
+
+    def close(self) -> None:
+        del self.round  # and with it the processes of its loader
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Here]]:
+    threads = torch.get_num_threads()
+    Here.made = []
+    for module in (forum_resident, forum_transport, loader, transport):
+        monkeypatch.setattr(module, "Contestant", Here)
+    yield Here
+    torch.set_num_threads(threads)
+    assert all(not hasattr(one, "round") for one in Here.made)
+    gc.collect()
+    assert multiprocessing.active_children() == []
+
+
+def measured(module: ModuleType, archives: Path, scratch: Path) -> dict[str, Any]:
+    """The result of a benchmark, which is whole: rounds, tables and targets."""
+    result = Result(module.__name__, ["pytest"], True)
+    module.run(Data(archives, scratch, True, False), result)
+    assert result.facts["tables"] and result.facts["data"]
+    assert all(row["ratio"] for table in result.facts["tables"] for row in table["rows"])
+    return result.facts
+
+
+def test_transport_compares_ready_batches(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "BATCH", 4)
+    monkeypatch.setattr(transport, "SIZE", 128)  # large enough to lie in a slot
+    found = measured(transport, tmp_path, tmp_path)
+    ready = {row["name"] for row in found["tables"][0]["rows"]}
+    assert {
+        f"{name}, {n} workers" for n in (1, 2) for name in ("DataLoader", "ShardLoader")
+    } < ready
+    assert [target["limit"] for target in found["targets"]] == [-6.0, -6.0, 0.2, 3.0]
+    assert all(target["found"] > 0 for target in found["targets"])
+
+
+def test_ways_of_one_epoch_in_memory_are_compared(here: type[Here], tmp_path: Path) -> None:
+    found = measured(forum_resident, tmp_path, tmp_path)
+    assert len(found["tables"][0]["rows"]) == 11
+    assert [target["limit"] for target in found["targets"]] == [1.3]
+
+
+def test_slow_samples_are_compared(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forum_transport, "FETCH_S", 0.0)
+    monkeypatch.setattr(forum_transport, "STEP_S", 1e-6)
+    monkeypatch.setattr(forum_transport, "BATCH", 4)
+    monkeypatch.setattr(forum_transport, "SHAPES", {"small": (1, 15), "large": (100, 150)})
+    found = measured(forum_transport, tmp_path, tmp_path)
+    for table, limit in zip(found["tables"], (-0.97, -3.0), strict=True):
+        assert len(table["rows"]) == 14
+        assert sum(target["limit"] == limit for target in found["targets"]) in (2, 3, 4)
+
+
+@pytest.mark.slow
+def test_loaders_are_compared_decoded_and_as_raw_pixels(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Data, "photos", lambda self, _: self._originals())
+    for name, size, files in ((CIFAR, 32, 100), (PHOTOS, 48, 66)):
+        jpeg = io.BytesIO()
+        Image.linear_gradient("L").resize((size, size)).convert("RGB").save(jpeg, "JPEG")
+        make_archive(tmp_path / name, files, 0, jpeg.getvalue())
+    (tmp_path / "scratch").mkdir()
+    found = measured(loader, tmp_path, tmp_path / "scratch")
+    assert [table["rows"][0]["rounds"] for table in found["tables"]] == [2, 2]
+    raw = measured(pixels, tmp_path, tmp_path / "scratch")
+    assert [target["limit"] for target in raw["targets"]] == [-1e6, 50.0]
+    assert all(t["found"] is not None for t in found["targets"] if "Pillow" not in t["what"])
+
+
+# --- the comparison with the field ----------------------------------------------------------------
+
+ENTRANTS = (*rivals.RIVALS, rivals.FAST, rivals.ACCURATE)
+PINS = ROOT / "benchmarks" / "rivals" / "requirements"
+
+
+def small_folder(tmp_path: Path, files: int = 6) -> Path:
+    for i in range(files):
+        path = tmp_path / "small" / f"class{i % 2}" / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(path)
+    return tmp_path / "small"
+
+
+@pytest.mark.parametrize("rival", ENTRANTS, ids=lambda rival: rival.title)
+def test_each_rival_has_an_adapter_and_exact_pins(rival: rivals.Rival) -> None:
+    """Adapters import without their rivals: only their functions need them."""
+    module = importlib.import_module(f"benchmarks.rivals.{rival.module}")
+    assert callable(module.images) and callable(getattr(module, "records", None)) is rival.raw
+    if rival.writes:
+        assert callable(importlib.import_module(f"benchmarks.rivals.{rival.writes}").write)
+    lines = (PINS / f"{rival.python.parts[-3]}.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+", pin) for pin in pins)
+    assert f"{rival.package}==".replace("-", "_") in "\n".join(pins).lower().replace("-", "_")
+    assert all(pin == "torch==2.13.0" for pin in pins if pin.startswith("torch"))
+    assert not any(pin.startswith("torchvision") for pin in pins)
+    assert len([line for line in lines if line.startswith("# imports: ")]) == 1
+
+
+def test_a_rival_that_cannot_take_part_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "ENVIRONMENTS", tmp_path)
+    result = Result("compare", ["pytest"], True)
+    assert not compare._there(rivals.FFCV, result) and not compare._there(rivals.FFCV, result)
+    (tmp_path / "ffcv.failed").write_text("no opencv4.pc\n")
+    assert not compare._there(rivals.FFCV, result)
+    assert result.facts["notes"] == [
+        "FFCV (re-encoded) was not measured: `benchmarks/setup_rivals ffcv` was not run",
+        "FFCV (re-encoded) was not measured: it does not install here: no opencv4.pc",
+    ]
+
+
+def test_a_contestant_that_never_answers_is_killed_with_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "LIMIT_S", 0.001)  # starting takes longer
+    with base.Guarded("compare:flipped", module="", path="") as one:
+        with pytest.raises(BenchmarkError, match="ended with code -9"):
+            one.round()
+        assert not Path(f"/proc/{one._process.pid}").exists()
+
+
+def test_who_fails_in_the_middle_is_named_and_left_out(tmp_path: Path) -> None:
+    class Fake:
+        closed = 0
+
+        def __init__(self, lasts: int) -> None:
+            self.lasts = lasts
+
+        def round(self) -> dict[str, Any]:
+            self.lasts -= 1
+            if self.lasts < 0:
+                raise BenchmarkError("it ended with code -9")
+            return {"us": 1.0}
+
+        def close(self) -> None:
+            Fake.closed += 1
+
+    result = Result("compare", ["pytest"], True)
+    starts: dict[str, Any] = {name: (lambda n=n: Fake(n)) for name, n in
+                              (("never", 0), ("once", 2), ("always", 99))}  # fmt: skip
+    measured = compare._contest(Data(tmp_path, tmp_path, True, True), result, "raw", starts)
+    assert measured == {"always": [{"us": 1.0}] * 2} == result.facts["raw"]["raw"]
+    assert [note.partition(" was")[0] for note in result.facts["notes"]] == [
+        "raw: never",
+        "raw: once",
+    ]
+    assert Fake.closed == 3
+
+
+def test_map_style_adapters_deliver_the_folder(tmp_path: Path) -> None:
+    path = small_folder(tmp_path)
+    originals = [Path(name).read_bytes() for name, _ in listing(path)]
+    lmdb.write(str(path), str(tmp_path / "lmdb"))
+    assert list(folder.records(str(path))) == originals
+    assert list(lmdb.records(str(tmp_path / "lmdb"))) == originals
+    for adapter, where in ((folder, path), (lmdb, tmp_path / "lmdb")):
+        stream = adapter.images(str(where), size=32, batch=4, workers=0)
+        epoch = list(itertools.islice(stream, 2))
+        assert [len(labels) for _, labels in epoch] == [4, 2]
+        assert sorted(int(one) for _, labels in epoch for one in labels) == [0, 0, 0, 1, 1, 1]
+        pixels = torch.cat([images for images, _ in epoch])
+        assert pixels.dtype == torch.uint8 and len({int(one[0, 5, 5]) for one in pixels}) == 6
+
+
+def test_a_record_of_array_record_is_label_and_image(tmp_path: Path) -> None:
+    path = next((small_folder(tmp_path) / "class1").iterdir())
+    pixels, label = array_record.Record(32)((7).to_bytes(8, "little") + path.read_bytes())
+    assert label == 7 and pixels.shape == (32, 32, 3)
+
+
+def test_random_boxes_lie_within_and_cover_their_share() -> None:
+    for width, height in ((500, 375), (1, 1), (3, 900)):
+        for _ in range(200):
+            left, top, wide, high = base.random_box(width, height)
+            assert left >= 0 and top >= 0 and wide > 0 and high > 0
+            assert left + wide <= width and top + high <= height
+            if width == 500:
+                assert 0.07 < wide * high / (width * height) <= 1
+
+
+def test_a_round_leaves_out_what_waited_in_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "SKIPPED_S", 0.0)
+    monkeypatch.setattr(compare, "MEASURED_S", 0.0)
+    taken: list[int] = []
+
+    def stream() -> Iterator[Any]:
+        for i in itertools.count():
+            taken.append(i)
+            yield np.full((4, 8, 8, 3), 9, np.uint8), np.array([i % 2] * 4)
+
+    one_round = compare.rounds(stream(), 22, {"rival": "1.0"})
+    found = one_round(check=True)
+    assert found["images"] == 24 and found["mean"] == 9 and found["labels"] == {0: 12, 1: 12}
+    assert len(taken) == 6
+    began = time.perf_counter()
+    found = one_round()
+    seconds = time.perf_counter() - began
+    assert len(taken) == 6 + compare.SKIPPED + 6
+    assert found["images_per_s"] > 24 / seconds  # of the six batches that count alone
+    assert one_round(memory=True)["memory_mb"] > 1
+
+
+def test_a_stream_that_does_other_work_is_refused() -> None:
+    files = [(f"{i}", i % 2) for i in range(40)]
+    base_found = {"labels": {"0": 20, "1": 20}, "mean": 100.0}
+    compare._same_work({"labels": {"0": 21, "1": 20}, "mean": 100.9}, base_found, files, 1.0)
+    with pytest.raises(BenchmarkError, match="20 labels more or less"):
+        compare._same_work(base_found | {"labels": {"0": 20}}, base_found, files, 1.0)
+    with pytest.raises(BenchmarkError, match=r"mean pixel is 0\.0"):
+        compare._same_work(base_found | {"mean": 0.0}, base_found, files, 1.0)
+
+
+@pytest.mark.parametrize("title, count", [("photographs", 10), ("CIFAR", 1)])
+def test_what_the_comparison_promises_is_judged(title: str, count: int) -> None:
+    result = Result("compare", ["pytest"], True)
+    rates = {
+        compare.ours("ShardLoader", "tile JPEG", False): (2.1, 0.5),
+        compare.ours("DataLoader", "tile JPEG", False): (1.4, 0.6),
+        compare.ours("ShardLoader", "JPEG", True): (1.0, 0.6),
+        rivals.FOLDER.title: (1.0, 1.0),
+        rivals.FFCV.title: (1.5, 0.6),
+    }
+    measured = {n: [{"images_per_s": rate, "cpu_ms": cpu}] for n, (rate, cpu) in rates.items()}
+    compare._stream_targets(result, title, measured)
+    met = {target["limit"]: target["met"] for target in result.facts["targets"]}
+    assert len(result.facts["targets"]) == count
+    if title == "CIFAR":
+        assert met == {-1.0: False}
+        return
+    # Of image folder, FFCV, the bare loop (not measured), CPU; then DataLoader's; then the core's.
+    assert [met[limit] for limit in (-2.0, -1.2, -1.05, 0.55)] == [True, True, None, True]
+    assert [target["met"] for target in result.facts["targets"] if target["limit"] == -1.5] == [
+        False,
+        None,
+    ]
+    assert [met[limit] for limit in (-2.4, -1.45, -1.3, 0.45)] == [None] * 4
+
+
+@pytest.mark.parametrize("module", ["folder", "lmdb", ""])
+def test_a_flipped_bit_is_told_by_shardio_alone(tmp_path: Path, module: str) -> None:
+    path = small_folder(tmp_path)
+    where = path if module == "folder" else tmp_path / "stored"
+    if module == "lmdb":
+        lmdb.write(str(path), str(where))
+    elif not module:
+        subprocess.run(
+            [sys.executable, "-m", "shardio", "pack", path, where, "--quiet"], check=True
+        )
+    before = {file: file.read_bytes() for file in where.rglob("*") if file.is_file()}
+    found = compare.flipped(module, str(where))()
+    assert found["found"] == ("silent" if module else "told"), found
+    assert module or "DamageError" in found["error"]
+    after = {file: file.read_bytes() for file in where.rglob("*") if file.is_file()}
+    assert {n: b for n, b in after.items() if "lock" not in n.name} == {
+        n: b for n, b in before.items() if "lock" not in n.name
+    }
+
+
+def test_raw_readers_without_the_core_read_every_record(tmp_path: Path) -> None:
+    from shardio import native
+
+    core = native.core
+    path, out = small_folder(tmp_path), tmp_path / "shards"
+    subprocess.run([sys.executable, "-m", "shardio", "pack", path, out, "--quiet"], check=True)
+    size = sum(Path(name).stat().st_size for name, _ in listing(path))
+    try:
+        for way in (compare.OPENED, "ShardDataset"):
+            one_round = compare.shardio_in_order(str(out), way, False, 6, size)
+            assert native.core is None and one_round()["us"] > 0
+            with pytest.raises(AssertionError):
+                compare.shardio_in_order(str(out), way, False, 6, size + 1)
+    finally:
+        native.core = core
+
+
+def comparison() -> dict[str, Any]:
+    """A result as `compare` stores it, of two tables."""
+    result = Result("compare", ["pytest"], True)
+    rates = {"shardio ShardLoader, JPEG": 2.0, "FFCV (re-encoded)": 3.0, "bare loop & more": 1.0}
+    measured = {n: [{"images_per_s": v}, {"images_per_s": v * 2}] for n, v in rates.items()}
+    result.table("photographs, warm, 224 px, batches of 64", measured, compare.COLUMNS)
+    times = {"packed file, mmap": [{"us": 0.7}], "shardio.open": [{"us": 1.4}]}
+    what = "Raw records, one by one, in order, warm, one process, 0.9 KB, 6 records"
+    result.table(what, times, {"us": "us a record"}, versus="packed file, mmap", by="us")
+    machine = {"cpu": "a CPU", "cores": 2, "ram_gib": 4, "system": "Linux", "kernel": "6"}
+    load = {"other_cpu_share": 0.0}
+    return json.loads(json.dumps(result.facts | {"machine": machine, "load": load}))
+
+
+def test_the_chart_has_every_row_best_first(tmp_path: Path) -> None:
+    stored = tmp_path / "compare.json"
+    stored.write_text(json.dumps(comparison()))
+    tool = ROOT / "tools" / "draw_comparison.py"
+    drawn = subprocess.run(
+        [sys.executable, str(tool), str(stored)], capture_output=True, text=True, check=True
+    ).stdout
+    svg = "{http://www.w3.org/2000/svg}"
+    texts = [one.text for one in ElementTree.fromstring(drawn).iter(f"{svg}text")]
+    names = ("FFCV (re-encoded)", "shardio ShardLoader, JPEG", "bare loop & more")
+    places = [texts.index(name) for name in (*names, "packed file, mmap", "shardio.open")]
+    assert places == sorted(places)
+    assert "images/s, more is better" in texts and "us a record, less is better" in texts
+    bars = [
+        (float(one.get("width", 0)), one.get("fill"))
+        for one in ElementTree.fromstring(drawn).iter(f"{svg}rect")
+        if one.get("fill") != "white"
+    ]
+    widths = [width for width, _ in bars]
+    assert widths[0] > widths[1] > widths[2] and widths[3] * 2 == pytest.approx(widths[4], rel=0.01)
+    of = runpy.run_path(str(tool))
+    assert [colour for _, colour in bars] == [
+        *(of["RIVAL"], of["OURS"], of["BARE"], of["BARE"], of["OURS"])
+    ]
+
+
+def test_parts_that_were_measured_by_themselves_are_reported_after_the_whole(
+    tmp_path: Path,
+) -> None:
+    for name in ("compare", "compare.raw", "compare.raw.quick"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(comparison()))
+    found = report.markdown(["compare", "raw"], tmp_path)
+    heads = [line for line in found.splitlines() if line.startswith("## ")]
+    assert heads == ["## compare", "## compare --only raw", "## raw"]
+    assert "Not stored: `python -m benchmarks raw` measures it" in found
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    """docs/comparison.md, between its markers, is what `report compare` prints."""
+    done = benchmarks("report", "compare")
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    mark = "<!-- python -m benchmarks report compare -->"
+    _, begins, rest = page.partition(f"{mark}\n\n")
+    block, ends, _ = rest.partition("\n\n<!-- end of the report -->")
+    assert begins and ends and block == done.stdout.strip()
+    assert block == report.markdown(["compare"])

@@ -1,0 +1,157 @@
+"""The import law: rooms import downwards only, no circle, and each dependency by its doors."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# A room imports only from rooms that are left of it, wherever in a file the import stands: lazy
+# imports and those for type checkers count. Rooms without "<" between them do not know each other.
+LAW = """
+errors names stack _version < units native machine < storage order < images < formats < dataset
+dataset < packing ; dataset < loader < tuning
+packing tuning < cli < __main__
+"""
+
+DOORS = {  # what only these modules import
+    "msgpack": {"formats.sample"},
+    "xxhash": {"formats.index", "formats.record", "packing.writer"},
+    "tqdm": {"cli.main"},
+    "PIL": {
+        "images.decode",
+        "images.resize",
+        "images.transforms",
+        "tuning.contest",
+        "cli.specimens",
+    },
+    "torch": {
+        "dataset.assemble",
+        "dataset.iteration",
+        "dataset.ranks",
+        "dataset.stream",
+        "dataset.epoch_state",
+        "dataset.collate",
+        "loader.device",
+        "loader.normalize",
+        "loader.pinned",
+        "tuning.bench_process",
+        "loader.transport",
+        "loader.batch_builder",
+        "loader.worker_process",
+        "loader.worker_pool",
+        "loader.resident",
+        "loader.shard_loader",
+        "dataset.whereabouts",
+        "tuning.contest",
+    },
+    "lmdb": {"formats.foreign.caffe_writer"},
+    "matplotlib": {"tuning.plot", "cli.poster"},
+    "google_crc32c": {"formats.foreign.tfrecord"},
+    "zstandard": {"formats.foreign.mds"},
+    "pyarrow": {"formats.foreign.parquet"},
+}
+EVERYWHERE = {"numpy"}
+
+# Packages with more in their __init__.py than a docstring.
+TABLES = {"formats", "packing.sources"}
+TABLES |= {"native", "storage"}  # TODO: what they hold becomes modules
+
+
+def below() -> dict[str, set[str]]:
+    """The rooms of the law, and for each the rooms that it may import from."""
+    found: dict[str, set[str]] = {}
+    for chain in LAW.replace(";", "\n").splitlines():
+        groups = [group.split() for group in chain.split("<")]
+        found |= {room: set() for group in groups for room in group if room not in found}
+        for lower, upper in pairwise(groups):
+            for room in upper:
+                found[room].update(lower)
+    for _ in found:
+        for rooms in found.values():
+            rooms |= set().union(*(found[room] for room in rooms))
+    return found
+
+
+def modules() -> dict[str, ast.Module]:
+    """All modules but shardio/__init__.py, whose imports are lazy; packages by their own name."""
+    found = {}
+    for path in sorted((ROOT / "shardio").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT / "shardio").with_suffix("").parts)
+        if name != "__init__":
+            found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+BELOW = below()
+
+
+def imports(name: str) -> Iterator[str]:
+    """What a module imports: "shardio.errors", "torch.utils.data", ..."""
+    package = ["shardio", *name.split(".")]
+    if not (ROOT.joinpath(*package) / "__init__.py").exists():
+        package.pop()
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if inner.removeprefix("shardio.") in MODULES else base
+
+
+def ours(name: str) -> set[str]:
+    """The modules of shardio that a module imports."""
+    found = {one.removeprefix("shardio.") for one in imports(name) if one.startswith("shardio.")}
+    assert found <= set(MODULES), f"{name} imports {found - set(MODULES)}"
+    return found
+
+
+def backwards() -> set[tuple[str, str]]:
+    """The imports that the law does not allow: (importing, imported) modules."""
+    found = set()
+    for name in MODULES:
+        room = name.partition(".")[0]
+        for inner in ours(name):
+            other = inner.partition(".")[0]
+            if other != room and other not in BELOW[room]:
+                found.add((name, inner))
+    return found
+
+
+def test_every_module_has_its_room() -> None:
+    assert {name.partition(".")[0] for name in MODULES} == set(BELOW)
+
+
+def test_rooms_import_downwards_only() -> None:
+    assert not backwards()
+
+
+def test_no_imports_run_in_a_circle_lazy_ones_counted() -> None:
+    TopologicalSorter({name: ours(name) for name in MODULES}).prepare()  # raises CycleError
+
+
+def test_the_init_of_a_room_is_its_docstring() -> None:
+    for name, tree in MODULES.items():
+        if (ROOT.joinpath("shardio", *name.split(".")) / "__init__.py").exists():
+            assert ast.get_docstring(tree), name
+            assert len(tree.body) == 1 or name in TABLES, name
+
+
+def test_every_dependency_has_its_doors() -> None:
+    for name in MODULES:
+        for imported in imports(name):
+            package = imported.partition(".")[0]
+            if package not in sys.stdlib_module_names | EVERYWHERE | {"shardio"}:
+                assert name in DOORS.get(package, set()), f"{name} imports {package}"
+
+
+def test_the_design_draws_the_same_law() -> None:
+    drawn = (ROOT / "docs" / "design.md").read_text()
+    assert "".join(f"    {line}\n" for line in LAW.strip().splitlines()) in drawn

@@ -1,0 +1,682 @@
+"""Tuning the shuffle buffer: it simulates the order itself, and judges it as it says it does."""
+
+import ast
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.small_datasets import flip, make, shard_files
+
+from shardio import ShardDataset
+from shardio.dataset import sequence
+from shardio.dataset.fetch import Fetch
+from shardio.dataset.reader import Reader
+from shardio.errors import OptionError
+from shardio.order.epoch import Epoch, default_unit
+from shardio.order.options import SHUFFLE_BUFFER
+from shardio.order.partition import Partition
+from shardio.storage.local import LocalStorage
+from shardio.tuning import tune as tuning
+from shardio.tuning.tune import Tuning, recommend, tune
+
+SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
+ALIGNED = np.array([750] * 16)  # as many, one shard for each span
+FEW = np.array([300] * 6 + [0, 200])  # 2,000
+N = int(SHARDS.sum())
+CLASSES = 200
+ORDERED = np.arange(N) * CLASSES // N
+SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
+OPTIONS: dict[str, Any] = {
+    "batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000, "units": True
+}  # fmt: skip
+PASSES = tuning.PASSES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_pass() -> Iterator[None]:
+    """A pair of epochs is enough here, and a quarter of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "PASSES", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def shuffled() -> Tuning:
+    return recommend(SHARDS, SHUFFLED, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def ordered() -> Tuning:
+    return recommend(SHARDS, ORDERED, **OPTIONS)
+
+
+def said(found: Tuning) -> str:
+    """The text, its lines joined."""
+    return " ".join(found.text().split())
+
+
+def row_of(found: Tuning, buffer: int | None, unit: int) -> tuning.Row:
+    return next(r for r in found.rows if (r.shuffle_buffer, r.unit) == (buffer, unit))
+
+
+def drawn(epoch: Epoch, batch_size: int) -> np.ndarray:
+    """Virtual positions in the flat order, batch by batch, as a consumer walks the epoch."""
+    spans = {}
+    found = []
+    for batch in Partition(epoch, batch_size):
+        for span, first, count in batch.pieces:
+            if span not in spans:
+                spans[span] = epoch.span_order(span)
+            assert spans[span].drawn == first
+            found.append(epoch.position(span, spans[span].take(count)))
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+# --- it is the order ------------------------------------------------------------------------------
+
+epochs = st.builds(
+    Epoch,
+    st.lists(st.integers(0, 60), min_size=1, max_size=8).map(np.array),
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 3),
+    canonical_workers=st.integers(1, 9),
+    unit=st.integers(1, 5),
+    shuffle_buffer=st.none() | st.integers(0, 300),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(epochs, st.integers(1, 3))
+def test_the_order_simulated_is_the_order_that_is_read(epoch: Epoch, units: int) -> None:
+    expected = drawn(epoch, units * epoch.unit)
+    each = min(epoch.canonical_workers, max(1, epoch.units)) * epoch.unit
+    rounds = -(-epoch.records // each)
+    assert tuning.virtual_positions(epoch, 0, rounds).tolist() == expected.tolist()
+    for first, stop in pairwise((0, rounds // 3, rounds // 2, rounds)):  # and any part of it
+        part = tuning.virtual_positions(epoch, first, stop)
+        assert part.tolist() == expected[first * each : stop * each].tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(epochs, st.randoms(use_true_random=False))
+def test_where_a_record_comes_is_the_inverse_of_the_order(epoch: Epoch, random: Any) -> None:
+    expected = np.empty(epoch.records, np.int64)
+    expected[drawn(epoch, epoch.unit)] = np.arange(epoch.records)
+    some = np.array(random.sample(range(epoch.records), epoch.records // 2), np.int64)
+    assert tuning.flat_positions(epoch, some).tolist() == expected[some].tolist()
+
+
+def test_where_a_record_comes_is_found_far_apart_without_drawing_all_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epoch = Epoch(
+        np.array([400_000]), seed=1, epoch=1, canonical_workers=2, unit=4, shuffle_buffer=200
+    )
+    expected = np.empty(epoch.records, np.int64)
+    expected[drawn(epoch, 64)] = np.arange(epoch.records)
+    taken = []
+    real = tuning.SpanOrder.take
+
+    def take(self: Any, count: int) -> Any:
+        taken.append(count)
+        return real(self, count)
+
+    monkeypatch.setattr(tuning.SpanOrder, "take", take)
+    some = np.concatenate([np.arange(50) + at for at in (399_900, 10, 150_000, 210_000)])
+    assert tuning.flat_positions(epoch, some).tolist() == expected[some].tolist()
+    assert sum(taken) < epoch.records / 20
+
+
+def naive(labels: np.ndarray, batch: int, buffer: int | None, unit: int) -> tuple[float, ...]:
+    """What `_Simulation` says, the slow way, from whole epochs of records."""
+    starts = np.cumsum(SMALL) - SMALL
+    flat, still = [], []
+    for number in range(tuning.PASSES + 1):
+        epoch = Epoch(
+            SMALL, seed=3, epoch=number, canonical_workers=4, unit=unit, shuffle_buffer=buffer
+        )
+        shards, records = epoch.locate(drawn(epoch, batch))
+        flat.append((starts[shards] + records).tolist())
+        # The epoch without a shuffle: shards in the order of that epoch, but for "all".
+        one = Epoch(SMALL, seed=3, epoch=number, canonical_workers=4, unit=unit, shuffle_buffer=0)
+        shards, records = one.locate(drawn(one, batch))
+        if buffer is None:
+            shards = np.zeros_like(shards)
+            records = drawn(one, batch)
+        still.append((starts[shards] + records).tolist())
+    distinct, alike, again, moved = [], [], [], []
+    for now, before, home in zip(flat[1:], flat[:-1], still[1:], strict=True):
+        place = {record: at for at, record in enumerate(before)}
+        unshuffled = {record: at for at, record in enumerate(home)}
+        for first in range(0, len(now) - batch + 1, batch):
+            rows = now[first : first + batch]
+            distinct.append(len({labels[record] for record in rows}))
+            pairs = list(combinations(rows, 2))
+            alike.append(np.mean([labels[a] == labels[b] for a, b in pairs]))
+            again.append(np.mean([place[a] // batch == place[b] // batch for a, b in pairs]))
+            moved += [abs(unshuffled[record] - first - at) for at, record in enumerate(rows)]
+    return tuple(float(np.mean(values)) for values in (distinct, alike, again, moved))
+
+
+SMALL = np.array([50, 0, 33, 48])  # 131 records: 10 batches of 12, and 11 records
+
+
+@pytest.mark.parametrize(("buffer", "unit"), [(8, 12), (40, 3), (100, 1), (None, 4)])
+def test_the_statistics_are_what_they_say(
+    buffer: int | None, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "PASSES", 3)
+    labels = np.arange(131) // 20
+    sample = tuning._Sample.of(131, 12)
+    simulate = tuning._Simulation(SMALL, labels, 3, 4, 12, sample)
+    assert simulate(buffer, unit) == pytest.approx(naive(labels, 12, buffer, unit))
+
+
+def test_chance_is_the_probability_that_a_pair_shares_a_batch() -> None:
+    for records, batch in ((7, 3), (12, 4), (5, 5), (2, 1)):
+        order = range(records)
+        shared = [a // batch == b // batch for a, b in combinations(order, 2)]
+        assert tuning._chance(records, batch) == pytest.approx(np.mean(shared))
+    assert tuning._chance(1, 1) == tuning._chance(0, 1) == 0
+
+
+def test_the_uniform_reference_is_uniform() -> None:
+    """Its means agree with the hypergeometric expectation, for whole shuffles and for parts."""
+    labels = np.repeat(np.arange(50), 40)
+    missing = math.comb(1960, 32) / math.comb(2000, 32)  # of one class in a batch of 32
+    sample = tuning._Sample.of(2000, 32)
+    for whole in (True, False):
+        made = tuning._Sample(sample.regions, sample.passes, whole)
+        means = tuning._uniform(labels, 32, made)
+        assert means.shape == (tuning.UNIFORM, 2)
+        error = means.std(axis=0) / math.sqrt(tuning.UNIFORM)
+        assert abs(means[:, 0].mean() - 50 * (1 - missing)) < 5 * error[0]
+        assert abs(means[:, 1].mean() - 39 / 1999) < 5 * error[1]
+
+
+def test_the_reference_draws_no_record_twice_in_a_batch() -> None:
+    rows = next(tuning._shuffled(np.arange(20), 18, 50, False))
+    assert all(len(set(row)) == 18 for row in rows.tolist())
+
+
+# --- the sanity that a user expects ---------------------------------------------------------------
+
+
+def test_the_default_is_kept_where_nothing_is_better(shuffled: Tuning) -> None:
+    """12,000 records: all are shuffled, and that is the answer, with a line that sets nothing."""
+    default = shuffled.default
+    assert default is not None and default.shuffle_buffer is None and default.will_do
+    assert shuffled.best is default and shuffled.keeps_default
+    assert "Keep the default, a shuffle of all 12,000 records (1.1 GiB)" in said(shuffled)
+    assert "Nothing to set." in said(shuffled)
+    usual = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000)
+    assert usual.call == 'ShardDataset("out/", batch_size=64)'
+    part = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000, path=None)
+    assert part.call == "" and part.text().endswith("Nothing to set.")
+
+
+def test_a_shuffled_pack_mixes_in_a_small_buffer_of_small_units(shuffled: Tuning) -> None:
+    assert row_of(shuffled, 500, 4).good and not shuffled.in_class_order
+    whole = row_of(shuffled, 500, 64)
+    assert whole.mixes and whole.again > 0.3 and not whole.renews
+
+
+def test_a_pack_in_class_order_is_to_be_packed_again(ordered: Tuning) -> None:
+    """Also where the default, a shuffle of all, mends it."""
+    assert ordered.in_class_order and ordered.keeps_default
+    assert "The pack is in class order" in said(ordered)
+    assert "pack it again, shuffled: `shardio pack SRC OUT`" in said(ordered)
+    less = recommend(SHARDS, ORDERED, memory=250_000_000, **OPTIONS)
+    assert less.best is None and less.in_class_order
+    assert "No buffer within 238.4 MiB mixes as well" in said(less)
+    assert "pack it again, shuffled: `shardio pack SRC OUT`. Then the default will do" in said(less)
+    assert less.least_bad is not None and not less.least_bad.good and less.least_bad.fits
+    small = row_of(ordered, 100, 64)
+    assert small.classes < ordered.uniform / 10 and not small.mixes
+
+
+@pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
+def test_the_default_does_for_shuffled_packs_of_any_size(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal shards are the hardest: spans and shards are the same ones in every epoch."""
+    monkeypatch.setattr(tuning, "LOOKED", 1 << 16)
+    for shards, mean, classes in (
+        ([1562] * 16 + [7], 110_000, 1000),  # just above what is shuffled as a whole
+        ([30] * 16 + [20], 110_000, 500),
+    ):
+        records = sum(shards)
+        if records < batch_size:
+            continue
+        labels = np.random.default_rng(batch_size).permutation(np.arange(records) % classes)
+        found = recommend(
+            np.array(shards), labels, batch_size=batch_size, mean_bytes=mean, memory="2GiB"
+        )
+        assert found.keeps_default, found.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
+@pytest.mark.parametrize("shards", [[1562] * 16 + [7], [250] * 400], ids=["few", "many"])
+def test_the_default_does_for_18_of_20_seeds(
+    batch_size: int, shards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another order and another packing each, looked at as long as a user's own `tune`."""
+    choices = [(SHUFFLE_BUFFER, default_unit(batch_size))]  # 20 times the others would take hours
+    monkeypatch.setattr(tuning, "_choices", lambda *_: (choices, []))
+    monkeypatch.setattr(tuning, "PASSES", PASSES)
+    labels = np.arange(sum(shards)) % 100
+    good = 0
+    for seed in range(20):
+        packed = np.random.default_rng(seed).permutation(labels)
+        found = recommend(
+            np.array(shards), packed, batch_size=batch_size, mean_bytes=110_000, seed=seed
+        )
+        assert found.default is not None
+        good += found.default.will_do
+    assert good >= 18
+
+
+def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
+    """The best mixing within the memory, not the least memory."""
+    found = recommend(SHARDS, SHUFFLED, memory="600MB", **OPTIONS)
+    assert found.default is not None and not found.default.will_do
+    best = found.best
+    assert best is not None and best.will_do and best.window == 5008
+    assert "Set a buffer of 5,000 records" in said(found)
+    assert "The default, a shuffle of all 12,000 records (1.1 GiB), does not do" in said(found)
+    assert "shuffle_buffer=5_000" in found.call and not found.keeps_default
+
+
+def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shuffle of all large records, or over a network, takes one each."""
+    monkeypatch.setattr(tuning, "LOOKED", 1 << 14)
+    counts, labels = np.array([6000] * 16), np.arange(96_000) * 100 // 96_000
+    found = recommend(
+        counts, labels, batch_size=256, mean_bytes=20_000, is_network=True, memory="100GB"
+    )
+    every = row_of(found, None, 32)
+    window = row_of(found, 10_000, 32)
+    assert every.requests == 96_000 and every.good and not every.is_cheap
+    assert window.requests < 96_000 / 3
+    assert found.best is None or found.best.shuffle_buffer is not None
+    assert found.verdict(every) == "as good, dear"
+    # Up to 256 MiB are read in storage order, wherever they lie.
+    small = recommend(counts, labels, batch_size=256, mean_bytes=2_000, is_network=True)
+    assert row_of(small, None, 32).requests == math.ceil(96_000 * 2_000 / tuning.REQUEST)
+    assert small.keeps_default and row_of(small, None, 32).first_batch_bytes == 96_000 * 2_000
+
+
+def test_a_pack_in_class_order_does_not_pass_by_even_parts_of_few_classes() -> None:
+    """Every batch takes from 16 spans, so from all 4 classes: distinct ones say nothing."""
+    labels = np.arange(N) * 4 // N
+    found = recommend(ALIGNED, labels, **OPTIONS)
+    assert found.saturated and found.distinct == 4
+    stratified = row_of(found, 200, 4)
+    assert stratified.classes == 4 and stratified.even > found.even_band[1]
+    assert found.best is not None and found.best.shuffle_buffer is None
+    assert found.in_class_order and " even " in found.text()
+    mixed = recommend(SHARDS, np.random.default_rng(1).permutation(labels), **OPTIONS)
+    assert row_of(mixed, 500, 4).good and not mixed.in_class_order
+
+
+def test_batches_that_come_again_since_shards_and_spans_are_the_same_are_seen() -> None:
+    found = recommend(ALIGNED, SHUFFLED, **OPTIONS)
+    assert row_of(found, 100, 4).again > 0.08  # a batch is about the same 4 of every shard
+    assert row_of(recommend(SHARDS, SHUFFLED, **OPTIONS), 100, 4).again < 0.05
+
+
+def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
+    for found in (shuffled, ordered):
+        row = row_of(found, None, 16)  # the default unit: of a permutation all are the same
+        assert row.good and sum(row.shuffle_buffer is None for row in found.rows) == 1
+        assert row.classes == pytest.approx(found.uniform, rel=0.01)
+        assert row.again == pytest.approx(found.chance, rel=0.1)
+        assert row.moved == pytest.approx(N / 3, rel=0.03)
+
+
+def test_a_true_permutation_is_good_enough_whatever_its_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "TOLERATED", 0.0)
+    monkeypatch.setattr(tuning, "SIGMAS", 0.0)
+    monkeypatch.setattr(tuning, "AGAIN", 0.0)
+    found = recommend(SHARDS, ORDERED, **OPTIONS)
+    assert found.band[0] == found.band[1]
+    assert [row.shuffle_buffer for row in found.rows if row.good] == [None]
+
+
+def test_a_difference_that_does_not_matter_does_not_decide() -> None:
+    """Ten classes: the band is 0.2 % wide, and noise fell in and out of it."""
+    labels = np.arange(N) % 10
+    for seed in range(3):
+        noise = np.random.default_rng(seed).permutation(labels)
+        found = recommend(SHARDS, noise, seed=seed, **OPTIONS | {"batch_size": 256})
+        assert found.saturated and all(row.mixes for row in found.rows)
+        assert found.even_band[0] <= 0.99 * found.even < 1.01 * found.even <= found.even_band[1]
+        assert found.band[0] <= 0.99 * found.uniform and found.band[1] <= 10
+    few = recommend(FEW, np.arange(2000) % 200, **OPTIONS)  # where noise is more than that: its own
+    assert not few.saturated and few.band[1] > 1.005 * few.uniform
+
+
+def test_a_uniform_order_seldom_fails_the_test_of_its_mixture() -> None:
+    """One in a thousand, by the test's own rate; a difference of 1.5 % of many batches fails."""
+    labels = np.arange(20_000) % 200
+    sample = tuning._Sample.of(20_000, 64)
+    means = tuning._uniform(labels, 64, sample)[:, 0]
+    found = recommend(np.array([1250] * 16), labels, batch_size=64, mean_bytes=1, units=False)
+    low, high = found.band
+    assert ((means < low) | (means > high)).sum() <= 2  # of 200
+    assert found.uniform * 1.015 > high
+
+
+def test_larger_buffers_and_smaller_units_mix_more(ordered: Tuning) -> None:
+    at = [row_of(ordered, buffer, 16) for buffer in (100, 1000, 10_000)]
+    assert at[0].classes < at[1].classes < at[2].classes
+    assert at[0].again > at[1].again > at[2].again
+    assert at[0].moved < at[1].moved < at[2].moved
+    by_unit = [row_of(ordered, 1000, unit) for unit in (64, 16, 4)]
+    assert by_unit[0].classes < by_unit[1].classes < by_unit[2].classes
+
+
+def test_without_labels_or_with_one_the_tenth_of_the_pack_stands_for_the_class() -> None:
+    found = recommend(FEW, None, **OPTIONS)
+    assert (found.labels, found.distinct, found.saturated) == ("position", 10, False)
+    same = recommend(FEW, np.zeros(2000, np.int64), **OPTIONS)
+    assert same.as_dict() == found.as_dict()
+    tenths = recommend(FEW, np.arange(2000) * 10 // 2000, **OPTIONS)
+    assert [row.classes for row in tenths.rows] == [row.classes for row in found.rows]
+    assert "tenths of the pack" in found.text()
+
+
+def test_labels_of_any_kind_are_the_same_classes() -> None:
+    labels = np.arange(131) % 9
+    expected = recommend(SMALL, labels, batch_size=12, mean_bytes=9).as_dict()
+    masked = np.ma.MaskedArray(labels * 10**6, labels == 3)
+    for same in (labels * 10**12 - 5, labels.astype(np.uint8), masked, labels.astype("O")):
+        assert recommend(SMALL, same, batch_size=12, mean_bytes=9).as_dict() == expected
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+def test_rows_are_judged_by_their_bands_and_sorted_by_memory(shuffled: Tuning) -> None:
+    rows = shuffled.rows
+    assert [(r.memory_bytes, -r.unit) for r in rows] == sorted(
+        (r.memory_bytes, -r.unit) for r in rows
+    )
+    low, high = shuffled.band
+    for row in rows:
+        assert row.mixes == (low <= row.classes <= high)
+        assert row.renews == (row.again - shuffled.chance < 0.05)
+    buffers = list(dict.fromkeys(row.shuffle_buffer for row in rows))
+    assert buffers == [20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, None]  # and never 0 or 1
+    assert {row.unit for row in rows} == {64, 16, 4}
+    assert all(64 % row.unit == 0 for row in rows)
+    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"canonical_workers": 1, "units": False})
+    assert min(row.window for row in one.rows) >= 2 and {row.unit for row in one.rows} == {16}
+
+
+def test_units_are_divisors_down_to_where_all_spans_are_in_a_batch() -> None:
+    assert tuning._units(256, 64) == [256, 64, 32, 16, 4]
+    assert tuning._units(97, 64) == [97, 1]
+    assert tuning._units(1, 64) == [1]
+    assert tuning._units(100, 64) == [100, 25, 10, 5, 1]
+    assert tuning._units(4096, 64) == [4096, 1024, 256, 64, 32]
+
+
+def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None:
+    row = row_of(shuffled, 100, 16)
+    assert row.window == 112  # 7 in each of 16 spans
+    assert row.memory_bytes == row.rank_bytes == 112 * 100_000
+    assert row_of(shuffled, None, 16).memory_bytes == N * 100_000
+    some = recommend(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
+    fitting = [row for row in some.rows if row.fits]
+    assert {row.shuffle_buffer for row in fitting} == {20, 50, 100, 200, 500}
+    assert max(row.memory_bytes for row in fitting) <= 100_000_000
+    assert "Not tried" in some.text() and "1,000" in some.text()
+    assert some.best is not None and some.best.good and some.best.fits
+    assert some.default is not None and shuffled.default is not None
+    assert some.default == replace(shuffled.default, fits=False)
+    assert "too large" in some.verdict(some.default)
+    with pytest.raises(OptionError, match=r"memory is 97\.7 KiB.*20 records, needs 3\.1 MiB"):
+        recommend(SHARDS, SHUFFLED, memory=100_000, **OPTIONS)
+
+
+def test_where_only_memory_is_short_it_says_so() -> None:
+    """And nobody is told to pack a shuffled pack again."""
+    found = recommend(ALIGNED, SHUFFLED, memory=25_000_000, **OPTIONS)
+    assert found.best is None and not found.in_class_order
+    assert "No buffer within 23.8 MiB mixes as well" in said(found)
+    assert "More memory (`--memory`)" in said(found) and "shardio pack" not in said(found)
+    assert found.least_bad is not None and found.least_bad.fits
+
+
+def test_a_reader_sees_why_a_row_fails(shuffled: Tuning, ordered: Tuning) -> None:
+    for found in (shuffled, ordered):
+        digits = found.decimals
+        low, high = (round(edge, digits) for edge in found.band)
+        for row in found.rows:
+            inside = found.band[0] <= row.classes <= found.band[1]
+            assert (low <= round(row.classes, digits) <= high) == inside
+    assert ordered.verdict(row_of(ordered, 100, 64)) == "too few classes, pairs stay"
+    assert shuffled.verdict(row_of(shuffled, 100, 64)).endswith("pairs stay")
+    parts = recommend(ALIGNED, np.arange(N) * 4 // N, **OPTIONS)
+    assert parts.verdict(row_of(parts, 200, 4)).startswith("too even")
+    assert "off band" not in parts.text()
+    near = replace(shuffled, band=(shuffled.rows[0].classes + 1e-4, shuffled.band[1]))
+    assert near.decimals == 4
+
+
+def test_workers_and_ranks_do_not_change_the_batches(shuffled: Tuning) -> None:
+    found = recommend(SHARDS, SHUFFLED, num_workers=4, world_size=8, **OPTIONS)
+    for row, same in zip(found.rows, shuffled.rows, strict=True):
+        own = {"rank_bytes": 0, "first_batch_bytes": 0}
+        assert replace(row, **own) == replace(same, **own)
+    # A rank touches 2 of 16 spans where a batch is one unit, and all where it is 16.
+    assert row_of(found, 1000, 64).rank_bytes * 8 == row_of(found, 1000, 64).memory_bytes
+    assert row_of(found, 1000, 4).rank_bytes == row_of(found, 1000, 4).memory_bytes
+
+
+def test_the_last_incomplete_batch_is_ignored() -> None:
+    assert tuning._Sample.of(1000, 10).batches == 100
+    assert tuning._Sample.of(1009, 10).batches == 100
+    assert tuning._Sample.of(9, 10).batches == 0
+    assert tuning._Sample.of(3_000_000, 1_400_000).batches == 2
+    assert tuning._Sample.of(3_000_000, 3_000_001).batches == 0
+
+
+@pytest.mark.parametrize(
+    ("shards", "batch"), [([], 8), ([0], 8), ([5], 8), ([1], 1), ([9, 0, 4], 13), ([20], 9)]
+)
+def test_small_datasets_have_a_sane_answer(shards: list[int], batch: int) -> None:
+    counts = np.array(shards, np.int64)
+    for labels in (None, np.zeros(counts.sum(), np.int64), np.arange(counts.sum())):
+        found = recommend(counts, labels, batch_size=batch, mean_bytes=10)
+        assert bool(found.rows) == (counts.sum() >= batch)
+        assert found.call == f'ShardDataset("out/", batch_size={batch})'
+        assert found.text().splitlines()[-1] == found.call
+        assert json.loads(json.dumps(found.as_dict()))["call"] == found.call
+        assert not math.isnan(found.uniform + found.chance)
+
+
+def test_wrong_options_are_named() -> None:
+    for options, what in (
+        ({"batch_size": 0}, "batch_size"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"world_size": 0}, "world_size"),
+        ({"canonical_workers": 0}, "canonical_workers"),
+        ({"memory": "much"}, "memory"),
+    ):
+        with pytest.raises(OptionError, match=what):
+            recommend(SHARDS, SHUFFLED, **OPTIONS | options)
+    with pytest.raises(OptionError, match="labels: 5 for 12,000 records"):
+        recommend(SHARDS, SHUFFLED[:5], **OPTIONS)
+
+
+# --- large datasets -------------------------------------------------------------------------------
+
+
+def test_large_datasets_are_sampled_by_seeking_and_say_so(
+    shuffled: Tuning, ordered: Tuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "WHOLE", 1 << 10)
+    monkeypatch.setattr(tuning, "MOST", 2000)
+    for labels, whole in ((SHUFFLED, shuffled), (ORDERED, ordered)):
+        found = recommend(SHARDS, labels, memory="10GB", **OPTIONS)
+        assert not found.whole_epochs and found.epochs == 1
+        assert "4 stretches of each" in found.text()
+        assert '"all" is a uniform shuffle by definition' in found.text().replace("\n", " ")
+        buffers = {20, 50, 100, 200, 500, 1000, 2000, None}
+        assert {row.shuffle_buffer for row in found.rows} == buffers
+        for row in found.rows:
+            same = row_of(whole, row.shuffle_buffer, row.unit)
+            assert row.classes == pytest.approx(same.classes, rel=0.15)
+            assert row.again == pytest.approx(same.again, rel=0.3, abs=0.01)
+            assert row.moved == pytest.approx(same.moved, rel=0.15)
+
+
+def test_a_hundred_million_records_are_not_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.full(100, 1_000_000)
+    sample = tuning._Sample.of(10**8, 256)
+    assert 900 <= sample.batches <= 1024 and int(sample.regions[-1][-1]) > 385_000
+    labels = np.zeros(1, np.uint8)  # the same for each record, without 10^8 of them
+    simulate = tuning._Simulation(counts, np.broadcast_to(labels, 10**8), 0, 64, 256, sample)
+    taken = []
+    real = tuning.SpanOrder.take
+
+    def take(self: Any, count: int) -> Any:
+        taken.append(count)
+        return real(self, count)
+
+    monkeypatch.setattr(tuning.SpanOrder, "take", take)
+    distinct, alike, again, moved = simulate(5000, 32)
+    assert (distinct, alike) == (1, 1)
+    assert 0.003 < again < 0.03
+    assert 2000 < moved < 6000
+    assert sum(taken) < 5_000_000
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, ordered: Tuning) -> None:
+    for found in (shuffled, ordered):
+        lines = found.text().splitlines()
+        assert max(map(len, lines)) <= 100
+        assert lines[-1] == found.call
+        assert sum("<- default, recommended" in line for line in lines) >= 1
+    some = recommend(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
+    call = ast.parse(some.call, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    assert call.func.id == "ShardDataset"
+    named = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    assert some.best is not None
+    assert named["shuffle_buffer"] == some.best.shuffle_buffer
+    assert named.get("unit", 16) == some.best.unit and named["canonical_workers"] == 16
+    part = recommend(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
+    assert part.call == ""
+
+
+def test_the_result_as_json_is_plain_and_whole(ordered: Tuning) -> None:
+    plain = json.loads(json.dumps(ordered.as_dict()))
+    assert len(plain["rows"]) == len(ordered.rows)
+    assert plain["best"] == plain["rows"][ordered.rows.index(ordered.best or ordered.rows[0])]
+    assert plain["best"]["good"] is True
+    assert plain["rows"][-1]["shuffle_buffer"] == "all"
+    assert plain["rows"][0]["shuffle_buffer"] == 20
+    assert plain["band"] == list(ordered.band)
+
+
+def test_names_that_would_change_a_terminal_are_escaped() -> None:
+    found = recommend(np.array([5]), None, batch_size=8, mean_bytes=1, path='a"\x1b[31m\udcff')
+    assert found.call.startswith('ShardDataset("a\\"\\u001b[31m\\udcff", batch_size=8')
+
+
+def test_progress_goes_from_none_to_all() -> None:
+    told: list[tuple[int, int]] = []
+    found = recommend(
+        SMALL, None, batch_size=12, mean_bytes=9, progress=lambda *at: told.append(at)
+    )
+    assert told[0] == (0, len(found.rows) + 1)
+    assert told[-1] == (len(found.rows) + 1, len(found.rows) + 1)
+    assert [done for done, _ in told] == list(range(len(found.rows) + 2))
+
+
+# --- of a packed directory ------------------------------------------------------------------------
+
+
+def test_labels_come_from_the_indexes_and_no_record_is_read(packed: Callable[..., Path]) -> None:
+    out = packed([40, 35])
+    for shard in shard_files(out):
+        flip(shard, shard.stat().st_size // 3)  # within a record
+    found = tune(out, batch_size=8)
+    assert (found.records, found.distinct, found.labels) == (75, 3, "label")
+    assert found.call == f'ShardDataset("{out}", batch_size=8)'
+
+
+def test_a_dataset_without_labels_is_tuned_too(packed: Callable[..., Path]) -> None:
+    out = packed(
+        [40],
+        fields=[("__key__", "key"), ("n", "int")],
+        sample=lambda i: {"__key__": b"%d" % i, "n": i},
+        classes=None,
+    )
+    assert tuning.labels_of(sequence.open(out)) is None
+    assert tune(out, batch_size=8).labels == "position"
+
+
+@pytest.mark.parametrize(("network", "workers"), [(False, 1), (False, 3), (True, 1), (True, 3)])
+def test_the_first_batch_is_estimated_as_it_is_read(
+    network: bool, workers: int, packed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small records wait in the process, so the windows of a batch's spans come before it."""
+    monkeypatch.setattr(LocalStorage, "is_network", lambda self: network)
+    out = packed([2000, 1500])
+    reader = Reader(sequence.open(out)._reader.storage, sequence.open(out).manifest)
+    for buffer, unit in ((800, 4), (800, 32), (200, 16), (None, 8)):
+        epoch = Epoch(
+            reader.manifest.shard_records,
+            seed=0,
+            epoch=0,
+            canonical_workers=8,
+            unit=unit,
+            shuffle_buffer=buffer,
+        )
+        share = Partition(epoch, 32, num_workers=workers)
+        fetch = Fetch(reader, share)
+        rows = next(iter(fetch))
+        own = sum(map(len, filter(None, rows.held or [])))
+        expected = fetch.held_bytes + own or 32 * reader.mean_bytes
+        estimate = tuning._first_batch(share, reader.mean_bytes, network)
+        if buffer is None:  # all of a small dataset is read before it
+            expected = 3500 * reader.mean_bytes
+        assert estimate == pytest.approx(expected, rel=0.25), (buffer, unit)
+
+
+def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
+    """By its own options, of its own records."""
+    folder = make(tmp_path / "data", [400] * 10)
+    dataset = ShardDataset(folder, batch_size=16, seed=3, canonical_workers=4, rank=0, world_size=2)
+    found = tune(dataset, memory="1MB")
+    assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
+    assert found.best is not None and str(folder) in found.call
+    part = tune(dataset.select(range(500)))
+    assert part.records == 500 and part.keeps_default and part.call == ""
+    assert part.num_workers == 0 and "2 ranks of one process" in part.text()
+    with pytest.raises(OptionError, match="tune: batch_size with a ShardDataset"):
+        tune(dataset, batch_size=16)
+    with pytest.raises(OptionError, match="tune: give batch_size"):
+        tune(folder)
+    with pytest.raises(OptionError, match="each of its datasets"):
+        tune(ShardDataset.mix([dataset, dataset]))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="give batch_size to the dataset"):
+        tune(ShardDataset(folder))
