@@ -32,7 +32,7 @@ from ..images import decode as image
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
 from ..packing.pack import pack
-from ..storage import locate
+from ..storage.location import locate
 from ..tuning import throttle
 from ..tuning.bench_process import FailedError, Host
 from ..units import check_int, show_count, show_size

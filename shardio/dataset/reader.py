@@ -20,7 +20,7 @@ from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest
 from ..formats.sample import Sample
 from ..order.rng import Int64s
-from ..storage import Storage
+from ..storage.base import Storage
 from ..storage.local import memory_available
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the

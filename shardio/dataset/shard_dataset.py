@@ -28,7 +28,7 @@ from ..order.options import Options, RequestedOptions, answered
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
-from ..storage import locate
+from ..storage.location import locate
 from ..units import check_size, show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels

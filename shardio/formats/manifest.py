@@ -34,8 +34,10 @@ from ..errors import (
     there_are,
 )
 from ..names import file_name, from_file_name, key_bytes
-from ..storage import Storage, local_path, locate, lock
+from ..storage import lock
+from ..storage.base import Storage
 from ..storage.local import LocalStorage
+from ..storage.location import local_path, locate
 from .base import MAX_RECORDS, Opening, ShardInfo
 from .sample import MAX_DEPTH, Schema, check_schema
 

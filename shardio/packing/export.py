@@ -26,7 +26,8 @@ from ..formats.foreign.writer import Again, Field, Plan, Target
 from ..formats.foreign.writers import target as named_target
 from ..formats.manifest import Manifest
 from ..names import KEY, file_name, from_file_name, key_bytes
-from ..storage import local, local_path
+from ..storage import local
+from ..storage.location import local_path
 from ..storage.staging import Staging
 from ..units import check_size, show_count, show_size
 from . import receipt

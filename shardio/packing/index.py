@@ -37,7 +37,9 @@ from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
-from ..storage import Storage, local, local_path, locate, lock
+from ..storage import local, lock
+from ..storage.base import Storage
+from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL, WRITER_MAGIC
 from ..storage.memory import MemoryStorage
 from ..units import show_count, show_size

@@ -23,7 +23,8 @@ from ..errors import DamageError, ExistsError, NotPackedError, StorageError, Ver
 from ..formats import lmdb, manifest, record
 from ..formats.index import key_hash
 from ..names import key_bytes, key_text
-from ..storage import local, locate
+from ..storage import local
+from ..storage.location import locate
 from ..storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 from . import plan
 from .plan import Before

@@ -34,7 +34,8 @@ from ..formats.sample import Schema
 from ..images import decode as image
 from ..names import key_bytes, key_text
 from ..order.subset import described
-from ..storage import local, local_path, locate, lock
+from ..storage import local, lock
+from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL, WRITER_MAGIC
 from ..units import show_count, show_size
 from . import build_shard as building

@@ -23,7 +23,7 @@ from ..images import decode as image
 from ..images import jpeg_rewrite
 from ..images.resize import resize_short, square
 from ..names import KEY
-from ..storage import locate
+from ..storage.location import locate
 from ..units import check_int
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
 

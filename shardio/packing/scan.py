@@ -33,7 +33,8 @@ from ..formats.index import checksum, key_hash
 from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
 from ..names import KEY
-from ..storage import local, locate
+from ..storage import local
+from ..storage.location import locate
 from ..units import show_count
 from . import process_pool as parallel
 from .sources.base import listed

@@ -14,7 +14,8 @@ from ..formats.base import ShardInfo
 from ..formats.lmdb import LmdbEncoder, LmdbShard
 from ..formats.record import RecordEncoder, RecordShard
 from ..formats.sample import Buffer, Schema
-from ..storage import File, local
+from ..storage import local
+from ..storage.base import File
 
 # What shardio packs itself; all else it only reads.
 ENCODERS: dict[str, type[RecordEncoder]] = {"record": RecordEncoder, "lmdb": LmdbEncoder}

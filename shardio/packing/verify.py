@@ -18,7 +18,7 @@ from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
 from ..formats.sample import Sample
 from ..names import KEY, key_text
-from ..storage import locate
+from ..storage.location import locate
 from ..units import check_int, show_count, show_size
 from . import process_pool as parallel
 

@@ -34,7 +34,8 @@ from ..formats.base import MAX_RECORDS, ShardInfo
 from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
-from ..storage import local, local_path, locate, lock
+from ..storage import local, lock
+from ..storage.location import local_path, locate
 from ..storage.lock import WRITER_MAGIC
 from ..units import check_int, check_size, show_count
 from . import journal

@@ -32,8 +32,8 @@ from .. import machine
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
-from ..storage import locate
 from ..storage.local import LocalStorage, memory_available
+from ..storage.location import locate
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 

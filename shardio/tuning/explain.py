@@ -33,8 +33,8 @@ from ..order.options import SHUFFLE_BUFFER, Options, RequestedOptions, shuffled_
 from ..order.partition import Batch, Partition, shared_spans
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
-from ..storage import locate
 from ..storage.local import memory_available
+from ..storage.location import locate
 from ..units import check_int, show_count, show_size
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuf
 from ..order.partition import Partition
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
-from ..storage import locate
+from ..storage.location import locate
 from ..units import check_int, check_size, quoted, show_count, show_size
 from .explain import check_dataset
 

@@ -47,7 +47,7 @@ from shardio.packing.export import export
 from shardio.packing.pack import Packed, commit, pack
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 
 def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path:

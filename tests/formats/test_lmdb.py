@@ -47,7 +47,7 @@ from shardio.names import KEY
 from shardio.packing.index import index
 from shardio.packing.pack import commit
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 verify_lmdb = pytest.importorskip("lmdb.verify", reason="py-lmdb < 3.0 has no verifier").verify
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -26,7 +26,7 @@ from shardio.formats.foreign.base import ForeignShard, Sweep
 from shardio.formats.foreign.lmdb import LmdbForeignLayout
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "lmdb_foreign"
 LAYOUT = LmdbForeignLayout()

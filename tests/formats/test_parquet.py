@@ -35,7 +35,7 @@ from shardio.names import KEY
 from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 from shardio.tuning.explain import explain_manifest
 
 pa = pytest.importorskip("pyarrow")

@@ -27,7 +27,7 @@ from shardio.formats.index import key_hash
 from shardio.formats.record import RecordEncoder, RecordShard, may_be_shard
 from shardio.formats.sample import MAX_HEAD, Schema
 from shardio.names import KEY
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 HERE = Path(__file__).resolve().parent.parent
 GOLDEN = HERE / "golden" / "v0"

@@ -25,7 +25,7 @@ from shardio.formats.index import checksum, key_hash
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "recordio"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())

@@ -36,7 +36,7 @@ from shardio.formats.foreign.webdataset import (
 )
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "webdataset"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))

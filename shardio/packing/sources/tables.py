@@ -32,7 +32,7 @@ from ...errors import SourceError, printable
 from ...formats.foreign.parquet import ParquetFile
 from ...formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ...names import from_file_name, key_text
-from ...storage import locate
+from ...storage.location import locate
 from .base import Ints
 
 _ROWS = 4096  # that become columns at once
