@@ -151,7 +151,7 @@ class Reader:
 
     def _too_large(self, newest: Shard) -> bool:
         """Say whether open shards that are in memory as a whole take more than they may."""
-        if not getattr(newest, "memory", 0):
+        if not newest.memory:
             return False
         if not self._most:
             self._most = cache_bytes(memory_available())

@@ -50,7 +50,7 @@ class Shard(Protocol):
     records: int
     key_hashes: Column  # (records,) uint32: low half of xxh3_64 of each key
     sizes: Column  # (records,) int64: bytes that reading each record costs
-    # One may also have `memory`: bytes that it takes while it is open, if those are many.
+    memory: int  # bytes that it takes while it is open, where those are many
 
     @property
     def columns(self) -> Mapping[str, Column]:

@@ -42,7 +42,7 @@ import numpy as np
 
 from ..errors import DamageError, VersionError
 from ..storage.base import File
-from .base import Column, Opening, ShardInfo
+from .base import Column, ShardInfo
 from .index import checksum
 from .record import _APART as APART
 from .record import _BLOCK as BLOCK
@@ -68,7 +68,7 @@ _FANOUT = 291  # children of a branch page: 10 + 290 * 14 bytes
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NO_PAGE = (1 << 64) - 1
-_START = _PAGE.pack(0, 0, _META, 0, 0) + struct.pack("<II", _MAGIC, _VERSION)
+START = _PAGE.pack(0, 0, _META, 0, 0) + struct.pack("<II", _MAGIC, _VERSION)
 _TREE = struct.Struct("<IHHQQQQQ")  # page size or 0, flags, depth, pages of 3 kinds, entries, root
 _INTEGER_KEY = 8
 _Entries = np.dtype([("child", "<u4"), ("high", "<u2"), ("length", "<u2"), ("key", ">u4")])
@@ -423,12 +423,12 @@ def _last_value(file: File) -> _Value:
     if file.size < 3 * PAGE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for an LMDB shard")
     start = file.read(0, 64)
-    if not start.startswith(_START):
-        if start.find(_START[16:20]) == 24:
+    if not start.startswith(START):
+        if start.find(START[16:20]) == 24:
             raise VersionError(f"{file.name}: it was written by LMDB 1.0, expected LMDB 0.9")
         raise DamageError(
             f"{file.name}: meta page at byte 0: found {start[:24].hex(' ')}, expected "
-            f"{_START.hex(' ')}. It is no LMDB shard"
+            f"{START.hex(' ')}. It is no LMDB shard"
         )
     number = file.size // PAGE - 1
     while True:
@@ -456,20 +456,3 @@ def _last_value(file: File) -> _Value:
         if key != _KEY.pack(_LAST) or begin + size > limit:
             raise DamageError(f"{where} {number}: its last node is not that of an index")
         return _Value(file, begin, size)
-
-
-def open_shard(opening: Opening, info: ShardInfo) -> LmdbShard:
-    """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
-    file = opening.storage.open(info.name)
-    try:
-        shard = LmdbShard(file, info, opening.dataset_id, verify=opening.verify)
-        shard.check_fields(opening.schema)
-        return shard
-    except BaseException:
-        file.close()
-        raise
-
-
-def may_be_shard(start: bytes) -> bool:
-    """Whether the first bytes of a file are those of an LMDB shard, or its torn beginning."""
-    return _START.startswith(start[: len(_START)])

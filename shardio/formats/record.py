@@ -190,12 +190,20 @@ class RecordEncoder:
 class RecordShard:
     """One shard, open for reading; see formats/base.py for what each method promises.
 
-    `info`: what the manifest says of it; the shard must agree. None reads a shard on its own.
+    info: what the manifest says of it; the shard must agree. None reads a shard on its own.
+    verify: check what no read checks; of this format that is nothing.
     Opening reads header, trailer and index and checks them: DamageError, VersionError.
     """
 
+    memory = 0
+
     def __init__(
-        self, file: File, info: ShardInfo | None = None, dataset_id: bytes | None = None
+        self,
+        file: File,
+        info: ShardInfo | None = None,
+        dataset_id: bytes | None = None,
+        *,
+        verify: bool = True,
     ) -> None:
         self._file = file
         self.name = file.name
@@ -550,11 +558,14 @@ class RecordShard:
                 )
 
 
-def open_shard(opening: Opening, info: ShardInfo) -> RecordShard:
-    """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
+def open_packed(kind: type[RecordShard], opening: Opening, info: ShardInfo) -> RecordShard:
+    """Open a packed shard of a dataset, of one class.
+
+    Raises FileNotFoundError, StorageError, DamageError, VersionError.
+    """
     file = opening.storage.open(info.name)
     try:
-        shard = RecordShard(file, info, opening.dataset_id)
+        shard = kind(file, info, opening.dataset_id, verify=opening.verify)
         shard.check_fields(opening.schema)
         return shard
     except BaseException:
@@ -640,8 +651,3 @@ def _read_index(
     if at != len(block):
         raise ValueError(f"{len(block) - at} bytes are left over behind its columns")
     return lengths, hashes, columns
-
-
-def may_be_shard(start: bytes) -> bool:
-    """Whether the first bytes of a file are those of a record shard, or its torn beginning."""
-    return MAGIC.startswith(start[: len(MAGIC)])

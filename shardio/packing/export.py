@@ -21,9 +21,8 @@ from .._version import __version__
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import ExistsError, OptionError, printable, there_are
-from ..formats import manifest
+from ..formats import exporter, manifest
 from ..formats.foreign.writer import Again, Field, Plan, Target
-from ..formats.foreign.writers import target as named_target
 from ..formats.manifest import Manifest
 from ..names import KEY, file_name, from_file_name, key_bytes
 from ..storage import local
@@ -99,7 +98,7 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     source, target = local_path(path), local_path(directory)
-    kind = named_target(format)
+    kind = exporter(format)
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:

@@ -29,7 +29,7 @@ from ..errors import (
     StorageError,
     printable,
 )
-from ..formats import manifest
+from ..formats import check_packed, manifest
 from ..formats.sample import Schema
 from ..images import decode as image
 from ..names import key_bytes, key_text
@@ -47,7 +47,6 @@ from .build_shard import Built, Task
 from .journal import Problem
 from .plan import Plan
 from .reencode import Recoded, Recoding
-from .shard_writer import check_packed
 from .sources.field_names import described as fields_text
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are

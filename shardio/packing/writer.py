@@ -29,7 +29,7 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..formats import manifest
+from ..formats import check_packed, manifest
 from ..formats.base import MAX_RECORDS, ShardInfo
 from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
@@ -40,7 +40,7 @@ from ..storage.lock import WRITER_MAGIC
 from ..units import check_int, check_size, show_count
 from . import journal
 from .plan import SHARD_SIZE
-from .shard_writer import ShardWriter, check_packed
+from .shard_writer import ShardWriter
 
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
 

@@ -21,10 +21,10 @@ from support.naive_reader import DOCS, naive_reader, untagged
 
 from shardio import native
 from shardio.errors import DamageError, SampleError, ShardioError, StorageError, VersionError
-from shardio.formats import manifest
+from shardio.formats import begins_packed, manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.index import key_hash
-from shardio.formats.record import RecordEncoder, RecordShard, may_be_shard
+from shardio.formats.record import RecordEncoder, RecordShard
 from shardio.formats.sample import MAX_HEAD, Schema
 from shardio.names import KEY
 from shardio.storage.location import locate
@@ -331,8 +331,8 @@ def test_a_newer_version_is_told_apart_from_damage() -> None:
 
 def test_the_first_bytes_tell_a_shard() -> None:
     data, _ = write([])
-    assert all(may_be_shard(data[:n]) for n in range(20))
-    assert not may_be_shard(b"{\n")
+    assert all(begins_packed(data[:n]) for n in range(20))
+    assert not begins_packed(b"{\n")
 
 
 # --- forgery: what no shardio wrote, under checksums that are right ------------------------------

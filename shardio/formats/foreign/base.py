@@ -1,15 +1,15 @@
 """Shards of other formats, read in place: byte ranges of a file, and an index beside the manifest.
 
-Each format is a `Layout`: how to find the records of a file, and the values in a record's bytes.
+Each format is a `ForeignFile`: it finds the records of a file, and the values in a record's bytes.
 All else is here, once: the index (`Sidecar`), checksums, reading one by one and in large blocks,
-and the values as fields of the dataset. `indexing` scans files with a layout and writes the index;
+and the values as fields of the dataset. `packing/scan` walks through files and writes the index;
 `ForeignShard` reads with both.
 
 The index of shard number N, little-endian, named as our shards are, by its content:
 
     magic 8 | version u16 | checksum kind u8 | 0 u8 | shard number u32 | dataset id 16 | records u64
     | length u64 of the description | description: msgpack {"columns": [[name, dtype, nulls], ...],
-      "extra": bytes of the layout}
+      "extra": bytes of the format}
     | offsets u64[n] | lengths u32[n] | checksums u64[n] | key hashes u32[n]
     | each column: values [n], validity u8[n] if nulls | checksum u64 of all before
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -55,85 +55,8 @@ Values = dict[str, Any]
 Walked = tuple[int, int, bytes, Values]  # offset, length, bytes and values of a record
 
 
-class Layout(Protocol):
-    """How the bytes of one format are understood. Stateless; shared by threads.
-
-    One may also have `walk(file)`, as the function of that name: where scanning a file has all at
-    hand that the values need.
-    """
-
-    name: str  # as the manifest has it
-    lists: bool  # values are lists: where all records have one element, that is the value
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> File:
-        """What `scan` and ranges refer to: the file, in most formats. Raises FileNotFoundError.
-
-        extra: what `extra` gave when the file was indexed; empty then.
-        """
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        """(offset, length) of each record, in storage order.
-
-        Raises DamageError naming the byte; SourceError where the file cannot be read in place.
-        """
-
-    def extra(self, file: File) -> bytes:
-        """What `open` needs besides the file, once it is scanned."""
-
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        """The values of a record, owned, by their own names; its key, if it has one, as KEY.
-
-        file: what `open` gave; where records need a description, it holds that. Raises ValueError
-        when the bytes are not what the format says.
-        """
-
-
-class PlainLayout:
-    """What most layouts have in common: one file, and nothing besides."""
-
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> File:
-        return storage.open(name)
-
-    def extra(self, file: File) -> bytes:
-        return b""
-
-
-def walk(layout: Layout, file: File) -> Iterator[Walked]:
-    """Every record, in storage order: what indexing looks at. Raises what scan and reading raise,
-    and DamageError where the bytes of a record are not what the format says."""
-    own = getattr(layout, "walk", None)
-    if own is not None:
-        yield from own(file)
-        return
-    read, values = file.read, layout.values
-    for record, (offset, length) in enumerate(layout.scan(file)):
-        if length > MAX_RECORD or record >= MAX_RECORDS:
-            check_length(file, record, offset, length)
-        data = read(offset, length)
-        try:
-            found = values(data, record, file)
-        except ValueError as error:
-            raise undecodable(file, record, offset, error) from None
-        yield offset, length, data, found
-
-
-def check_length(file: File, record: int, offset: int, length: int) -> None:
-    """Raises DamageError where no index could hold a record."""
-    if length > MAX_RECORD or record >= MAX_RECORDS:
-        raise DamageError(
-            f"{file.name}: record {record} at byte {offset}: {length:,} bytes; a record has at "
-            f"most {MAX_RECORD:,}, and a shard {MAX_RECORDS:,} of them"
-        )
-
-
-def undecodable(file: File, record: int, offset: int, error: ValueError) -> DamageError:
-    return DamageError(f"{file.name}: record {record} at byte {offset}: {error}")
-
-
 class WrappedFile:
-    """A file of storage, and what a layout knows of it besides: the base of such."""
+    """A file of storage, and what is known of it besides: a base class."""
 
     descriptor = -1
 
@@ -142,16 +65,105 @@ class WrappedFile:
         self.name, self.size = file.name, file.size
 
     def sha256(self) -> bytes:
+        """Return the SHA-256 of the file, 32 bytes."""
         return self._file.sha256()
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         self._file.will_need(start, length)
 
     def scattered(self) -> None:
+        """Say that reads will be in no order."""
         self._file.scattered()
 
     def close(self) -> None:
+        """Close the file; closing it twice does no harm."""
         self._file.close()
+
+
+class ForeignFile(WrappedFile):
+    """An open file of another format: where its records are, and the values in a record's bytes.
+
+    Each format is a subclass. Threads share a file once it is open.
+
+    extra: what the method `extra` gave when the file was indexed; empty until then.
+    Raises FileNotFoundError, StorageError, DamageError; SourceError if it is not read in place.
+    """
+
+    lists: ClassVar[bool] = False  # values are lists; where all have one element, that is the value
+    memory = 0  # bytes that the file takes while it is open, where those are many
+
+    def __init__(self, storage: Storage, name: str, extra: bytes = b"") -> None:
+        file = storage.open(name)
+        super().__init__(file)
+        self.read: Callable[[int, int], bytes] = file.read
+        try:
+            self._open(storage, name, extra)
+        except BaseException:
+            file.close()
+            raise
+
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        """Take up what a format needs besides the file. The file is closed if this raises."""
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record, in storage order.
+
+        Raises DamageError naming the byte; SourceError if the file cannot be read in place.
+        """
+        raise NotImplementedError
+
+    def extra(self) -> bytes:
+        """Return what opening needs besides the file, once it is scanned."""
+        return b""
+
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record, owned, by their own names; its key, if any, as KEY.
+
+        Raises ValueError if the bytes are not what the format says.
+        """
+        raise NotImplementedError
+
+    def walk(self) -> Iterator[Walked]:
+        """Yield every record in storage order, for the index. Raises as `scan` and `read` do.
+
+        Raises DamageError if the bytes of a record are not what the format says.
+        """
+        for record, (offset, length) in enumerate(self.scan()):
+            self.check_length(record, offset, length)
+            data = self.read(offset, length)
+            try:
+                found = self.values(data, record)
+            except ValueError as error:
+                raise self.undecodable(record, offset, error) from None
+            yield offset, length, data, found
+
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the classes that the file has, by field: few formats have any."""
+        return {}
+
+    def largest_group(self) -> tuple[int, int]:
+        """Return rows and decoded bytes of the largest row group; (0, 0) without row groups."""
+        return 0, 0
+
+    def check_length(self, record: int, offset: int, length: int) -> None:
+        """Raise DamageError if no index could hold a record of this number and length."""
+        if length > MAX_RECORD or record >= MAX_RECORDS:
+            raise DamageError(
+                f"{self.name}: record {record} at byte {offset}: {length:,} bytes; a record has at "
+                f"most {MAX_RECORD:,}, and a shard {MAX_RECORDS:,} of them"
+            )
+
+    def undecodable(self, record: int, offset: int, error: ValueError) -> DamageError:
+        """Return the error for a record whose bytes are not what the format says."""
+        return DamageError(f"{self.name}: record {record} at byte {offset}: {error}")
+
+    def cut_short(self, at: int, expected: int) -> DamageError:
+        """Return the error for a record that the file ends within."""
+        return DamageError(
+            f"{self.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends "
+            f"after {self.size - at:,}. The file was cut short"
+        )
 
 
 class Swept:
@@ -497,13 +509,12 @@ _PLAIN = {
 
 
 class ForeignShard:
-    """One shard of a layout, open. See formats.base.Shard."""
+    """One shard of a foreign format, open. See formats.base.Shard."""
 
-    def __init__(self, layout: Layout, opening: Opening, info: ShardInfo) -> None:
-        self._layout = layout
+    def __init__(self, kind: type[ForeignFile], opening: Opening, info: ShardInfo) -> None:
         self._index = load(opening.index, info, opening.dataset_id)
         try:
-            self._file = layout.open(opening.storage, info.name, self._index.extra)
+            self._file = kind(opening.storage, info.name, self._index.extra)
         except ShardioError:
             raise
         except (ValueError, TypeError, LookupError, struct.error) as error:
@@ -526,7 +537,7 @@ class ForeignShard:
         self.key_hashes = self._index.key_hashes
         self.sizes: Column = self._index.lengths.astype(np.int64)
         self._offsets: Column = self._index.offsets.view("<i8")
-        self.memory: int = getattr(self._file, "memory", 0)
+        self.memory = self._file.memory
         columns = self._index.columns  # by the format's own names
         self.columns = {
             name: columns[source]
@@ -542,8 +553,8 @@ class ForeignShard:
         return with_text_keys(samples) if text else samples
 
     def _scan(self, start: int, stop: int) -> Iterator[Sample]:
-        sums, values, sample = self._index.checksums, self._layout.values, self._sample
-        file, name = self._file, self._info.name
+        sums, values, sample = self._index.checksums, self._file.values, self._sample
+        name = self._info.name
         record = start
         for held in self._blocks(start, stop):
             for data, expected in zip(
@@ -552,7 +563,7 @@ class ForeignShard:
                 if checksum(data) != expected:
                     raise self._differs(record, data)
                 try:
-                    made = sample(values(data, record, file), name, record)
+                    made = sample(values(data, record), name, record)
                 except (ValueError, TypeError, StorageError):
                     made = self._decoded(record, data)
                 yield made
@@ -565,9 +576,7 @@ class ForeignShard:
         if checksum(held) != int(self._index.checksums[record]):
             raise self._differs(record, held)
         try:
-            return self._sample(
-                self._layout.values(held, record, self._file), self._info.name, record
-            )
+            return self._sample(self._file.values(held, record), self._info.name, record)
         except (ValueError, TypeError, StorageError):
             return self._decoded(record, held)
 
@@ -645,7 +654,7 @@ class ForeignShard:
 
     def _decoded(self, record: int, data: bytes) -> Sample:
         try:
-            values = self._layout.values(data, record, self._file)
+            values = self._file.values(data, record)
             return sample_of(values, self._fields, self._info.name, record)
         except (ValueError, StorageError) as error:
             raise DamageError(f"{self._where(record)}: {error}") from None

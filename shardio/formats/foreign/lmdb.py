@@ -44,9 +44,9 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File, Storage
+from ...storage.base import Storage
 from ..sample import pack, unpack
-from .base import Values, WrappedFile
+from .base import ForeignFile, Values
 from .protobuf import read_varint
 
 SPECIAL = frozenset((b"__keys__", b"__len__"))  # keys of other tools' notes, not of records
@@ -69,72 +69,54 @@ _MAX_DEPTH = 32  # LMDB's CURSOR_STACK
 _TOLD = 64 << 20  # bytes of a value by which the kind of a file is told; larger ones are not asked
 
 
-class LmdbFile(WrappedFile):
-    """A database, and what scanning it found out."""
-
-    def __init__(self, file: File, extra: bytes) -> None:
-        super().__init__(file)
-        self.read = file.read
-        self.kind = "bytes"  # or "datum", "image"
-        self._keys = b""  # all, joined
-        self._sizes = b""  # of each, u16
-        self._ends = [0]
-        if extra:
-            try:
-                found = unpack(extra)
-                self.take(found["kind"], found["keys"], found["sizes"])
-            except (ValueError, TypeError, KeyError) as error:
-                file.close()
-                raise DamageError(f"{self.name}: its index holds no keys: {error}") from None
-
-    def take(self, kind: str, keys: bytes, sizes: bytes) -> None:
-        """The kind of the values; the keys of the records, joined, and the u16 size of each."""
-        ends = np.frombuffer(sizes, "<u2").cumsum(dtype=np.int64)
-        if (int(ends[-1]) if len(ends) else 0) != len(keys):
-            raise ValueError("they are not as long as it says")
-        self.kind, self._keys, self._sizes = kind, keys, sizes
-        self._ends = [0, *ends.tolist()]
-
-    def extra(self) -> bytes:
-        return pack({"kind": self.kind, "keys": self._keys, "sizes": self._sizes})
-
-    def key(self, record: int) -> bytes:
-        return self._keys[self._ends[record] : self._ends[record + 1]]
-
-
-class LmdbForeignLayout:
-    """See formats.foreign.Layout.
+class LmdbFile(ForeignFile):
+    """A database, and what scanning it found out.
 
     values: of a Datum `image`, which is bytes when it is encoded, else an array (H, W, C) of uint8
     or float32, its channels in the order of the file (Caffe's convert_imageset wrote BGR), and
     `label`, an int; `image` where values are image files; `data` where they are other bytes.
     """
 
-    name = "lmdb-foreign"
-    lists = False
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        self.take("bytes", b"", b"")
+        if extra:
+            try:
+                found = unpack(extra)
+                self.take(found["kind"], found["keys"], found["sizes"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise DamageError(f"{self.name}: its index holds no keys: {error}") from None
 
-    def open(self, storage: Storage, name: str, extra: bytes) -> LmdbFile:
-        return LmdbFile(storage.open(name), extra)
+    def take(self, kind: str, keys: bytes, sizes: bytes) -> None:
+        """Take the kind of the values ("bytes", "datum" or "image"), and the keys of the records.
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        assert isinstance(file, LmdbFile)
-        found = _walk(file)
+        keys: joined. sizes: the u16 size of each.
+        """
+        ends = np.frombuffer(sizes, "<u2").cumsum(dtype=np.int64)
+        if (int(ends[-1]) if len(ends) else 0) != len(keys):
+            raise ValueError("they are not as long as it says")
+        self.kind, self._keys, self._sizes = kind, keys, sizes
+        self._ends = [0, *ends.tolist()]
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        found = _walk(self)
         ranges = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
         told = sorted({0, len(ranges) // 2, len(ranges) - 1}) if ranges else []
-        kinds = [_kind(file, file.read(*ranges[i])) for i in told if ranges[i][1] <= _TOLD]
+        kinds = [_kind(self, self.read(*ranges[i])) for i in told if ranges[i][1] <= _TOLD]
         kind = next((kind for kind in kinds if kind != "bytes"), "bytes")
-        file.take(kind, found.keys, found.sizes)
+        self.take(kind, found.keys, found.sizes)
         return iter(ranges)
 
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, LmdbFile)
-        return file.extra()
+    def extra(self) -> bytes:
+        return pack({"kind": self.kind, "keys": self._keys, "sizes": self._sizes})
 
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, LmdbFile)
-        if file.kind == "datum":
-            return {KEY: file.key(record), **_datum(data)}
-        return {KEY: file.key(record), "image" if file.kind == "image" else "data": data}
+    def key(self, record: int) -> bytes:
+        """Return the key of a record."""
+        return self._keys[self._ends[record] : self._ends[record + 1]]
+
+    def values(self, data: bytes, record: int) -> Values:
+        if self.kind == "datum":
+            return {KEY: self.key(record), **_datum(data)}
+        return {KEY: self.key(record), "image" if self.kind == "image" else "data": data}
 
 
 # --- values ---------------------------------------------------------------------------------------

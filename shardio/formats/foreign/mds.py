@@ -52,7 +52,7 @@ from ...errors import DamageError, DependencyError, SourceError, printable
 from ...names import KEY
 from ...storage.base import File, Storage
 from ..sample import MAX_DIMENSIONS
-from .base import Values
+from .base import ForeignFile, Values
 
 INDEX = "index.json"
 _U32 = struct.Struct("<I")
@@ -69,52 +69,134 @@ _MAX_DIGITS = 4_300  # of a number that is text; Python's own limit for an int
 _BLOCK = 1 << 16  # offsets that are read at once
 
 
-class MdsFile:
-    """A shard: its file, or what a compressed one was inflated to; and how to decode a sample."""
+class MdsFile(ForeignFile):
+    """A shard: its file, or what a compressed one was inflated to; and how to decode a sample.
 
-    descriptor = -1
-    __slots__ = (
-        "_file",
-        "_whole",
-        "decode",
-        "description",
-        "end",
-        "memory",
-        "name",
-        "read",
-        "size",
-    )
+    A column called `__key__`, str, bytes or int, is the key.
+    """
 
-    def __init__(self, file: File, inflated: bytes | None) -> None:
-        self._file, self._whole = file, inflated is not None
-        self.name, self.size = file.name, file.size
-        self.end = file.size if inflated is None else len(inflated)  # of what ranges refer to
-        self.memory = 0 if inflated is None else self.end  # bytes that it takes while it is open
-        self.read: Callable[[int, int], bytes] = (
-            file.read if inflated is None else _slicer(inflated, file.name)
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        if extra:
+            self._open_known(name, extra)
+        else:
+            self._open_new(storage, name)
+
+    def _open_known(self, name: str, extra: bytes) -> None:
+        """Open a shard that was indexed."""
+        size, end = _EXTRA.unpack_from(extra)
+        if self.size != size:
+            raise DamageError(
+                f"{self.name}: it has {self.size:,} bytes, but had {size:,} when it was indexed. "
+                "Restore it, or index it anew"
+            )
+        self._inflate(name, end)
+        self.description = extra[_EXTRA.size :]
+        self._decode = _decoder(_columns(self.description, self.name))
+
+    def _open_new(self, storage: Storage, name: str) -> None:
+        """Open a shard that is to be indexed: all that index.json says of it is compared."""
+        where, listed = _listed(storage, name)
+        if listed.get("format") != "mds":
+            raise SourceError(f"{where}: {printable(name)}: format {_shown(listed.get('format'))}")
+        raw, zipped = _part(listed, "raw_data", where), None
+        if _packing(name) is not None:
+            zipped = _part(listed, "zip_data", where)
+            if storage.exists(inflated := name.rpartition(".")[0]):
+                raise SourceError(
+                    f"{self.name}: {printable(inflated)} is there, too, which is the same shard. "
+                    f"Remove one of them (index.json may stay as it is)"
+                )
+        expected = raw if zipped is None else zipped
+        if self.size != expected:
+            raise DamageError(
+                f"{self.name}: it has {self.size:,} bytes, but {where} says {expected:,}: one of "
+                "them was cut short or replaced. Copy both anew"
+            )
+        self._inflate(name, raw)
+        records, self.description = self._header()
+        columns = _columns(self.description, self.name)
+        for what, found, said in (
+            ("samples", records, listed.get("samples")),
+            ("column_names", list(columns.names), listed.get("column_names")),
+            ("column_encodings", list(columns.encodings), listed.get("column_encodings")),
+            ("column_sizes", list(columns.sizes), listed.get("column_sizes")),
+        ):
+            if found != said:
+                raise DamageError(
+                    f"{self.name}: its {what}: {_shown(found)}, but {where} says {_shown(said)}. "
+                    "The shard is damaged, or belongs to another data set"
+                )
+        self._decode = _decoder(columns)
+
+    def _inflate(self, name: str, size: int) -> None:
+        """Inflate a compressed shard to `size` bytes, to which ranges refer from then on."""
+        inflated = _inflate(self._file, name, size)
+        self._inflated = inflated is not None
+        self.end = self.size if inflated is None else len(inflated)  # of what ranges refer to
+        if inflated is not None:
+            self.memory = self.end
+            self.read = _slicer(inflated, self.name)
+
+    def _header(self) -> tuple[int, bytes]:
+        """Read the number of samples, and the description."""
+        if 8 <= self.end <= _MAX_SHARD:
+            records, first = struct.unpack("<II", self.read(0, 8))
+            start = 8 + 4 * records
+            if start <= first <= min(self.end, start + _MAX_DESCRIPTION):
+                (last,) = _U32.unpack(self.read(start - 4, 4))
+                if last != self.end:
+                    raise DamageError(
+                        f"{self.name}: byte {start - 4}: its last sample ends at byte {last}, "
+                        f"expected {self.end}, the end of the shard"
+                    )
+                return records, self.read(start, first - start)
+        raise DamageError(
+            f"{self.name}: byte 0: expected the number of samples and their offsets, found "
+            f"{self.read(0, min(8, self.end)).hex(' ') or 'nothing'} in a shard of {self.end:,} "
+            "bytes"
         )
-        self.description = b""
-        self.decode: Callable[[bytes], Values] = _undescribed
 
-    def sha256(self) -> bytes:
-        return self._file.sha256()
+    def scan(self) -> Iterator[tuple[int, int]]:
+        (records,) = _U32.unpack(self.read(0, 4))
+        least = _columns(self.description, self.name).least
+        (before,) = _U32.unpack(self.read(4, 4))
+        for first in range(0, records, _BLOCK):
+            count = min(_BLOCK, records - first)
+            data = self.read(4 + 4 * first, 4 + 4 * count)
+            offsets = np.frombuffer(data, "<u4").astype(np.int64)
+            lengths = np.diff(offsets)
+            wrong = np.flatnonzero(lengths < least)
+            if len(wrong) or offsets[-1] > self.end:
+                at = int(wrong[0]) if len(wrong) else count - 1
+                raise DamageError(
+                    f"{self.name}: byte {8 + 4 * (first + at)}: record {first + at} is said to be "
+                    f"at bytes {offsets[at]} to {offsets[at + 1]}; expected at least {least} bytes "
+                    f"within {before} to {self.end}"
+                )
+            yield from zip(offsets[:-1].tolist(), lengths.tolist(), strict=True)
+
+    def extra(self) -> bytes:
+        return _EXTRA.pack(self.size, self.end) + self.description
+
+    def values(self, data: bytes, record: int) -> Values:
+        return self._decode(data)
 
     def will_need(self, start: int, length: int) -> None:
-        if not self._whole:
-            self._file.will_need(start, length)
+        if not self._inflated:
+            super().will_need(start, length)
 
     def scattered(self) -> None:
-        if not self._whole:
-            self._file.scattered()
+        if not self._inflated:
+            super().scattered()
 
     def close(self) -> None:
-        if self._whole:
+        if self.memory:
             self.read = _slicer(b"", self.name)  # what was inflated is let go
-        self._file.close()
+        super().close()
 
 
 def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
-    """Reads of an inflated shard. No method of it: that would be a circle, freed late."""
+    """Return a reader of an inflated shard. No method of it: that would be a circle, freed late."""
 
     def read(start: int, length: int) -> bytes:
         if start + length > len(data):
@@ -125,122 +207,6 @@ def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
         return data[start : start + length]
 
     return read
-
-
-class MdsLayout:
-    """See formats.foreign.Layout. A column called `__key__`, str, bytes or int, is the key."""
-
-    name = "mds"
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> MdsFile:
-        file = storage.open(name)
-        try:
-            return _open_known(file, name, extra) if extra else _open_new(storage, file, name)
-        except BaseException:
-            file.close()
-            raise
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        assert isinstance(file, MdsFile)
-        (records,) = _U32.unpack(file.read(0, 4))
-        least = _columns(file.description, file.name).least
-        (before,) = _U32.unpack(file.read(4, 4))
-        for first in range(0, records, _BLOCK):
-            count = min(_BLOCK, records - first)
-            data = file.read(4 + 4 * first, 4 + 4 * count)
-            offsets = np.frombuffer(data, "<u4").astype(np.int64)
-            lengths = np.diff(offsets)
-            wrong = np.flatnonzero(lengths < least)
-            if len(wrong) or offsets[-1] > file.end:
-                at = int(wrong[0]) if len(wrong) else count - 1
-                raise DamageError(
-                    f"{file.name}: byte {8 + 4 * (first + at)}: record {first + at} is said to be "
-                    f"at bytes {offsets[at]} to {offsets[at + 1]}; expected at least {least} bytes "
-                    f"within {before} to {file.end}"
-                )
-            yield from zip(offsets[:-1].tolist(), lengths.tolist(), strict=True)
-
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, MdsFile)
-        return _EXTRA.pack(file.size, file.end) + file.description
-
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, MdsFile)
-        return file.decode(data)
-
-
-# --- opening --------------------------------------------------------------------------------------
-
-
-def _open_known(file: File, name: str, extra: bytes) -> MdsFile:
-    """A shard that was indexed."""
-    size, end = _EXTRA.unpack_from(extra)
-    if file.size != size:
-        raise DamageError(
-            f"{file.name}: it has {file.size:,} bytes, but had {size:,} when it was indexed. "
-            "Restore it, or index it anew"
-        )
-    opened = MdsFile(file, _inflate(file, name, end))
-    opened.description = extra[_EXTRA.size :]
-    opened.decode = _decoder(_columns(opened.description, file.name))
-    return opened
-
-
-def _open_new(storage: Storage, file: File, name: str) -> MdsFile:
-    """A shard that is to be indexed: all that index.json says of it is compared."""
-    where, listed = _listed(storage, name)
-    if listed.get("format") != "mds":
-        raise SourceError(f"{where}: {printable(name)}: format {_shown(listed.get('format'))}")
-    raw, zipped = _part(listed, "raw_data", where), None
-    if _packing(name) is not None:
-        zipped = _part(listed, "zip_data", where)
-        if storage.exists(inflated := name.rpartition(".")[0]):
-            raise SourceError(
-                f"{file.name}: {printable(inflated)} is there, too, which is the same shard. "
-                f"Remove one of them (index.json may stay as it is)"
-            )
-    expected = raw if zipped is None else zipped
-    if file.size != expected:
-        raise DamageError(
-            f"{file.name}: it has {file.size:,} bytes, but {where} says {expected:,}: one of them "
-            "was cut short or replaced. Copy both anew"
-        )
-    opened = MdsFile(file, _inflate(file, name, raw))
-    records, opened.description = _header(opened)
-    columns = _columns(opened.description, file.name)
-    for what, found, said in (
-        ("samples", records, listed.get("samples")),
-        ("column_names", list(columns.names), listed.get("column_names")),
-        ("column_encodings", list(columns.encodings), listed.get("column_encodings")),
-        ("column_sizes", list(columns.sizes), listed.get("column_sizes")),
-    ):
-        if found != said:
-            raise DamageError(
-                f"{file.name}: its {what}: {_shown(found)}, but {where} says {_shown(said)}. The "
-                "shard is damaged, or belongs to another data set"
-            )
-    opened.decode = _decoder(columns)
-    return opened
-
-
-def _header(file: MdsFile) -> tuple[int, bytes]:
-    """The number of samples, and the description."""
-    if 8 <= file.end <= _MAX_SHARD:
-        records, first = struct.unpack("<II", file.read(0, 8))
-        start = 8 + 4 * records
-        if start <= first <= min(file.end, start + _MAX_DESCRIPTION):
-            (last,) = _U32.unpack(file.read(start - 4, 4))
-            if last != file.end:
-                raise DamageError(
-                    f"{file.name}: byte {start - 4}: its last sample ends at byte {last}, expected "
-                    f"{file.end}, the end of the shard"
-                )
-            return records, file.read(start, first - start)
-    raise DamageError(
-        f"{file.name}: byte 0: expected the number of samples and their offsets, found "
-        f"{file.read(0, min(8, file.end)).hex(' ') or 'nothing'} in a shard of {file.end:,} bytes"
-    )
 
 
 # --- index.json -----------------------------------------------------------------------------------
@@ -474,10 +440,6 @@ def _columns(description: bytes, where: str) -> Columns:
         raise DamageError(f"{where}: the description of its columns: {error}") from None
     least = sum(4 if size is None else size for size in sizes)
     return Columns(tuple(names), tuple(encodings), tuple(sizes), tuple(converts), least)
-
-
-def _undescribed(data: bytes) -> Values:
-    raise AssertionError("a shard is decoded before its columns are known")
 
 
 def _decoder(columns: Columns) -> Callable[[bytes], Values]:

@@ -50,7 +50,7 @@ from ...storage.local import memory_available
 from ..base import MAX_RECORDS, Opening, ShardInfo
 from ..index import checksum
 from ..sample import Sample, Schema, pack, pack_head, unpack
-from .base import CONVERT, ForeignShard, Values, WrappedFile, own_key
+from .base import CONVERT, ForeignFile, ForeignShard, Values, Walked, own_key
 
 # Decoded row groups of all processes, one a core: this share of the memory to spare, as the page
 # cache gets for announced windows. 4,000 images of 110 KB, shuffled: 3.9 ms each where they do not
@@ -95,20 +95,17 @@ class Group:
         return sizes
 
 
-class ParquetFile(WrappedFile):
-    """A Parquet file, its footer read and checked; row groups are decoded on demand."""
+class ParquetFile(ForeignFile):
+    """A Parquet file, its footer read and checked; row groups are decoded on demand.
 
-    def __init__(self, storage: Storage, name: str, extra: bytes) -> None:
+    Rows are no byte ranges of the file: ParquetShard has what follows from that.
+    """
+
+    def __init__(self, storage: Storage, name: str, extra: bytes = b"") -> None:
         self.arrow, self._parquet = _pyarrow()
-        file = storage.open(name)
-        super().__init__(file)
-        try:
-            self._open(extra)
-        except BaseException:
-            file.close()
-            raise
+        super().__init__(storage, name, extra)
 
-    def _open(self, extra: bytes) -> None:
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
         footer = self._footer()
         found = checksum(footer)
         sums: Any = None
@@ -183,7 +180,7 @@ class ParquetFile(WrappedFile):
         )
 
     def classes(self) -> dict[str, tuple[str, ...]]:
-        """The names of the values of each column for which Hugging Face `datasets` wrote some."""
+        """Return the names that Hugging Face `datasets` wrote for the values of columns, if any."""
         try:
             written = json.loads(self._reader.schema_arrow.metadata[b"huggingface"])
             features = written["info"]["features"].items()
@@ -197,13 +194,25 @@ class ParquetFile(WrappedFile):
                     found[name] = tuple(names)
         return found
 
-    # --- as a File: rows are no ranges, so what is read for one is nothing ---
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield the byte of its row group, and the bytes that it takes decoded, of each row."""
+        for number in range(len(self.starts) - 1):
+            start, _ = self.extent(number)
+            for size in self.group(number).sizes().tolist():
+                yield start, size
 
-    def read(self, start: int, length: int) -> bytes:
-        return b""
+    def walk(self) -> Iterator[Walked]:
+        """Yield every row; no bytes are its own."""
+        for record, (offset, size) in enumerate(self.scan()):
+            self.check_length(record, offset, size)
+            try:
+                values = self.values(b"", record)
+            except ValueError as error:
+                raise self.undecodable(record, offset, error) from None
+            yield offset, size, b"", values
 
     def scattered(self) -> None:
-        """Reads are of whole columns, and in order within them."""
+        """Do nothing: reads are of whole columns, and in order within them."""
 
     def close(self) -> None:
         super().close()
@@ -213,11 +222,11 @@ class ParquetFile(WrappedFile):
     # --- row groups ---
 
     def extra(self) -> bytes:
-        """For the index, once all row groups were decoded."""
+        """Return the checksums for the index, once all row groups were decoded."""
         return pack({"footer": self._found, "sums": self._source.sums.tobytes()})
 
     def largest_group(self) -> tuple[int, int]:
-        """Rows, and bytes once decoded (at least), of the largest row group."""
+        """Return rows, and bytes once decoded (at least), of the largest row group."""
         groups = map(self._metadata.row_group, range(len(self.starts) - 1))
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
         return max(sizes, key=lambda one: one[1], default=(0, 0))
@@ -250,7 +259,7 @@ class ParquetFile(WrappedFile):
                         _CACHE.put((self._id, number), known)
         return known
 
-    def values(self, record: int) -> Values:
+    def values(self, data: bytes, record: int) -> Values:
         group = self.group(self.group_of(record))
         row = record - group.start
         values = {name: group.get(name)(row) for name in group.arrays}
@@ -358,47 +367,13 @@ class ParquetFile(WrappedFile):
         )
 
 
-class ParquetLayout:
-    """See formats.foreign.Layout; what follows from rows being no ranges is in ParquetShard."""
-
-    name = "parquet"
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> ParquetFile:
-        return ParquetFile(storage, name, extra)
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        """Each row, at its row group, and the bytes that it takes once decoded."""
-        assert isinstance(file, ParquetFile)
-        for number in range(len(file.starts) - 1):
-            start, _ = file.extent(number)
-            for size in file.group(number).sizes().tolist():
-                yield start, size
-
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, ParquetFile)
-        return file.extra()
-
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, ParquetFile)
-        return file.values(record)
-
-    def about(self, file: File) -> tuple[dict[str, tuple[str, ...]], tuple[int, int]]:
-        """What `index` asks a layout that has it: names of classes by field, the largest row group.
-
-        The names are of the field's values, as numbers; of the row group, rows and bytes decoded.
-        """
-        assert isinstance(file, ParquetFile)
-        return file.classes(), file.largest_group()
-
-
 class ParquetShard(ForeignShard):
     """One file, open. See formats.base.Shard."""
 
     _file: ParquetFile
 
     def __init__(self, opening: Opening, info: ShardInfo) -> None:
-        super().__init__(_LAYOUT, opening, info)
+        super().__init__(ParquetFile, opening, info)
         if self._file.starts[-1] != self.records:
             self._file.close()
             raise DamageError(
@@ -518,10 +493,6 @@ class ParquetShard(ForeignShard):
     def _where(self, record: int) -> str:
         group = self._file.group_of(record)
         return f"{self.name}: record {record}, in row group {group} at byte {self.offset(record)}"
-
-
-_LAYOUT = ParquetLayout()
-open_shard = ParquetShard
 
 
 # --- reading for pyarrow --------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """MXNet RecordIO files with their .idx: an image and its label, or labels, a record.
 
-formats/recordio.py has the layout. All records go into one file unless a size is given, since an
+`recordio` describes the file. All records go into one file unless a size is given, since an
 .idx belongs to one file. A record's id, and its key in the .idx, is its number in the dataset: the
 format has no room for other keys. Labels are float32 there, so an int that float32 does not hold
 is an error. Source: https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc (WriteRecord).
@@ -9,7 +9,6 @@ is an error. Source: https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc
 from __future__ import annotations
 
 import re
-import struct
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,14 +16,8 @@ import numpy as np
 from ...errors import SampleError, printable
 from ...names import KEY
 from ..sample import Sample
-from .recordio import MAGIC
+from .recordio import FIRST, HEADER, LAST, MAGIC, MAGIC_BYTES, MAX_LENGTH, MIDDLE, PART, WHOLE
 from .writer import Plan, ShardTarget, image_and_label, misfit
-
-_MAGIC = struct.pack("<I", MAGIC)
-_PART = struct.Struct("<II")
-_HEADER = struct.Struct("<IfQQ")
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-_LIMIT = 1 << 29  # bytes of a record
 
 
 class RecordIO(ShardTarget):
@@ -46,10 +39,10 @@ class RecordIO(ShardTarget):
         if image is None:
             raise misfit(sample, self._image, "it is None, and a record there has an image")
         data = self._labels(number, sample) + image
-        if len(data) >= _LIMIT:
+        if len(data) > MAX_LENGTH:
             raise SampleError(
                 f"record {printable(sample[KEY])}: {len(data):,} bytes; recordio has room for "
-                f"{_LIMIT - 1:,}"
+                f"{MAX_LENGTH:,}"
             )
         return _record(data)
 
@@ -59,18 +52,18 @@ class RecordIO(ShardTarget):
     def _labels(self, number: int, sample: Sample) -> bytes:
         """The header, and the labels where there are several."""
         if self._label is None:
-            return _HEADER.pack(0, 0.0, number, 0)
+            return HEADER.pack(0, 0.0, number, 0)
         value = sample[self._label]
         if value is None:
             raise misfit(sample, self._label, "it is None, and a record there has a label")
         if not isinstance(value, np.ndarray):
             label = _narrow(np.array(value), sample, self._label)
-            return _HEADER.pack(0, float(label), number, 0)
+            return HEADER.pack(0, float(label), number, 0)
         if value.dtype.kind not in "iubf" or value.ndim != 1 or not len(value):
             why = f"{value.dtype} of shape {value.shape}; labels are a list of numbers"
             raise misfit(sample, self._label, why)
         labels = _narrow(value, sample, self._label)
-        return _HEADER.pack(len(labels), 0.0, number, 0) + labels.tobytes()
+        return HEADER.pack(len(labels), 0.0, number, 0) + labels.tobytes()
 
 
 def _narrow(value: np.ndarray[Any, Any], sample: Sample, name: str) -> np.ndarray[Any, Any]:
@@ -87,22 +80,22 @@ def _narrow(value: np.ndarray[Any, Any], sample: Sample, name: str) -> np.ndarra
 def _record(data: bytes) -> bytes:
     """As parts that end where the magic was, which is left out there."""
     cuts = []
-    at = data.find(_MAGIC)
+    at = data.find(MAGIC_BYTES)
     while at >= 0:
         if at % 4 == 0:
             cuts.append(at)
-        at = data.find(_MAGIC, at + (1 if at % 4 else 4))
+        at = data.find(MAGIC_BYTES, at + (1 if at % 4 else 4))
     if not cuts:
-        return _part(_WHOLE, data)
+        return _part(WHOLE, data)
     parts: list[bytes] = []
     begin = 0
     for cut in cuts:
-        parts.append(_part(_MIDDLE if parts else _FIRST, data[begin:cut]))
+        parts.append(_part(MIDDLE if parts else FIRST, data[begin:cut]))
         begin = cut + 4
-    parts.append(_part(_LAST, data[begin:]))
+    parts.append(_part(LAST, data[begin:]))
     return b"".join(parts)
 
 
 def _part(kind: int, data: bytes) -> bytes:
-    head = _PART.pack(MAGIC, kind << 29 | len(data))
+    head = PART.pack(MAGIC, kind << 29 | len(data))
     return b"".join((head, data, bytes(-len(data) % 4)))

@@ -29,7 +29,7 @@ import numpy as np
 from ...errors import DamageError, DependencyError, SourceError
 from ...storage.base import File
 from ..sample import MAX_FIELDS
-from .base import PlainLayout, Values
+from .base import ForeignFile, Values
 from .protobuf import read_varint
 
 FRAME = 16  # bytes of a record besides its data
@@ -57,52 +57,51 @@ _ALL = (1 << 64) - 1
 _FLOAT = np.dtype("<f4")
 
 
-class TFRecordLayout(PlainLayout):
-    """See formats.foreign.Layout.
+class TFRecordFile(ForeignFile):
+    """A TFRecord file. See formats.foreign.base.ForeignFile.
 
     values: bytes as a list; an integer as a list of one, several as int64 (n,); floats as float32
     (n,); None where a feature has no element.
     """
 
-    name = "tfrecord"
     lists = True
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        """Checks both checksums of each record. Raises DependencyError without CRC-32C."""
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Check both checksums of each record. Raises DependencyError without CRC-32C."""
         crc32c, extend = checksums()
-        at, start, size = 0, 0, file.size
+        at, start, size = 0, 0, self.size
         block = b""  # bytes of the file from `start`
         while at < size:
             here = at - start
             if here + 12 > len(block):
                 if size - at < FRAME:
-                    raise _cut(file, at, FRAME)
+                    raise self.cut_short(at, FRAME)
                 start, here = at, 0
-                block = file.read(at, min(_BLOCK, size - at))
+                block = self.read(at, min(_BLOCK, size - at))
             length, expected = _HEAD.unpack_from(block, here)
             found = crc32c(block[here : here + 8])
             if ((found >> 15 | found << 17) + _MASK) & 0xFFFFFFFF != expected:
-                if at == 0 and (why := _compressed(file, block)):
+                if at == 0 and (why := _compressed(self, block)):
                     raise SourceError(why)
-                raise _wrong(file, at, "length", found, expected)
+                raise _wrong(self, at, "length", found, expected)
             stop = at + FRAME + length
             if stop > size:
-                raise _cut(file, at, FRAME + length)
+                raise self.cut_short(at, FRAME + length)
             if FRAME + length > _BLOCK:
-                found, expected = _checked_apart(file, at + 12, length, extend)
+                found, expected = _checked_in_pieces(self, at + 12, length, extend)
             else:
                 if stop - start > len(block):
                     start, here = at, 0
-                    block = file.read(at, min(_BLOCK, size - at))
+                    block = self.read(at, min(_BLOCK, size - at))
                 end = here + 12 + length
                 found = crc32c(block[here + 12 : end])
                 (expected,) = _U32.unpack_from(block, end)
             if ((found >> 15 | found << 17) + _MASK) & 0xFFFFFFFF != expected:
-                raise _wrong(file, at, "data", found, expected)
+                raise _wrong(self, at, "data", found, expected)
             yield at, FRAME + length
             at = stop
 
-    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
+    def values(self, data: bytes, record: int) -> Values:
         if len(data) < FRAME or _U64.unpack_from(data)[0] != len(data) - FRAME:
             raise ValueError(f"its length does not fit the {len(data):,} bytes of the record")
         try:
@@ -321,7 +320,7 @@ def checksums() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
     return google_crc32c.value, google_crc32c.extend
 
 
-def _checked_apart(
+def _checked_in_pieces(
     file: File, at: int, length: int, extend: Callable[[int, bytes], int]
 ) -> tuple[int, int]:
     """CRC-32C of a large range of a file, and the masked one that follows it."""
@@ -338,13 +337,6 @@ def masked(crc: int) -> int:
 
 
 # --- what can be wrong ----------------------------------------------------------------------------
-
-
-def _cut(file: File, at: int, expected: int) -> DamageError:
-    return DamageError(
-        f"{file.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends after "
-        f"{file.size - at:,}. The file was cut short"
-    )
 
 
 def _wrong(file: File, at: int, what: str, found: int, expected: int) -> DamageError:

@@ -35,9 +35,9 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File
+from ...storage.base import File, Storage
 from ..sample import MAX_DIMENSIONS, MAX_FIELDS
-from .base import PlainLayout, Values, Walked, check_length, undecodable
+from .base import ForeignFile, Values, Walked
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
@@ -78,44 +78,42 @@ class _Unusable(ValueError):
     """A file that is intact, but has what cannot be read in place."""
 
 
-class TarLayout(PlainLayout):
-    """Tar files as webdataset writes and reads them."""
+class TarFile(ForeignFile):
+    """A tar file as webdataset writes and reads them."""
 
-    name = "webdataset"
-
-    def __init__(self) -> None:
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
         self._alike = _Alike()
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        for offset, length, _, _ in self._scanned(file):
+    def scan(self) -> Iterator[tuple[int, int]]:
+        for offset, length, _, _ in self._scanned():
             yield offset, length
 
-    def walk(self, file: File) -> Iterator[Walked]:
-        """See formats.foreign.walk: headers are read once, and not again for the values."""
-        for record, (offset, length, held, members) in enumerate(self._scanned(file)):
+    def walk(self) -> Iterator[Walked]:
+        """Yield every record; headers are read once, and not again for the values."""
+        for record, (offset, length, held, members) in enumerate(self._scanned()):
             if held is None:
-                check_length(file, record, offset, length)
-            data = file.read(offset, length) if held is None else held
+                self.check_length(record, offset, length)
+            data = self.read(offset, length) if held is None else held
             try:
                 values = _decoded(data, members)
             except ValueError as error:
-                raise undecodable(file, record, offset, error) from None
+                raise self.undecodable(record, offset, error) from None
             yield offset, length, data, values
 
-    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
-        return _decoded(data, _plain(data) or self._any(data))
+    def values(self, data: bytes, record: int) -> Values:
+        return _decoded(data, _plain_members(data) or self._any_members(data))
 
-    def _scanned(self, file: File) -> Iterator[_Sample]:
-        _refuse_compressed(file)
+    def _scanned(self) -> Iterator[_Sample]:
+        _refuse_compressed(self)
         try:
-            yield from _samples(file)
+            yield from _samples(self)
         except _Unusable as error:
-            raise SourceError(f"{file.name}: {error}") from None
+            raise SourceError(f"{self.name}: {error}") from None
         except ValueError as error:
-            raise DamageError(f"{file.name}: {error}") from None
+            raise DamageError(f"{self.name}: {error}") from None
 
-    def _any(self, data: bytes) -> list[_Member]:
-        """The members in a record, whatever their headers are. Raises ValueError."""
+    def _any_members(self, data: bytes) -> list[_Member]:
+        """Return the members in a record, whatever their headers are. Raises ValueError."""
         found: list[_Member] = []
         for key, extension, _, start, stop, _ in _members(
             data, len(data), _nothing, self._alike, check=False
@@ -466,7 +464,7 @@ def _nothing(at: int, least: int) -> bytes:
     raise ValueError(f"its headers do not fit its {at} bytes")
 
 
-def _plain(data: bytes) -> list[_Member]:
+def _plain_members(data: bytes) -> list[_Member]:
     """The members in a record whose headers are as most writers make them; [] where one is not.
 
     As `_members` finds them, in half the time: a record's headers were checked by the scan, and its
