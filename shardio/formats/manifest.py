@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,13 +132,11 @@ class Manifest:
             "bytes": self.size,
             "blob_bytes": self.blob_bytes,
         }
-        lines = [f"{_json(name)}: {_json(value)},\n" for name, value in head.items()]
         rows = ",\n".join(
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
         )
-        text = "{\n" + "".join(lines) + _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n"
-        return _seal(text)
+        return _seal(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
 
 
 def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
@@ -208,15 +206,14 @@ def dump_splits(
     splits: Sequence[str], classes: Sequence[str] | None, library: str = __version__
 ) -> bytes:
     """The bytes of shardio.json; `library`: version of shardio that packs."""
-    head = {
-        "format": "shardio-splits",
-        "version": VERSION,
-        "library": library,
-        "splits": list(splits),
-        "classes": None if classes is None else list(classes),
-    }
     return _seal(
-        "{\n" + "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
+        {
+            "format": "shardio-splits",
+            "version": VERSION,
+            "library": library,
+            "splits": list(splits),
+            "classes": None if classes is None else list(classes),
+        }
     )
 
 
@@ -370,9 +367,10 @@ def _unfinished(folder: str) -> str:
     )
 
 
-def _seal(text: str) -> bytes:
-    """With its own SHA-256 as the last member."""
-    body = text.encode("ascii")
+def _seal(head: Mapping[str, Any], more: str = "") -> bytes:
+    """Return a file of these header fields, a line each, and more; its SHA-256 is the last one."""
+    lines = "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
+    body = f"{{\n{lines}{more}".encode("ascii")
     return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 

@@ -32,7 +32,7 @@ from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
-from .index import SCALARS, key_hash, pack_column, take_columns
+from .index import SCALARS, key_hash, pack_columns, take_columns
 from .index import checksum as _checksum
 from .sample import (
     MAX_BODY,
@@ -55,19 +55,20 @@ END_MAGIC = b"\x89DHS\r\n\x1a\n"
 XXH3_64 = 1  # the only checksum kind so far; a byte leaves room for others
 
 _HEADER = struct.Struct("<8sHBBI16sI")
-_FRAME = struct.Struct("<QII")
-_TRAILER = struct.Struct("<QQIIHBB16sQ8s")
+FRAME = struct.Struct("<QII")
+_TRAILER = struct.Struct("<QQIIHBB16s")  # what its checksum covers
+_END = struct.Struct("<Q8s")  # checksum and magic
+_TRAILER_SIZE = _TRAILER.size + _END.size
 _LENGTHS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
 MAX_FIELDS_BYTES = 1 << 19  # of a list of fields; the longest that Schema allows takes 266 KB
-_SEALED = _TRAILER.size - 16  # bytes of the trailer that its checksum covers
 
 # Records from this size on are read blob by blob straight into the bytes that are handed out: at
 # 110 KB 13.7 us against 15.9 us for one read and a copy; at 0.9 KB 2.3 us against 2.0.
-_APART = 16 << 10
+LARGE = 16 << 10
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
-_BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
+BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
 # Kinds of fields whose values the core makes; it knows them by these letters.
 _TEXT_KEY = b"t"  # in place of "k": a str
@@ -156,35 +157,15 @@ class RecordEncoder:
         return checksum, sealed
 
     def finish(self) -> bytes:
-        columns = [
-            (self.schema.names[i], *packed)
-            for i, values in self._columns
-            if (packed := pack_column(values)) is not None
-        ]
-        described = pack([[name, dtype, nulls] for name, dtype, nulls, _ in columns])
-        index = b"".join(
-            (
-                _U32.pack(len(described)),
-                described,
-                np.array(self._lengths, "<u4").tobytes(),
-                np.array(self._hashes, "<u4").tobytes(),
-                *(data for *_, data in columns),
-            )
-        )
-        trailer = _TRAILER.pack(
-            self._size,
-            len(index),
-            self.records,
-            self.number,
-            VERSION,
-            XXH3_64,
-            0,
-            self.dataset_id,
-            0,
-            END_MAGIC,
-        )
-        self.index_checksum = int(_checksum(index + trailer[:_SEALED]))
-        return index + trailer[:_SEALED] + _U64.pack(self.index_checksum) + END_MAGIC
+        columns = {self.schema.names[i]: values for i, values in self._columns}
+        described, data = pack_columns(columns)
+        text = pack(described)
+        lengths, hashes = (np.array(of, "<u4").tobytes() for of in (self._lengths, self._hashes))
+        index = b"".join((_U32.pack(len(text)), text, lengths, hashes, data))
+        places = self._size, len(index), self.records, self.number
+        sealed = index + _TRAILER.pack(*places, VERSION, XXH3_64, 0, self.dataset_id)
+        self.index_checksum = int(_checksum(sealed))
+        return sealed + _END.pack(self.index_checksum, END_MAGIC)
 
 
 class RecordShard:
@@ -228,20 +209,9 @@ class RecordShard:
         self.schema, self.dataset_id, self.number, start = _read_header(file)
         letters = [_LETTERS.get(kind, "") for _, kind in self.schema.fields]
         self._letters = "".join(letters).encode() if all(letters) else b""
-        trailer = _read_trailer(file)
-        (
-            index_offset,
-            index_length,
-            self.records,
-            number,
-            _,
-            _,
-            _,
-            foreign_id,
-            self.index_checksum,
-            _,
-        ) = trailer
-        if index_offset + index_length + _TRAILER.size != file.size or index_offset < start:
+        places, foreign_id, self.index_checksum = _read_trailer(file)
+        index_offset, index_length, self.records, number = places
+        if index_offset + index_length + _TRAILER_SIZE != file.size or index_offset < start:
             raise DamageError(
                 f"{file.name}: the trailer places an index of {index_length:,} bytes at byte "
                 f"{index_offset}, but the file is {file.size:,} bytes long"
@@ -253,14 +223,14 @@ class RecordShard:
         least = 4 + 8 * self.records
         if not (
             least <= index_length <= least + MAX_FIELDS_BYTES + 9 * scalars * self.records
-            and _FRAME.size * self.records <= self._file.size - index_length
+            and FRAME.size * self.records <= self._file.size - index_length
         ):
             raise DamageError(
-                f"{file.name}: trailer at byte {file.size - _TRAILER.size}: {self.records:,} "
+                f"{file.name}: trailer at byte {file.size - _TRAILER_SIZE}: {self.records:,} "
                 f"records cannot take {self._file.size:,} bytes with an index of "
                 f"{index_length:,}"
             )
-        block = file.read(index_offset, index_length + _SEALED)
+        block = file.read(index_offset, index_length + _TRAILER.size)
         if (found := _checksum(block)) != self.index_checksum:
             raise DamageError(
                 f"{file.name}: index at byte {index_offset}: checksum is {found:#018x}, expected "
@@ -274,7 +244,7 @@ class RecordShard:
             raise DamageError(f"{file.name}: index at byte {index_offset}: {error}") from None
         self.key_hashes = hashes
         self._seed = _seed(self.dataset_id, self.number)
-        self.sizes = lengths.astype(np.int64) + _FRAME.size
+        self.sizes = lengths.astype(np.int64) + FRAME.size
         return start, index_offset
 
     def check(self) -> None:
@@ -295,7 +265,7 @@ class RecordShard:
     def blob_bytes(self) -> int:
         """Bytes of all blobs: one small read a record, for shards that were not built just now."""
         frames = (self._file.read(int(at), 16) for at in self._offsets[:-1])
-        heads: int = sum(_FRAME.unpack(frame)[2] + 16 for frame in frames)
+        heads: int = sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
         return int(self.sizes.sum()) - heads
 
     def offset(self, record: int) -> int:
@@ -305,12 +275,12 @@ class RecordShard:
     def read(self, record: int) -> Sample:
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
-        if stop - start >= _APART:
-            return self._read_apart(record, start, stop)
+        if stop - start >= LARGE:
+            return self._read_large(record, start, stop)
         return self.decode(record, self._file.read(start, stop - start))
 
     def decode(self, record: int, held: bytes) -> Sample:
-        checksum, length, head = _FRAME.unpack_from(held)
+        checksum, length, head = FRAME.unpack_from(held)
         sealed = held[8:]
         if (
             _checksum(sealed, self._seed + record) != checksum
@@ -351,7 +321,7 @@ class RecordShard:
                 return True
         size, flat = out.nbytes // len(out), out.reshape(-1).data
         blob = len(begin) + size
-        seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
+        seed, frame, checksum = self._seed, FRAME.unpack_from, _checksum
         each = zip(records[done:].tolist(), rows[done:].tolist(), strict=True)
         for (record, row), data in zip(each, held or repeat(None), strict=False):
             if data is None:
@@ -382,7 +352,7 @@ class RecordShard:
         if core is not None and held is None and file >= 0:
             found = core.blobs(file, self._offsets, self._seed, records)
             return found if len(found) == len(records) else None
-        seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
+        seed, frame, checksum = self._seed, FRAME.unpack_from, _checksum
         for record, data in zip(records.tolist(), held or repeat(None), strict=False):
             if data is None:
                 data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
@@ -402,16 +372,16 @@ class RecordShard:
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
         """Records [start, stop), as many at a time as one read fetches."""
         offsets = self._offsets
-        if (offsets[stop] - offsets[start]) >= (stop - start) * _APART:
+        if (offsets[stop] - offsets[start]) >= (stop - start) * LARGE:
             begins = offsets[start:stop]
             ends = begins + self.sizes[start:stop]
-            apart = map(self._read_apart, range(start, stop), begins.tolist(), ends.tolist())
-            yield with_text_keys(apart) if text else apart
+            large = map(self._read_large, range(start, stop), begins.tolist(), ends.tolist())
+            yield with_text_keys(large) if text else large
             return
         while start < stop:
-            upto = int(np.searchsorted(offsets, offsets[start] + _BLOCK, "right")) - 1
+            upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
             upto = min(max(upto, start + 1), stop)
-            if self.sizes[start] > _BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
+            if self.sizes[start] > BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
                 yield with_text_keys((self.read(start),)) if text else (self.read(start),)
             else:
                 yield from self._decoded(start, upto, text)
@@ -431,7 +401,7 @@ class RecordShard:
             begin = int(ends[len(made) - 1]) if made else 0  # the next one is for Python
             block, ends, seed = block[begin:], ends[len(made) :] - begin, seed + len(made)
         yield self.schema.decode_run(
-            block, ends.tolist(), seed, _FRAME.unpack_from, _checksum, self._wrong, text
+            block, ends.tolist(), seed, FRAME.unpack_from, _checksum, self._wrong, text
         )
 
     def _block(self, start: int, stop: int) -> bytes:
@@ -453,7 +423,7 @@ class RecordShard:
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
         data = self._file.read(start, min(_FIRST, stop - start))
-        _, length, head = _FRAME.unpack_from(data)
+        _, length, head = FRAME.unpack_from(data)
         why = "its key is not the one in the index"
         if length != stop - start - 16 or head > min(length, MAX_HEAD):
             why = f"its head cannot be {head:,} bytes long"
@@ -471,9 +441,9 @@ class RecordShard:
     def scattered(self) -> None:
         self._file.scattered()
 
-    def _read_apart(self, record: int, start: int, stop: int) -> Sample:
+    def _read_large(self, record: int, start: int, stop: int) -> Sample:
         data = self._file.read(start, min(_FIRST, stop - start))
-        checksum, length, head = _FRAME.unpack_from(data)
+        checksum, length, head = FRAME.unpack_from(data)
         if length != stop - start - 16 or head > min(length, MAX_HEAD):
             raise self._damaged(
                 record,
@@ -519,7 +489,7 @@ class RecordShard:
 
     def _damaged(self, record: int, data: bytes, why: str) -> DamageError:
         """The error for a record's bytes; `why` is said when its checksum is right all the same."""
-        checksum, length, head = _FRAME.unpack_from(data)
+        checksum, length, head = FRAME.unpack_from(data)
         name = self._key(data[16 : 16 + min(head, length)], record)
         key = "its key cannot be read" if name is None else f"key {printable(name)}"
         advice = (
@@ -579,13 +549,13 @@ def _shown(schema: Schema) -> str:
 
 def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
     """Schema, dataset id, shard number, and the byte at which records begin."""
-    if file.size < _HEADER.size + 8 + _TRAILER.size:
+    if file.size < _HEADER.size + 8 + _TRAILER_SIZE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a record shard")
     data = file.read(0, min(4096, file.size))
     magic, version, kind, zero, number, dataset_id, length = _HEADER.unpack_from(data)
     _check_magic(file, "header at byte 0", magic, MAGIC, version, kind)
     end = _HEADER.size + length
-    if length > MAX_FIELDS_BYTES or end + 8 + _TRAILER.size > file.size:
+    if length > MAX_FIELDS_BYTES or end + 8 + _TRAILER_SIZE > file.size:
         raise DamageError(
             f"{file.name}: header at byte 0: its fields cannot be {length:,} bytes long"
         )
@@ -605,13 +575,16 @@ def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
     return check_schema(fields, f"{file.name}: header at byte 0"), dataset_id, number, end + 8
 
 
-def _read_trailer(file: Readable) -> tuple[Any, ...]:
-    start = file.size - _TRAILER.size
-    trailer = _TRAILER.unpack(file.read(start, _TRAILER.size))
-    _check_magic(file, f"trailer at byte {start}", trailer[-1], END_MAGIC, trailer[4], trailer[5])
-    if trailer[6]:
+def _read_trailer(file: Readable) -> tuple[tuple[int, ...], bytes, int]:
+    """Read (offset and length of the index, records, shard number), dataset id, checksum."""
+    start = file.size - _TRAILER_SIZE
+    data = file.read(start, _TRAILER_SIZE)
+    *places, version, kind, zero, dataset_id = _TRAILER.unpack_from(data)
+    checksum, magic = _END.unpack_from(data, _TRAILER.size)
+    _check_magic(file, f"trailer at byte {start}", magic, END_MAGIC, version, kind)
+    if zero:
         raise DamageError(f"{file.name}: trailer at byte {start}: byte 27 is not 0")
-    return trailer
+    return tuple(places), dataset_id, checksum
 
 
 def _check_magic(

@@ -19,7 +19,6 @@ from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
 from ..formats.foreign.base import (
-    Swept,
     Values,
     dump,
     key_of,
@@ -199,8 +198,8 @@ def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
 
 
 def _scan(task: Task, add: Callable[[int], None]) -> Scanned:
-    storage = Swept(locate(task.root), task.name)
-    file = FOREIGN[task.format].file(storage, task.name, task.extra)
+    kind = FOREIGN[task.format].file
+    file = kind(locate(task.root), task.name, task.extra, sweep=True)
     try:
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
         scalars: dict[str, list[Any]] = {}

@@ -80,7 +80,7 @@ def readings(shard: RecordShard, record: int) -> list[Callable[[], Any]]:
         lambda: next(shard.scan(record, record + 1)),
         lambda: list(shard.scan(0, record + 1))[record],
         lambda: shard.decode(record, shard.hold(record, record + 1)[0]),
-        lambda: shard._read_apart(record, shard.offset(record), shard.offset(record + 1)),
+        lambda: shard._read_large(record, shard.offset(record), shard.offset(record + 1)),
     ]
 
 

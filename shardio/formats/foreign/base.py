@@ -33,7 +33,7 @@ from ...errors import DamageError, ShardioError, StorageError, VersionError, pri
 from ...names import KEY, key_bytes
 from ...storage.base import File, Storage
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo
-from ..index import SCALARS, checksum, key_hash, pack_column, take_columns
+from ..index import SCALARS, checksum, key_hash, pack_columns, take_columns
 from ..sample import MAX_KEY, Sample, pack, unpack, with_text_keys
 
 VERSION = 0
@@ -87,16 +87,19 @@ class ForeignFile(WrappedFile):
     Each format is a subclass. Threads share a file once it is open.
 
     extra: what the method `extra` gave when the file was indexed; empty until then.
+    sweep: the file is read from front to back, or nearly so, and hashed meanwhile.
     Raises FileNotFoundError, StorageError, DamageError; SourceError if it is not read in place.
     """
 
     lists: ClassVar[bool] = False  # values are lists; where all have one element, that is the value
     memory = 0  # bytes that the file takes while it is open, where those are many
 
-    def __init__(self, storage: Storage, name: str, extra: bytes = b"") -> None:
+    def __init__(
+        self, storage: Storage, name: str, extra: bytes = b"", *, sweep: bool = False
+    ) -> None:
         file = storage.open(name)
-        super().__init__(file)
-        self.read: Callable[[int, int], bytes] = file.read
+        super().__init__(Sweep(file) if sweep else file)
+        self.read: Callable[[int, int], bytes] = self._file.read
         try:
             self._open(storage, name, extra)
         except BaseException:
@@ -164,19 +167,6 @@ class ForeignFile(WrappedFile):
             f"{self.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends "
             f"after {self.size - at:,}. The file was cut short"
         )
-
-
-class Swept:
-    """A storage of which one file is `sweep`: read from front to back, or nearly so, and hashed."""
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        self._storage, self._name = storage, name
-        self.url = storage.url
-        self.read, self.exists, self.is_network = storage.read, storage.exists, storage.is_network
-
-    def open(self, name: str) -> File:
-        file = self._storage.open(name)
-        return Sweep(file) if name == self._name else file
 
 
 class Sweep(WrappedFile):
@@ -257,10 +247,7 @@ def dump(
     ranges: (offset, length) of each record, or both in turns. columns: scalar values, or None, by
     the name of their field.
     """
-    packed = {name: pack_column(values) for name, values in columns.items()}
-    described = [
-        [name, column[0], column[1]] for name, column in packed.items() if column is not None
-    ]
+    described, data = pack_columns(columns)
     text = pack({"columns": described, "extra": extra})
     pairs = np.array(ranges, np.uint64).reshape(-1, 2)
     body = b"".join(
@@ -271,7 +258,7 @@ def dump(
             pairs[:, 1].astype("<u4").tobytes(),
             np.array(checksums, "<u8").tobytes(),
             np.array(hashes, "<u4").tobytes(),
-            *(column[2] for column in packed.values() if column is not None),
+            data,
         )
     )
     return body + _U64.pack(checksum(body))
@@ -307,12 +294,8 @@ def load(storage: Storage, info: ShardInfo, dataset_id: bytes) -> Sidecar:
         raise DamageError(
             f"{where}: its checksum is {made:#018x}, expected {sealed:#018x}; {advice}"
         )
-    if (sealed, number, found_id, records) != (
-        info.index_checksum,
-        info.number,
-        dataset_id,
-        info.records,
-    ):
+    expected = (info.index_checksum, info.number, dataset_id, info.records)
+    if (sealed, number, found_id, records) != expected:
         raise DamageError(f"{where}: it is not the index that the manifest names; {advice}")
     try:
         return _parse(memoryview(data)[: len(data) - 8], number, found_id, records, length)

@@ -46,7 +46,9 @@ class NoImageError(SourceError):
 class ImageRun(ForeignFile):
     """A run of image files as one. What it holds is said when it is opened, also to index it."""
 
-    def __init__(self, storage: Storage, name: str, extra: bytes = b"") -> None:
+    def __init__(
+        self, storage: Storage, name: str, extra: bytes = b"", *, sweep: bool = False
+    ) -> None:
         self._storage = storage
         self.name = printable(f"{storage.url.rstrip('/')}/{name}", 4096)
         described = unpack(extra)

@@ -45,23 +45,20 @@ import numpy as np
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
 from ...storage.base import Storage
+from ..lmdb import BRANCH_PAGE, LEAF_PAGE, META_PAGE, OVERFLOW_PAGE, PAGE_HEAD, RUN_HEAD, TREE
 from ..sample import pack, unpack
 from .base import ForeignFile, Values
 from .protobuf import read_varint
 
 SPECIAL = frozenset((b"__keys__", b"__len__"))  # keys of other tools' notes, not of records
 
-_PAGE = struct.Struct("<QHHHH")
-_RUN = struct.Struct("<QHHI")
 _NODE = struct.Struct("<HHHH")  # size or child, low and high; flags or the child's highest; key
 _U64 = struct.Struct("<Q")
-_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
 _KINDS = 0x6F  # these, fixed-size values (0x20) and sub-pages (0x40)
 _BIG, _NAMED = 1, 2  # flags of a node; 4: it has many values
 _MAGIC = b"\xde\xc0\xef\xbe"
 _FORMAT = 1  # of LMDB 0.9
 _HEAD = struct.Struct("<4sIQQ")  # of a meta page: magic, format, address, size of the map
-_TREE = struct.Struct("<IHHQQQQQ")  # page size or 0, flags, depth, pages of 3 kinds, entries, root
 _MANY_VALUES = 4  # flag of a tree
 _EMPTY = (1 << 64) - 1
 _PAGE_SIZES = [1 << bits for bits in range(8, 17)]
@@ -164,10 +161,13 @@ def _is_pickled(value: bytes) -> bool:
     return value.endswith(b".") and _PICKLE.match(value) is not None
 
 
+# Of a Datum the numbers, by their tags: channels, height, width, label, encoded.
+_DATUM = {0x08: 0, 0x10: 0, 0x18: 0, 0x28: None, 0x38: 0}
+
+
 def _datum(data: bytes) -> Values:
     """The image and label of a Datum. Raises ValueError when it is none."""
-    channels = height = width = encoded = 0
-    label: int | None = None
+    numbers: dict[int, Any] = dict(_DATUM)
     start = stop = -1  # of the bytes in field 4
     floats: list[bytes] = []
     at, size = 0, len(data)
@@ -187,25 +187,18 @@ def _datum(data: bytes) -> Values:
             elif tag == 0x35:  # one float
                 floats.append(data[at : at + 4])
                 at += 4
+            elif tag in _DATUM:
+                numbers[tag], at = read_varint(data, at)
             else:
-                value, at = read_varint(data, at)
-                if tag == 0x08:
-                    channels = value
-                elif tag == 0x10:
-                    height = value
-                elif tag == 0x18:
-                    width = value
-                elif tag == 0x28:
-                    value &= 0xFFFFFFFF  # int32, of which a negative one takes 10 bytes
-                    label = value - (1 << 32) if value >> 31 else value
-                elif tag == 0x38:
-                    encoded = value
-                else:
-                    raise ValueError("it has a field that no Datum has")
+                raise ValueError("it has a field that no Datum has")
     except IndexError:
         raise ValueError("it ends within a field") from None
     if at != size:
         raise ValueError("it ends within a field")
+    channels, height, width, label, encoded = numbers.values()
+    if label is not None:
+        label &= 0xFFFFFFFF  # int32, of which a negative one takes 10 bytes
+        label -= label >> 31 << 32
     shape = (channels, height, width)
     image: Any
     if encoded or (start >= 0 and shape == (0, 0, 0)):  # some writers say neither
@@ -266,42 +259,10 @@ def _walk(file: LmdbFile) -> _Found:
     last = file.size // page_size
     pages, offsets, lengths, sizes = array("Q"), array("Q"), array("Q"), array("H")
     keys: list[bytes] = []
-    seen = special = 0
-    waiting = [(tree.root, 1)] if tree.entries else []
-    passed: set[int] = set()
-    while waiting:
-        number, depth = waiting.pop()
-        passed.add(number)
-        seen += 1
-        if (
-            not 2 <= number < last
-            or depth > tree.depth
-            or not len(passed) == seen <= tree.pages  # a page comes once
-        ):
-            raise _damaged(file, number, "it is not where a page of the tree can be")
-        data = file.read(number * page_size, page_size)
-        own, _, flags, lower, upper = _PAGE.unpack_from(data)
-        kind = flags & _KINDS
-        if own != number or kind not in (_BRANCH, _LEAF) or not 16 <= lower <= upper <= page_size:
-            raise _damaged(file, number, "it is no page of a tree")
-        if (kind == _LEAF) != (depth == tree.depth):
-            raise _damaged(file, number, "it is not at the depth where it should be")
-        places = struct.unpack_from(f"<{(lower - 16) // 2}H", data, 16)
-        if len(set(places)) < len(places):
-            raise _damaged(file, number, "a node is in it twice")
-        if kind == _BRANCH:
-            children = []
-            for at in places:
-                if not upper <= at <= page_size - 8:
-                    raise _damaged(file, number, f"a node at byte {at} does not fit")
-                low, middle, high, _ = _NODE.unpack_from(data, at)
-                children.append((low | middle << 16 | high << 32, depth + 1))
-            waiting += reversed(children)
-            continue
+    special = 0
+    for number, data, places, upper in _leaves(file, tree):
         room = page_size - upper
         for at in places:
-            if not upper <= at <= page_size - 8:
-                raise _damaged(file, number, f"a node at byte {at} does not fit")
             low, high, flags, key_size = _NODE.unpack_from(data, at)
             size = low | high << 16
             begin = at + 8 + key_size
@@ -341,15 +302,59 @@ def _walk(file: LmdbFile) -> _Found:
     return _Found(begins, counts, b"".join(keys), sizes.tobytes())
 
 
+def _leaves(file: LmdbFile, tree: _Tree) -> Iterator[tuple[int, bytes, tuple[int, ...], int]]:
+    """Yield the leaves of a tree in the order of keys: number, bytes, places of nodes, `upper`.
+
+    Raises DamageError naming the page.
+    """
+    page_size = tree.page_size
+    last = file.size // page_size
+    seen = 0
+    waiting = [(tree.root, 1)] if tree.entries else []
+    passed: set[int] = set()
+    while waiting:
+        number, depth = waiting.pop()
+        passed.add(number)
+        seen += 1
+        if (
+            not 2 <= number < last
+            or depth > tree.depth
+            or not len(passed) == seen <= tree.pages  # a page comes once
+        ):
+            raise _damaged(file, number, "it is not where a page of the tree can be")
+        data = file.read(number * page_size, page_size)
+        own, _, flags, lower, upper = PAGE_HEAD.unpack_from(data)
+        kind = flags & _KINDS
+        known = own == number and kind in (BRANCH_PAGE, LEAF_PAGE)
+        if not known or not 16 <= lower <= upper <= page_size:
+            raise _damaged(file, number, "it is no page of a tree")
+        if (kind == LEAF_PAGE) != (depth == tree.depth):
+            raise _damaged(file, number, "it is not at the depth where it should be")
+        places = struct.unpack_from(f"<{(lower - 16) // 2}H", data, 16)
+        if len(set(places)) < len(places):
+            raise _damaged(file, number, "a node is in it twice")
+        for at in places:
+            if not upper <= at <= page_size - 8:
+                raise _damaged(file, number, f"a node at byte {at} does not fit")
+        if kind == LEAF_PAGE:
+            yield number, data, places, upper
+            continue
+        children = []
+        for at in places:
+            low, middle, high, _ = _NODE.unpack_from(data, at)
+            children.append((low | middle << 16 | high << 32, depth + 1))
+        waiting += reversed(children)
+
+
 def _check_runs(file: LmdbFile, page_size: int, begins: Any, counts: Any) -> None:
     """Look at the page before each value that has pages to itself."""
     behind = 0  # the page behind the run before
     runs = np.flatnonzero(begins % page_size == 16)
     for begin, size in zip(begins[runs].tolist(), counts[runs].tolist(), strict=True):
         number = begin // page_size
-        own, _, flags, pages = _RUN.unpack(file.read(begin - 16, 16))
+        own, _, flags, pages = RUN_HEAD.unpack(file.read(begin - 16, 16))
         end = (15 + size) // page_size + 1
-        if own != number or flags & _KINDS != _OVERFLOW or pages < end or number < behind:
+        if own != number or flags & _KINDS != OVERFLOW_PAGE or pages < end or number < behind:
             raise _damaged(file, number, f"it is not the first of {end:,} pages of a value")
         if begin + size > file.size:
             raise _damaged(file, number, f"a value of {size:,} bytes ends beyond the file")
@@ -393,13 +398,13 @@ def _meta(
 ) -> tuple[int, int, tuple[int, int, int, int, int, int, int, int]]:
     """Page size, transaction, and main tree of a meta page."""
     data = file.read(at, 152)
-    kind = _PAGE.unpack_from(data)[2]
+    kind = PAGE_HEAD.unpack_from(data)[2]
     magic, version, _, _ = _HEAD.unpack_from(data, 16)
-    found: int = _TREE.unpack_from(data, 40)[0]
-    tree = _TREE.unpack_from(data, 88)
+    found: int = TREE.unpack_from(data, 40)[0]
+    tree = TREE.unpack_from(data, 88)
     (transaction,) = _U64.unpack_from(data, 144)
     if (
-        kind & _KINDS != _META
+        kind & _KINDS != META_PAGE
         or magic != _MAGIC
         or version != _FORMAT
         or found not in _PAGE_SIZES

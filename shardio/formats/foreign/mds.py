@@ -371,26 +371,23 @@ def _unzstd(data: bytes, size: int) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def _gunzip(data: bytes, size: int) -> bytes:
-    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    inflated = unpacker.decompress(data, size + 1)
-    if len(inflated) <= size and (not unpacker.eof or unpacker.unused_data):
-        raise ValueError("it is not one gzip member")
-    return inflated
+def _stream_inflater(decompressor: Callable[[], Any], what: str) -> Callable[[bytes, int], bytes]:
+    """Return what inflates one stream; of more than `size` bytes it gives one too many."""
 
+    def inflate(data: bytes, size: int) -> bytes:
+        unpacker = decompressor()
+        inflated: bytes = unpacker.decompress(data, size + 1)
+        if len(inflated) <= size and (not unpacker.eof or unpacker.unused_data):
+            raise ValueError(f"it is not one {what}")
+        return inflated
 
-def _bunzip2(data: bytes, size: int) -> bytes:
-    unpacker = bz2.BZ2Decompressor()
-    inflated = unpacker.decompress(data, size + 1)
-    if len(inflated) <= size and (not unpacker.eof or unpacker.unused_data):
-        raise ValueError("it is not one bzip2 stream")
-    return inflated
+    return inflate
 
 
 _INFLATE: dict[str, Callable[[bytes, int], bytes]] = {
     "zstd": _unzstd,
-    "gz": _gunzip,
-    "bz2": _bunzip2,
+    "gz": _stream_inflater(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), "gzip member"),
+    "bz2": _stream_inflater(bz2.BZ2Decompressor, "bzip2 stream"),
 }
 
 
@@ -544,12 +541,12 @@ def _json(data: bytes) -> Any:
 
 # --- arrays, pixels, lists ------------------------------------------------------------------------
 
-_DTYPES = {  # by the number in a value whose column does not say the dtype
+DTYPES = {  # by the number in a value whose column does not say the dtype
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
     **{33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"},
 }
-_KNOWN = {name: np.dtype(name).newbyteorder("<") for name in _DTYPES.values()}
-_BY_NUMBER = {number: _KNOWN[name] for number, name in _DTYPES.items()}
+_KNOWN = {name: np.dtype(name).newbyteorder("<") for name in DTYPES.values()}
+_BY_NUMBER = {number: _KNOWN[name] for number, name in DTYPES.items()}
 _LENGTHS = tuple(np.dtype(code) for code in ("<u1", "<u2", "<u4", "<u8"))  # of a shape's numbers
 
 

@@ -9,7 +9,7 @@ is an error. Source: https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +17,15 @@ from ...errors import SampleError, printable
 from ...names import KEY
 from ..sample import Sample
 from .recordio import FIRST, HEADER, LAST, MAGIC, MAGIC_BYTES, MAX_LENGTH, MIDDLE, PART, WHOLE
-from .writer import Plan, ShardTarget, image_and_label, misfit
+from .writer import Plan, ShardTarget, image_and_label, misfit, to_float32
 
 
 class RecordIO(ShardTarget):
+    """RecordIO files that are being written."""
+
     suffix = ".rec"
-    default_size: ClassVar[int | None] = None
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"\d{5,}\.(rec|idx)")
+    default_size = None
+    ours = re.compile(r"\d{5,}\.(rec|idx)")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -31,7 +33,7 @@ class RecordIO(ShardTarget):
         self.called = {self._image: "image"}
         if self._label is not None:
             self.called[self._label] = "label"
-            if dict(plan.made.schema.fields)[self._label] != "int":
+            if dict(plan.manifest.schema.fields)[self._label] != "int":
                 self.notes.append(f"{self._label}: as float32, the format has no other")
 
     def encode(self, number: int, sample: Sample) -> bytes:
@@ -67,13 +69,12 @@ class RecordIO(ShardTarget):
 
 
 def _narrow(value: np.ndarray[Any, Any], sample: Sample, name: str) -> np.ndarray[Any, Any]:
-    with np.errstate(over="ignore"):
-        narrow = value.astype("<f4")
+    narrow = to_float32(value)
+    if narrow is None:
+        raise misfit(sample, name, f"{value} is too large for float32")
     # by Python's integers: numpy would compare both as floats
     if value.dtype.kind in "iu" and narrow.astype(object).tolist() != value.tolist():
         raise misfit(sample, name, f"{value} is no float32, and the format has no other labels")
-    if not np.array_equal(np.isfinite(value), np.isfinite(narrow)):
-        raise misfit(sample, name, f"{value} is too large for float32")
     return narrow
 
 

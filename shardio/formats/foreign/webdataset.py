@@ -43,6 +43,9 @@ _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _NO_TAIL = bytes(_BLOCK - 156)
 _FILE, _PAX = b"0x"  # kinds of members
+_FILES = frozenset((b"0", b"\0", b"7"))
+_EXTENSIONS = frozenset((b"x", b"X", b"g", b"L", b"K"))  # say something of the next member
+_NOTHING_SAID = (b"", -1)
 _HEADER = struct.Struct("<100s24x11sB12x6s")  # name, size, byte behind it, checksum
 
 MAX_EXTENSION = 1 << 20  # bytes of a pax header or long name; extended attributes make them large
@@ -64,6 +67,11 @@ _COMPRESSED = {  # first bytes, and what writes the content of such a file to it
     b"\x04\x22\x4d\x18": "lz4 -dc",
 }
 _ENDING = re.compile(r"\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)$", re.IGNORECASE)
+
+# Extensions that webdataset decodes: to an int, a str, what JSON says.
+INTS = ("cls", "cls2", "index", "inx", "id")
+TEXTS = ("txt", "text", "transcript")
+JSONS = ("json", "jsn")
 
 _META = re.compile(rb"__[^/]*__($|/)")
 _RESERVED = (KEY, "__url__")  # webdataset refuses them, too
@@ -255,11 +263,44 @@ class _Alike:
         # digits of the time: the headers, and the beginning of all that they hold, "28 mtime=".
         self.twins: tuple[bytes, ...] = ()
 
+    def take_tail(self, tail: bytes) -> tuple[bytes, int, bytes, bytes]:
+        """Remember another tail; return it with its Adler-32, type and prefix."""
+        prefix = b""
+        if tail[189] and tail[101:107] == b"ustar\0":
+            prefix = tail[189:344].partition(b"\0")[0] + b"/"
+        self.tail = tail, zlib.adler32(tail), tail[:1], prefix
+        return self.tail
+
+    def take_twin(self, header: bytes, data: bytes) -> tuple[bytes, ...]:
+        """Remember the header of a member's time, if this is one; return all of them."""
+        time = b"%d mtime=" % len(data)
+        if header[156] == _PAX and data.startswith(time) and len(data) < 64:
+            self.twins = (header + time, *self.twins[:3])
+        return self.twins
+
 
 def _members(
     block: bytes, size: int, fetch: Callable[[int, int], bytes], alike: _Alike, *, check: bool
 ) -> Iterator[tuple[bytes, bytes, int, int, int, int]]:
-    """(key, extension, first header, start of data, its end, end of padding) of each data member.
+    """Yield each data member: key, extension, then as `_files` gives them, first header to end.
+
+    Parameters and errors are those of `_files`.
+    """
+    current = b""  # the key of the member before
+    same: bytes | tuple[()] = ()  # what others of that key begin with; () where that cannot tell
+    for name, begin, start, stop, end in _files(block, size, fetch, alike, check=check):
+        if name.startswith(same) and name.find(b"/", len(same)) < 0:
+            yield current, name[len(same) :], begin, start, stop, end
+        elif pair := split_name(name):
+            current, extension = pair
+            same = () if current.startswith(b"__") else current + b"."
+            yield current, extension, begin, start, stop, end
+
+
+def _files(
+    block: bytes, size: int, fetch: Callable[[int, int], bytes], alike: _Alike, *, check: bool
+) -> Iterator[tuple[bytes, int, int, int, int]]:
+    """Yield each file of a tar: name, first header, start of data, its end, end of padding.
 
     block: the first bytes that are at hand, of `size`; fetch(at, least) gives bytes from `at`.
     check: the sums of headers, and what lies behind the end; a record's were checked by the scan.
@@ -267,29 +308,22 @@ def _members(
     """
     unpack, adler = _HEADER.unpack_from, zlib.adler32
     at = base = 0
-    current = b""  # the key of the member before
-    same: bytes | tuple[()] = ()  # what others of that key begin with; () where that cannot tell
-    begin, said_name, said_size = -1, b"", -1  # by the headers before the member's own
+    begin = size  # byte of the first header that belongs to the member to come; `size`: none yet
+    said = _NOTHING_SAID  # name and size of that member, by the headers before its own
     tail, tail_sum, kind, prefix = alike.tail
     twins = alike.twins
     while at < size:
         i = at - base
         if i + _BLOCK > len(block):
-            if at + _BLOCK > size:
-                raise ValueError(f"byte {at}: {size - at} bytes are no header; it was cut short")
-            block, base, i = fetch(at, _BLOCK), at, 0
+            block, base, i = _fetch_header(fetch, at, size), at, 0
         if block.startswith(twins, i):
-            if begin < 0:
+            if begin == size:
                 begin = at
             at += 2 * _BLOCK
             continue
         name, digits, after, seal = unpack(block, i)
         if not block.startswith(tail, i + 156):
-            tail = block[i + 156 : i + _BLOCK]
-            tail_sum, kind, prefix = adler(tail), tail[:1], b""
-            if tail[189] and tail[101:107] == b"ustar\0":
-                prefix = tail[189:344].partition(b"\0")[0] + b"/"
-            alike.tail = tail, tail_sum, kind, prefix
+            tail, tail_sum, kind, prefix = alike.take_tail(block[i + 156 : i + _BLOCK])
         try:
             length = int(digits, 8)
             # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521 (no header of
@@ -300,65 +334,71 @@ def _members(
         except ValueError:
             plain = False
         if not plain or length < 0:
-            header = block[i : i + _BLOCK]
-            if check and header == _ZEROS:
+            length = _odd_length(block[i : i + _BLOCK], at, check)
+            if length < 0:
                 _check_end(at, size, fetch)
                 break
-            if check and not _sealed(header):
-                raise ValueError(
-                    f"byte {at}: the sum of the header's bytes is not the one it states; it is "
-                    "damaged, or no tar header"
-                )
-            length = _number(header[124:136], at)
         start = at + _BLOCK
-        stop = start + length
-        end = stop + 511 & -512
-        if kind == b"0" or kind == b"\0" or kind == b"7":
-            name = name.partition(b"\0")[0]
-            if prefix:
-                name = prefix + name
-            if begin < 0:
-                begin = at
-            else:
-                name = said_name or name
-                if said_size >= 0:
-                    stop = start + said_size
-                    end = stop + 511 & -512
-                said_name, said_size = b"", -1
-            if end > size:
-                raise ValueError(_cut(at, stop - start, size))
-            if name.startswith(same) and name.find(b"/", len(same)) < 0:
-                yield current, name[len(same) :], begin, start, stop, end
-            elif pair := split_name(name):
-                current, extension = pair
-                same = () if current.startswith(b"__") else current + b"."
-                yield current, extension, begin, start, stop, end
-            begin = -1
-        elif kind in b"xXgLK":
+        if kind in _EXTENSIONS:
+            end = start + (length + 511 & -512)
             if length > MAX_EXTENSION or end > size:
                 raise ValueError(_cut(at, length, size))
             header = block[i : i + _BLOCK]
-            if stop - base > len(block):
+            if start + length - base > len(block):
                 block, base = fetch(start, length), start
-            data = block[start - base : stop - base]
-            if begin < 0 and kind != b"g":
-                begin = at
-            if kind == b"x" and data.startswith(time := b"%d mtime=" % length) and length < 64:
-                alike.twins = twins = (header + time, *twins[:3])
-            if kind == b"L":
-                said_name = said_name or data.partition(b"\0")[0]
-            elif kind != b"K" and (b"path=" in data or b"size=" in data or b"GNU.sparse" in data):
-                pax_name, pax_size = _pax(data, at, everywhere=kind == b"g")
-                said_name = said_name or pax_name
-                said_size = said_size if said_size >= 0 else pax_size
-        else:
-            end = start + _passed(said_name or prefix + name.partition(b"\0")[0], kind, at, length)
-            if end > size:
-                raise ValueError(_cut(at, length, size))
-            begin, said_name, said_size = -1, b"", -1
-        at = end
-    if begin >= 0:
+            data = block[start - base : start - base + length]
+            if kind != b"g":
+                begin = min(begin, at)
+            twins = alike.take_twin(header, data)
+            said = _said(kind, data, at, said)
+            at = end
+            continue
+        name = said[0] or prefix + name.partition(b"\0")[0]
+        data_bytes = length
+        if kind not in _FILES:
+            data_bytes = _passed(name, kind, at, length)
+        elif said[1] >= 0:
+            data_bytes = length = said[1]
+        end = start + (data_bytes + 511 & -512)
+        if end > size:
+            raise ValueError(_cut(at, length, size))
+        if kind in _FILES:
+            yield name, at if begin == size else begin, start, start + data_bytes, end
+        at, begin, said = end, size, _NOTHING_SAID
+    if begin < size:
         raise ValueError(f"byte {begin}: a header without its member; the file was cut short")
+
+
+def _fetch_header(fetch: Callable[[int, int], bytes], at: int, size: int) -> bytes:
+    """Read a block that begins with a header. Raises ValueError if the file ends within it."""
+    if at + _BLOCK > size:
+        raise ValueError(f"byte {at}: {size - at} bytes are no header; it was cut short")
+    return fetch(at, _BLOCK)
+
+
+def _odd_length(header: bytes, at: int, check: bool) -> int:
+    """Return the size that an unusual header states; -1 for zeros, which end the file.
+
+    check: also compare its sum. Raises ValueError.
+    """
+    if check and header == _ZEROS:
+        return -1
+    if check and not _sealed(header):
+        raise ValueError(
+            f"byte {at}: the sum of the header's bytes is not the one it states; it is damaged, or "
+            "no tar header"
+        )
+    return _number(header[124:136], at)
+
+
+def _said(kind: bytes, data: bytes, at: int, said: tuple[bytes, int]) -> tuple[bytes, int]:
+    """Return name and size of the next member, by an extension header and those before it."""
+    name, size = b"", -1
+    if kind == b"L":
+        name = data.partition(b"\0")[0]
+    elif kind != b"K" and (b"path=" in data or b"size=" in data or b"GNU.sparse" in data):
+        name, size = _pax(data, at, everywhere=kind == b"g")
+    return said[0] or name, said[1] if said[1] >= 0 else size
 
 
 def _passed(name: bytes, kind: bytes, at: int, length: int) -> int:
@@ -375,7 +415,7 @@ def _passed(name: bytes, kind: bytes, at: int, length: int) -> int:
             f"again with content in place of links: tar {option}"
         )
     if kind in b"VD":  # the label of the volume; a list of the files in a folder
-        return length + 511 & -512
+        return length
     if kind == b"S":
         raise _sparse(at)
     why = "goes on in, or comes from, another file" if kind == b"M" else "is of an unknown type"
@@ -538,10 +578,6 @@ def _int(data: bytes) -> int:
     return value
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 def _json(data: bytes) -> Any:
     if len(data) > MAX_JSON:
         raise ValueError(f"JSON of {len(data):,} bytes; at most {MAX_JSON:,} are decoded")
@@ -585,8 +621,8 @@ def _npy_header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 _DECODE: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _int),
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
-    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(INTS, _int),
+    **dict.fromkeys(TEXTS, bytes.decode),
+    **dict.fromkeys(JSONS, _json),
     "npy": _npy,
 }

@@ -1,7 +1,7 @@
 """Tar files as webdataset reads them, and the index that DALI wants beside each.
 
 A record's fields are members of one name but for the extension, which says how they are decoded
-(formats/tar.py has the layout of both). A field becomes the extension that webdataset decodes back
+(`webdataset` describes the file). A field becomes the extension that webdataset decodes back
 to its value:
 
     image               jpg, png, ... by what each file is; a second one is NAME.png
@@ -28,7 +28,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -36,18 +36,15 @@ from ...errors import OptionError, printable
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ..sample import Sample
-from .webdataset import split_name
+from .webdataset import INTS, JSONS, TEXTS, split_name
 from .writer import Field, Plan, ShardTarget, check_distinct, image_extension, json_bytes, misfit
 
-_INTS = ("cls", "cls2", "index", "inx", "id")
-_TEXTS = ("txt", "text", "transcript")
-_JSONS = ("json", "jsn")
 _DECODED = frozenset(  # webdataset makes something else than bytes of these
     (
-        *_INTS,
-        *_TEXTS,
-        *_JSONS,
-        *("class", "count"),  # so do its releases before 1.0, and formats/tar.py
+        *INTS,
+        *TEXTS,
+        *JSONS,
+        *("class", "count"),  # so do its releases before 1.0
         *("pkl", "pickle", "pyd", "pth", "ten", "tb", "mp", "msg", "npy", "npz", "cbor"),
     )
 )
@@ -58,9 +55,11 @@ _END = 10_240  # tar writes records of 20 blocks, and warns where a file ends ot
 
 
 class WebDataset(ShardTarget):
+    """Tar files that are being written."""
+
     suffix = ".tar"
     most_behind = _END + 2 * _BLOCK - 1
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"\d{5,}\.(tar|idx)")
+    ours = re.compile(r"\d{5,}\.(tar|idx)")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -76,7 +75,7 @@ class WebDataset(ShardTarget):
             self.called[field.name] = extension
         check_distinct([extension for _, _, extension in self._fields if extension], "webdataset")
         self._has_image = main is not None or any(kind == "image" for _, kind, _ in self._fields)
-        self._all = plan.made.schema.fields
+        self._all = plan.manifest.schema.fields
         self._members: list[_Member] = []  # of the record that was encoded last
         self._check_keys(plan.keys())
 
@@ -202,14 +201,14 @@ def _extension(field: Field, main: bool) -> str:
     if kind == "image":
         return "" if main else name if last in ALL_ENDINGS else f"{name}."
     if kind == "int":
-        return "cls" if name == "label" else name if last in _INTS + _JSONS else f"{name}.json"
+        return "cls" if name == "label" else name if last in INTS + JSONS else f"{name}.json"
     if kind == "str":
-        return name if last in _TEXTS else f"{name}.txt"
+        return name if last in TEXTS else f"{name}.txt"
     if kind == "array":
         return name if last == "npy" else f"{name}.npy"
     if kind == "bytes":
         return f"{name}.bin" if last in _DECODED else name
-    return name if last in _JSONS else f"{name}.json"
+    return name if last in JSONS else f"{name}.json"
 
 
 def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes]:
@@ -217,13 +216,13 @@ def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes
     last = extension.rpartition(".")[2]
     if kind in ("image", "bytes"):
         return bytes
-    if last in _JSONS and kind != "array":
+    if last in JSONS and kind != "array":
         return json_bytes
     if kind == "array" and last == "npy":
         return _npy
-    if kind == "str" and last not in _DECODED - {*_TEXTS}:
+    if kind == "str" and last not in _DECODED - {*TEXTS}:
         return str.encode
-    if kind == "int" and last in _INTS:
+    if kind == "int" and last in INTS:
         return lambda value: b"%d" % value
     fitting = {"array": "npy", "int": "cls or json", "str": "txt or json"}.get(kind, "json")
     raise OptionError(
