@@ -1,6 +1,6 @@
-"""The formats of shards, one row each: those that shardio packs, those of others, read and written.
+"""The formats of shards, one row each: those that shardio packs, and those of others.
 
-A format is the files of a row, and the row; they never import this table.
+A format is its modules and one row here. They never import this table.
 """
 
 from __future__ import annotations

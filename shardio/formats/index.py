@@ -25,14 +25,14 @@ checksum: Callable[..., int] = xxhash.xxh3_64_intdigest
 
 
 def key_hash(key: bytes) -> int:
-    """The hash by which an index finds a key: the low 32 bits of its xxh3_64."""
+    """Return the hash by which an index finds a key: the low 32 bits of its xxh3_64."""
     return checksum(key) & 0xFFFFFFFF
 
 
 def take_columns(
     block: memoryview, at: int, records: int, described: Sequence[Sequence[Any]]
 ) -> tuple[dict[str, Column], int]:
-    """The columns that begin at byte `at`, by name, and where they end. Raises ValueError.
+    """Return the columns that begin at byte `at`, by name, and where they end. Raises ValueError.
 
     described: [name, dtype, whether some are None] of each.
     """

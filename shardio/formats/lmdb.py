@@ -86,12 +86,12 @@ class Places(NamedTuple):
 
     @property
     def upto(self) -> int:
-        """The page behind the last leaf: branches follow."""
+        """Return the page behind the last leaf: branches follow."""
         return int(self.leaves[-1]) + 1
 
 
 def places(sizes: Column) -> Places:
-    """sizes: (N,) int64, N > 0."""
+    """Return where values of these sizes lie. sizes: (N,) int64, N > 0."""
     big = sizes > _MOST
     nodes = np.where(big, _BIG.size, (_NODE.size + sizes + 1) & ~1)
     runs = np.where(big, (PAGE_HEAD.size - 1 + sizes) // PAGE + 1, 0)
@@ -121,7 +121,7 @@ def places(sizes: Column) -> Places:
 
 
 def _leaf(number: int, nodes: Sequence[bytes]) -> bytes:
-    """A leaf of these nodes, which lie in it in their order."""
+    """Return a leaf of these nodes, which lie in it in their order."""
     lengths = list(map(len, nodes))
     upper, lower = PAGE - sum(lengths), PAGE_HEAD.size + 2 * len(nodes)
     spots = struct.pack(f"<{len(nodes)}H", *accumulate(lengths[:-1], initial=upper))
@@ -139,7 +139,7 @@ def _big_node(key: int, size: int, page: int) -> bytes:
 
 
 def _run(number: int, size: int) -> tuple[bytes, bytes]:
-    """What stands before and behind a value of this size in an overflow run."""
+    """Return what stands before and behind a value of this size in an overflow run."""
     pages = (PAGE_HEAD.size - 1 + size) // PAGE + 1
     return RUN_HEAD.pack(number, 0, OVERFLOW_PAGE, pages), bytes(
         pages * PAGE - PAGE_HEAD.size - size
@@ -147,7 +147,7 @@ def _run(number: int, size: int) -> tuple[bytes, bytes]:
 
 
 def _branches(leaves: Column, keys: Column) -> tuple[bytes, int]:
-    """The branch pages above leaves with these first keys; depth of the tree. The root is last."""
+    """Return the branch pages above leaves with these first keys, the root last; the depth."""
     pages: list[bytes] = []
     number, depth = int(leaves[-1]) + 1, 1
     children = leaves
@@ -175,7 +175,7 @@ def _branches(leaves: Column, keys: Column) -> tuple[bytes, int]:
 
 
 def _metas(entries: int, leaves: int, branches: int, runs: int, depth: int, pages: int) -> bytes:
-    """Both meta pages: the first of an empty environment, the second of this one, which counts."""
+    """Return both meta pages: that of an empty environment, then that of this one, which counts."""
     free = TREE.pack(PAGE, _INTEGER_KEY, 0, 0, 0, 0, 0, _NO_PAGE)
     empty = TREE.pack(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)
     full = TREE.pack(0, 0, depth, branches, leaves, runs, entries, pages - 1)
@@ -213,14 +213,17 @@ class LmdbEncoder(RecordEncoder):
         self._keys: list[int] = []  # first key of each leaf
 
     def header(self) -> bytes:
+        """Return the first bytes of the file."""
         self._head = super().header()
         return _metas(0, 0, 0, 0, 0, 2)
 
     def append(self, values: list[Any], blobs: Sequence[Buffer]) -> tuple[bytes, ...]:
+        """Encode a record of values and blobs that are known to fit the fields."""
         number = self.records
         return self._add(number, *super().append(values, blobs))
 
     def finish(self) -> bytes:
+        """Return the last bytes of the file: the index and the trailer."""
         self._size = len(self._head)  # the trailer's word for where the index begins
         pieces = self._add(_LAST, self._head + super().finish())
         data = b"".join((*pieces, self._end_leaf()))
@@ -231,7 +234,7 @@ class LmdbEncoder(RecordEncoder):
         return data + branches
 
     def _add(self, key: int, *value: bytes) -> tuple[bytes, ...]:
-        """What goes into the file now, by adding this value."""
+        """Add a value; return what goes into the file now."""
         size = sum(map(len, value))
         big = size > _MOST
         length = _BIG.size if big else (_NODE.size + size + 1) & ~1
@@ -307,13 +310,14 @@ class LmdbShard(RecordShard):
             self._check_leaves(found, np.flatnonzero(named).tolist())
 
     def hold(self, start: int, stop: int) -> list[bytes]:
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         if start == stop:
             return []
         block, bounds = self._bounded(start, stop)
         return [block[a:b] for a, b in bounds]
 
     def _bounded(self, start: int, stop: int) -> tuple[bytes, Iterator[tuple[int, int]]]:
-        """What lies from record `start` to the end of `stop` - 1, and where each one is in it."""
+        """Read from record `start` to the end of `stop` - 1; also return each one's place there."""
         begins = self._offsets[start:stop]
         base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
         begins = begins - base
@@ -337,7 +341,7 @@ class LmdbShard(RecordShard):
             start = upto
 
     def _run(self, start: int, stop: int) -> Iterator[Sample]:
-        """As Schema.decode_run, of records that do not touch: to join them first costs 0.4 us."""
+        """Do what Schema.decode_run does, for records that do not touch; joining costs 0.4 us."""
         block, bounds = self._bounded(start, stop)
         decode, frame = self.schema.decode, FRAME.unpack_from
         for number, (begin, end) in enumerate(bounds, self._seed + start):
@@ -366,7 +370,7 @@ class LmdbShard(RecordShard):
         return places(np.append(self.sizes, self._last_size))
 
     def _own_pages(self, found: Places) -> tuple[bytes, bytes]:
-        """What meta and branch pages must be."""
+        """Return meta and branch pages as they must be."""
         firsts = found.firsts[:-1]
         branches, depth = _branches(found.leaves, np.where(firsts == self.records, _LAST, firsts))
         count, leaves, runs = len(branches) // PAGE, len(firsts), int(found.runs.sum())
@@ -416,7 +420,7 @@ class _Value:
 
 
 def _last_value(file: File) -> _Value:
-    """The value of the last key, found from the last page. Nothing on the way is believed."""
+    """Find the value of the last key, from the last page. Nothing on the way is believed."""
     where = f"{file.name}: LMDB page"
     if file.size < 3 * PAGE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for an LMDB shard")

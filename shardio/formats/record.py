@@ -76,7 +76,7 @@ _LETTERS = dict(key="k", int="i", float="f", bool="b", str="s", image="B", bytes
 
 
 def _seed(dataset_id: bytes, number: int) -> int:
-    """Seed of a shard's record 0, to which a record's number is added; the low half is 0.
+    """Return the seed of a shard's record 0, to which a record's number is added; low half 0.
 
     Records of one size lie at the same offsets in every shard, so with a seed of the number alone a
     block that the disk put into the wrong file would pass. Costs nothing: 25 ns are for any seed.
@@ -86,16 +86,17 @@ def _seed(dataset_id: bytes, number: int) -> int:
 
 
 class Readable(Protocol):
-    """What holds header, index and trailer: a file, or a part of one."""
+    """A file, or a part of one, that holds header, index and trailer."""
 
     name: str
     size: int
 
-    def read(self, start: int, length: int) -> bytes: ...
+    def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`."""
 
 
 class RecordEncoder:
-    """Samples to the bytes of one shard: `header`, then each `record`, then `finish`.
+    """An encoder of samples to the bytes of one shard: `header`, then each `record`, then `finish`.
 
     Writes nothing itself; the caller appends what each call returns to one file, in order.
     `starts_last`: at the end, `start` is written over the first bytes of the file.
@@ -120,6 +121,7 @@ class RecordEncoder:
         ]
 
     def header(self) -> bytes:
+        """Return the first bytes of the file."""
         fields = pack([list(field) for field in self.schema.fields])
         start = _HEADER.pack(MAGIC, VERSION, XXH3_64, 0, self.number, self.dataset_id, len(fields))
         data = start + fields
@@ -128,14 +130,14 @@ class RecordEncoder:
         return data
 
     def record(self, sample: Mapping[str, Any]) -> tuple[bytes, ...]:
-        """Pieces, to be written one after the other.
+        """Encode a sample; return pieces to be written one after the other.
 
         Raises SampleError when the sample does not fit the fields or the limits.
         """
         return self.append(*self.schema.encode(sample))
 
     def append(self, values: list[Any], blobs: Sequence[Buffer]) -> tuple[bytes, ...]:
-        """As `record`, for a head's values and blobs that are known to fit the fields."""
+        """Do what `record` does, for values and blobs that are known to fit the fields."""
         head = pack_head(values)
         length = len(head) + sum(map(len, blobs))
         if length > self.max_body:
@@ -157,6 +159,7 @@ class RecordEncoder:
         return checksum, sealed
 
     def finish(self) -> bytes:
+        """Return the last bytes of the file: the index and the trailer."""
         columns = {self.schema.names[i]: values for i, values in self._columns}
         described, data = pack_columns(columns)
         text = pack(described)
@@ -248,7 +251,7 @@ class RecordShard:
         return start, index_offset
 
     def check(self) -> None:
-        """Nothing: opening checks all but the records."""
+        """Do nothing: opening checks all but the records."""
 
     def check_fields(self, expected: Schema) -> None:
         """Raise DamageError when the header has other fields than the manifest."""
@@ -260,19 +263,21 @@ class RecordShard:
             )
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def blob_bytes(self) -> int:
-        """Bytes of all blobs: one small read a record, for shards that were not built just now."""
+        """Count the bytes of all blobs, by one small read a record."""
         frames = (self._file.read(int(at), 16) for at in self._offsets[:-1])
         heads: int = sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
         return int(self.sizes.sum()) - heads
 
     def offset(self, record: int) -> int:
-        """The byte at which a record begins."""
+        """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
     def read(self, record: int) -> Sample:
+        """Read one record. Raises DamageError."""
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
         if stop - start >= LARGE:
@@ -280,6 +285,7 @@ class RecordShard:
         return self.decode(record, self._file.read(start, stop - start))
 
     def decode(self, record: int, held: bytes) -> Sample:
+        """Decode what `hold` gave for a record. Raises DamageError."""
         checksum, length, head = FRAME.unpack_from(held)
         sealed = held[8:]
         if (
@@ -342,7 +348,7 @@ class RecordShard:
     def blobs(
         self, records: Column, held: Sequence[bytes | None] | None = None
     ) -> list[bytes] | None:
-        """What follows the head of each record, its one blob; records and held as in `gather`.
+        """Return what follows the head of each record, its one blob; parameters as of `gather`.
 
         Checked; None when a record is not right, which `decode` has the words for.
         """
@@ -367,10 +373,11 @@ class RecordShard:
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns
+        """Yield records [start, stop) in storage order. text: with keys as str."""
         return chain.from_iterable(self._runs(start, stop, text))
 
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
-        """Records [start, stop), as many at a time as one read fetches."""
+        """Yield records [start, stop), as many at a time as one read fetches."""
         offsets = self._offsets
         if (offsets[stop] - offsets[start]) >= (stop - start) * LARGE:
             begins = offsets[start:stop]
@@ -388,38 +395,40 @@ class RecordShard:
             start = upto
 
     def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
-        """Adjacent records [start, stop), of one read."""
+        """Yield adjacent records [start, stop), of one read."""
         block, seed = self._block(start, stop), self._seed + start
         ends = self.sizes[start:stop].cumsum()
         core = native.records()
         if core is not None and self._letters:
             letters = _TEXT_KEY + self._letters[1:] if text else self._letters
-            made = core.samples(block, ends, seed, self.schema.names, letters)
-            yield made
-            if len(made) == len(ends):
+            samples = core.samples(block, ends, seed, self.schema.names, letters)
+            yield samples
+            if len(samples) == len(ends):
                 return
-            begin = int(ends[len(made) - 1]) if made else 0  # the next one is for Python
-            block, ends, seed = block[begin:], ends[len(made) :] - begin, seed + len(made)
+            begin = int(ends[len(samples) - 1]) if samples else 0  # the next one is for Python
+            block, ends, seed = block[begin:], ends[len(samples) :] - begin, seed + len(samples)
         yield self.schema.decode_run(
             block, ends.tolist(), seed, FRAME.unpack_from, _checksum, self._wrong, text
         )
 
     def _block(self, start: int, stop: int) -> bytes:
-        """The bytes of records [start, stop), joined."""
+        """Return the bytes of records [start, stop), joined."""
         begin = int(self._offsets[start])
         return self._file.read(begin, int(self._offsets[stop]) - begin)
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
-        """The error for a record of a run, found by decoding it alone."""
+        """Raise the error for a record of a run, found by decoding it alone."""
         self.decode(number - self._seed, held)
         raise AssertionError(f"{self.name}: record {number - self._seed} is right only alone")
 
     def hold(self, start: int, stop: int) -> list[bytes]:
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         block = self._block(start, stop)
         bounds = [0, *self.sizes[start:stop].cumsum().tolist()]
         return [block[a:b] for a, b in pairwise(bounds)]
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
         data = self._file.read(start, min(_FIRST, stop - start))
@@ -435,10 +444,12 @@ class RecordShard:
         raise self._damaged(record, self._file.read(start, stop - start), why)
 
     def will_need(self, start: int, stop: int) -> None:
+        """Announce that records [start, stop) will be read soon."""
         begin = int(self._offsets[start])
         self._file.will_need(begin, int(self._offsets[stop]) - begin)
 
     def scattered(self) -> None:
+        """Say that records will be read in no order."""
         self._file.scattered()
 
     def _read_large(self, record: int, start: int, stop: int) -> Sample:
@@ -471,8 +482,8 @@ class RecordShard:
             blobs.append(blob)
             at += size
         if seal.intdigest() != checksum:
-            whole = data[: 16 + head] + b"".join(blobs)
-            raise self._damaged(record, whole, "the file changed while it was read")
+            found = data[: 16 + head] + b"".join(blobs)
+            raise self._damaged(record, found, "the file changed while it was read")
         try:
             return self.schema.assemble(values, blobs)
         except Exception as error:
@@ -480,7 +491,7 @@ class RecordShard:
         raise self._damaged(record, self._file.read(start, stop - start), why)
 
     def _key(self, head: bytes, record: int) -> bytes | None:
-        """The key in a head that may be cut or damaged; None when it is not that of the index."""
+        """Return the key in a head, perhaps cut or damaged; None if the index has another."""
         try:
             key = unpack_key(head)
         except ValueError:
@@ -488,7 +499,7 @@ class RecordShard:
         return key if key_hash(key) == self.key_hashes[record] else None
 
     def _damaged(self, record: int, data: bytes, why: str) -> DamageError:
-        """The error for a record's bytes; `why` is said when its checksum is right all the same."""
+        """Return the error for a record's bytes; `why` is said if its checksum is right."""
         checksum, length, head = FRAME.unpack_from(data)
         name = self._key(data[16 : 16 + min(head, length)], record)
         key = "its key cannot be read" if name is None else f"key {printable(name)}"
@@ -548,7 +559,7 @@ def _shown(schema: Schema) -> str:
 
 
 def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
-    """Schema, dataset id, shard number, and the byte at which records begin."""
+    """Return schema, dataset id, shard number, and the byte at which records begin."""
     if file.size < _HEADER.size + 8 + _TRAILER_SIZE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a record shard")
     data = file.read(0, min(4096, file.size))
@@ -606,7 +617,7 @@ def _check_magic(
 def _read_index(
     block: memoryview, records: int, schema: Schema
 ) -> tuple[Column, Column, dict[str, Column]]:
-    """Lengths, key hashes and columns. Raises ValueError, TypeError when it is not an index."""
+    """Return lengths, key hashes and columns. Raises ValueError, TypeError if it is no index."""
     (length,) = _U32.unpack_from(block)
     at = 4 + length
     if length > MAX_FIELDS_BYTES or at + 8 * records > len(block):

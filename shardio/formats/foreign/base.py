@@ -183,6 +183,7 @@ class Sweep(WrappedFile):
         self._end, self._length = 0, 0  # of the last read that was no slice
 
     def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`. Raises DamageError."""
         at = start - self._base
         if at >= 0 and at + length <= len(self._block):
             return self._block[at : at + length]
@@ -207,6 +208,7 @@ class Sweep(WrappedFile):
             self._hashed = start + len(data)
 
     def sha256(self) -> bytes:
+        """Return the SHA-256 of the file, 32 bytes."""
         while (left := self.size - self._hashed) > 0:
             self._hash(self._hashed, self._file.read(self._hashed, min(_KEPT, left)))
         return self._seal.digest()
@@ -230,6 +232,7 @@ class Sidecar:
 
     @property
     def records(self) -> int:
+        """Return the number of records."""
         return len(self.offsets)
 
 
@@ -242,7 +245,7 @@ def dump(
     columns: Mapping[str, Sequence[Any]],
     extra: bytes,
 ) -> bytes:
-    """The bytes of an index.
+    """Return the bytes of an index.
 
     ranges: (offset, length) of each record, or both in turns. columns: scalar values, or None, by
     the name of their field.
@@ -265,7 +268,7 @@ def dump(
 
 
 def sidecar_name(number: int, index_checksum: int) -> str:
-    """The file of a shard's index: its number and the start of its own checksum."""
+    """Return the name of a shard's index: its number and the start of its own checksum."""
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
 
 
@@ -289,10 +292,10 @@ def load(storage: Storage, info: ShardInfo, dataset_id: bytes) -> Sidecar:
             f"{VERSION} and knows kind {XXH3_64}"
         )
     (sealed,) = _U64.unpack_from(data, len(data) - 8)
-    made = checksum(memoryview(data)[:-8])
-    if made != sealed or zero:
+    found = checksum(memoryview(data)[:-8])
+    if found != sealed or zero:
         raise DamageError(
-            f"{where}: its checksum is {made:#018x}, expected {sealed:#018x}; {advice}"
+            f"{where}: its checksum is {found:#018x}, expected {sealed:#018x}; {advice}"
         )
     expected = (info.index_checksum, info.number, dataset_id, info.records)
     if (sealed, number, found_id, records) != expected:
@@ -328,7 +331,7 @@ class Misfit(ValueError):
 
 
 def only(value: Any) -> Any:
-    """The element of a list or array of one; other values as they are."""
+    """Return the element of a list or array of one; other values as they are."""
     if type(value) is list:
         return value[0] if len(value) == 1 else value
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -389,13 +392,13 @@ _COLUMNED = [CONVERT[kind] for kind in SCALARS]
 
 
 def own_key(name: str, record: int) -> bytes:
-    """The key of a record that has none: its shard, without its ending, and its number there."""
+    """Return the key of a record that has none: its shard, without the ending, and its number."""
     return b"%b%08d" % (_own_keys(name), record)
 
 
 @lru_cache(maxsize=64)
 def _own_keys(name: str) -> bytes:
-    """What they begin with."""
+    """Return what the keys of a shard begin with that has none of its own."""
     folder, slash, file = name.rpartition("/")
     stem, _, ending = file.rpartition(".")
     if not stem or "-of-" in ending:  # train.tfrecord-00001-of-00004
@@ -412,7 +415,7 @@ class Field(NamedTuple):
 
 
 def fields_of(schema_fields: Sequence[tuple[str, str]], sources: Mapping[str, str]) -> list[Field]:
-    """sources: the name a field has in the format, where that is another."""
+    """Return the fields of a schema. sources: the format's names of fields that differ there."""
     return [
         Field(name, sources.get(name, name), CONVERT[kind])
         for name, kind in schema_fields
@@ -421,7 +424,7 @@ def fields_of(schema_fields: Sequence[tuple[str, str]], sources: Mapping[str, st
 
 
 def key_of(values: Values, name: str, record: int) -> bytes:
-    """A record's key, its own or made of its place. Raises ValueError."""
+    """Return a record's key, its own or made of its place. Raises ValueError."""
     key = only(values.get(KEY))
     if key is None:
         key = own_key(name, record)
@@ -438,7 +441,7 @@ def key_of(values: Values, name: str, record: int) -> bytes:
 
 
 def sample_of(values: Values, fields: Sequence[Field], name: str, record: int) -> Sample:
-    """A record's values as a sample. Raises ValueError naming the field."""
+    """Return a record's values as a sample. Raises ValueError naming the field."""
     key = key_of(values, name, record)
     sample: Sample = {KEY: key}
     for field_name, source, convert in fields:
@@ -454,7 +457,7 @@ def sample_of(values: Values, fields: Sequence[Field], name: str, record: int) -
 
 @lru_cache(maxsize=64)  # each shard that is opened has the fields of the one before
 def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
-    """`sample_of` for exactly these fields, in a third of the time.
+    """Compile `sample_of` for exactly these fields: it takes a third of the time.
 
     Its text depends only on the number of fields and their kinds; names are passed as values.
     Raises ValueError or TypeError, not always naming the field.
@@ -473,8 +476,8 @@ def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
     pairs = "".join(f", n{i}: v{i}" for i in range(len(fields)))
     text.append(f"    return {{KEY: key{pairs}}}")
     exec("\n".join(text), scope)
-    made: Callable[[Values, str, int], Sample] = scope["sample"]
-    return made
+    compiled: Callable[[Values, str, int], Sample] = scope["sample"]
+    return compiled
 
 
 # The type of values that need no converting; of those that are given as they are, none.
@@ -529,9 +532,11 @@ class ForeignShard:
         }
 
     def read(self, record: int) -> Sample:
+        """Read one record. Raises DamageError."""
         return self.decode(record, self._bytes(record))
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
+        """Yield records [start, stop) in storage order. text: with keys as str."""
         samples = self._scan(start, stop)
         return with_text_keys(samples) if text else samples
 
@@ -546,16 +551,18 @@ class ForeignShard:
                 if checksum(data) != expected:
                     raise self._differs(record, data)
                 try:
-                    made = sample(values(data, record), name, record)
+                    found = sample(values(data, record), name, record)
                 except (ValueError, TypeError, StorageError):
-                    made = self._decoded(record, data)
-                yield made
+                    found = self._decoded(record, data)
+                yield found
                 record += 1
 
     def hold(self, start: int, stop: int) -> list[bytes]:
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         return list(chain.from_iterable(self._blocks(start, stop)))
 
     def decode(self, record: int, held: bytes) -> Sample:
+        """Decode what `hold` gave for a record. Raises DamageError."""
         if checksum(held) != int(self._index.checksums[record]):
             raise self._differs(record, held)
         try:
@@ -564,6 +571,7 @@ class ForeignShard:
             return self._decoded(record, held)
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         key = bytes(self._decoded(record, self._bytes(record))[KEY])
         if key_hash(key) != int(self.key_hashes[record]):
             raise DamageError(
@@ -572,9 +580,11 @@ class ForeignShard:
         return key
 
     def offset(self, record: int) -> int:
+        """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
     def will_need(self, start: int, stop: int) -> None:
+        """Announce that records [start, stop) will be read soon."""
         if stop - start == 1:
             self._file.will_need(int(self._offsets[start]), int(self.sizes[start]))
         elif start < stop:
@@ -582,30 +592,32 @@ class ForeignShard:
                 self._file.will_need(begin, end - begin)
 
     def scattered(self) -> None:
+        """Say that records will be read in no order."""
         self._file.scattered()
 
     def check(self) -> None:
-        """Nothing: the index vouches for records, not for what lies between them."""
+        """Do nothing: the index vouches for records, not for what lies between them."""
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def _bytes(self, record: int) -> bytes:
         return self._file.read(self.offset(record), int(self.sizes[record]))
 
     def _extents(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The parts of the file where records [start, stop) lie, in whatever order they do."""
+        """Find the parts of the file where records [start, stop) lie, in whatever order they do."""
         begins = self._offsets[start:stop]
         ends = begins + self.sizes[start:stop]
         if (begins[1:] < begins[:-1]).any():
             order = np.argsort(begins, kind="stable")
             begins, ends = begins[order], np.maximum.accumulate(ends[order])
-        apart = np.flatnonzero(begins[1:] - ends[:-1] > _GAP)
-        firsts, lasts = np.append(0, apart + 1), np.append(apart, stop - start - 1)
+        gaps = np.flatnonzero(begins[1:] - ends[:-1] > _GAP)
+        firsts, lasts = np.append(0, gaps + 1), np.append(gaps, stop - start - 1)
         return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
 
     def _blocks(self, start: int, stop: int) -> Iterator[list[bytes]]:
-        """The bytes of records [start, stop); of many at a time, which lie close together."""
+        """Yield the bytes of records [start, stop): of those that lie close together at once."""
         for at in range(start, stop, _CHUNK):
             begins = self._offsets[at : min(at + _CHUNK, stop)].tolist()
             sizes = self.sizes[at : min(at + _CHUNK, stop)].tolist()

@@ -52,6 +52,7 @@ class Caffe(Target):
         self._room = room
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         key = b"%0*d_%b" % (self._digits, number, sample[KEY])
         if len(key) > _MAX_KEY:
             raise OptionError(
@@ -74,12 +75,14 @@ class Caffe(Target):
         return True
 
     def finish(self) -> None:
+        """Complete all files, and flush them."""
         self._commit()
         with self._explained():
             self._environment.sync(True)
         self.close()
 
     def close(self) -> None:
+        """Give up what is open."""
         self._environment.close()
 
     def _datum_label(self, sample: Sample) -> bytes:

@@ -70,17 +70,18 @@ class ImageRun(ForeignFile):
             raise ValueError(f"a path in it leads out of the folder, by {outside[0]!r}")
 
     def key(self, record: int) -> bytes:
+        """Return the key of a file: its path below the folder."""
         start = int(self._ends[record - 1]) + 1 if record else 0
         return self._keys[start : int(self._ends[record])]
 
     def path(self, record: int) -> str:
-        """A file, as messages name it."""
+        """Return the path of a file, as messages name it."""
         return printable(
             f"{self._storage.url.rstrip('/')}/{file_name(key_text(self.key(record)))}", 4096
         )
 
     def open(self, record: int) -> File:
-        """A file, of the size that it had. Raises DamageError, StorageError."""
+        """Open a file, of the size that it had. Raises DamageError, StorageError."""
         size = int(self.starts[record + 1] - self.starts[record])
         try:
             file = self._storage.open(key_text(self.key(record)))
@@ -100,6 +101,7 @@ class ImageRun(ForeignFile):
         return file
 
     def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`. Raises DamageError."""
         parts = []
         if not 0 <= start <= start + length <= self.size:
             raise DamageError(
@@ -119,7 +121,7 @@ class ImageRun(ForeignFile):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def sha256(self) -> bytes:
-        """Of the files behind each other."""
+        """Return the SHA-256 of the files behind each other, 32 bytes."""
         if self.digest is not None:
             return self.digest
         seal = hashlib.sha256()
@@ -129,6 +131,7 @@ class ImageRun(ForeignFile):
         return seal.digest()
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, start + length, side="left"))
         for record in range(max(first, 0), min(last, len(self.starts) - 1)):
@@ -138,12 +141,13 @@ class ImageRun(ForeignFile):
                 file.close()
 
     def scattered(self) -> None:
-        """Files are read as a whole."""
+        """Do nothing: files are read as a whole."""
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
     def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
         return zip(self.starts.tolist(), np.diff(self.starts).tolist(), strict=False)
 
     def walk(self) -> Iterator[Walked]:
@@ -169,6 +173,7 @@ class ImageRun(ForeignFile):
         return self._extra
 
     def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         values: Values = {KEY: self.key(record), "image": data}
         if self.labels is not None:
             values["label"] = int(self.labels[record])
@@ -189,10 +194,11 @@ class ImageFolderShard(ForeignShard):
             )
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         return self._file.key(record)
 
     def sha256(self) -> bytes:
-        """SHA-256 of the files of the run, one behind the other."""
+        """Return the SHA-256 of the files of the run, one behind the other."""
         return self._file.sha256()
 
     def _where(self, record: int) -> str:

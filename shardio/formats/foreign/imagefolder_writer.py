@@ -57,6 +57,7 @@ class ImageFolder(Target):
                 self._filled.add(class_bytes(name))
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         data = sample[self._image]
         if data is None:
             return False
@@ -82,6 +83,7 @@ class ImageFolder(Target):
         return True
 
     def finish(self) -> None:
+        """Complete all files, and flush them."""
         missing = [name for name in self._classes if name not in self._filled]
         if missing:
             self.notes.append(
@@ -93,6 +95,7 @@ class ImageFolder(Target):
         os.sync()  # one call; a million files' fsync would be most of the time
 
     def close(self) -> None:
+        """Give up what is open."""
         tree, self._tree = getattr(self, "_tree", None), None  # type: ignore[assignment]
         if tree is not None:
             tree.close()

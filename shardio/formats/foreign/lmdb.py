@@ -95,6 +95,7 @@ class LmdbFile(ForeignFile):
         self._ends = [0, *ends.tolist()]
 
     def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
         found = _walk(self)
         ranges = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
         told = sorted({0, len(ranges) // 2, len(ranges) - 1}) if ranges else []
@@ -104,6 +105,7 @@ class LmdbFile(ForeignFile):
         return iter(ranges)
 
     def extra(self) -> bytes:
+        """Return what opening needs besides the file."""
         return pack({"kind": self.kind, "keys": self._keys, "sizes": self._sizes})
 
     def key(self, record: int) -> bytes:
@@ -111,6 +113,7 @@ class LmdbFile(ForeignFile):
         return self._keys[self._ends[record] : self._ends[record + 1]]
 
     def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         if self.kind == "datum":
             return {KEY: self.key(record), **_datum(data)}
         return {KEY: self.key(record), "image" if self.kind == "image" else "data": data}
@@ -120,7 +123,7 @@ class LmdbFile(ForeignFile):
 
 
 def _kind(file: LmdbFile, value: bytes) -> str:
-    """What the values of a file are, by one of them. Raises SourceError."""
+    """Return the kind of the values of a file, by one of them. Raises SourceError."""
     if _is_image(value):
         return "image"
     with contextlib.suppress(ValueError):
@@ -142,7 +145,7 @@ def _kind(file: LmdbFile, value: bytes) -> str:
 
 
 def _is_image(start: bytes) -> bool:
-    """By signature: JPEG, PNG, GIF, WebP, BMP, TIFF, JPEG 2000, AVIF or HEIF."""
+    """Return True for a JPEG, PNG, GIF, WebP, BMP, TIFF, JPEG 2000, AVIF or HEIF, by signature."""
     return (
         start.startswith(
             (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
@@ -166,7 +169,7 @@ _DATUM = {0x08: 0, 0x10: 0, 0x18: 0, 0x28: None, 0x38: 0}
 
 
 def _datum(data: bytes) -> Values:
-    """The image and label of a Datum. Raises ValueError when it is none."""
+    """Return the image and label of a Datum. Raises ValueError if it is none."""
     numbers: dict[int, Any] = dict(_DATUM)
     start = stop = -1  # of the bytes in field 4
     floats: list[bytes] = []
@@ -243,7 +246,7 @@ class _Found(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """What the meta page says that counts."""
+    """The tree that the meta page names."""
 
     page_size: int
     root: int  # a page
@@ -362,7 +365,7 @@ def _check_runs(file: LmdbFile, page_size: int, begins: Any, counts: Any) -> Non
 
 
 def _tree(file: LmdbFile) -> _Tree:
-    """The meta page that counts. Raises DamageError, SourceError."""
+    """Read the meta page that counts. Raises DamageError, SourceError."""
     if file.size < 2 * _PAGE_SIZES[0]:
         raise DamageError(f"{file.name}: {file.size:,} bytes are too few for an LMDB database")
     start = file.read(0, 64)
@@ -396,7 +399,7 @@ def _tree(file: LmdbFile) -> _Tree:
 def _meta(
     file: LmdbFile, at: int, page_size: int | None
 ) -> tuple[int, int, tuple[int, int, int, int, int, int, int, int]]:
-    """Page size, transaction, and main tree of a meta page."""
+    """Return page size, transaction, and main tree of a meta page."""
     data = file.read(at, 152)
     kind = PAGE_HEAD.unpack_from(data)[2]
     magic, version, _, _ = _HEAD.unpack_from(data, 16)
@@ -418,7 +421,7 @@ def _meta(
 
 
 def _elsewhere(start: bytes) -> str | None:
-    """What wrote a file that is a database, but of another machine or version."""
+    """Say who wrote a file that is a database, but of another machine or version."""
     if start[24:28] == _MAGIC:
         return "it was written by LMDB 1.0, which LMDB 0.9 cannot read"
     if start[12:16] == _MAGIC:

@@ -157,6 +157,7 @@ class MdsFile(ForeignFile):
         )
 
     def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
         (records,) = _U32.unpack(self.read(0, 4))
         least = _columns(self.description, self.name).least
         (before,) = _U32.unpack(self.read(4, 4))
@@ -176,20 +177,25 @@ class MdsFile(ForeignFile):
             yield from zip(offsets[:-1].tolist(), lengths.tolist(), strict=True)
 
     def extra(self) -> bytes:
+        """Return what opening needs besides the file."""
         return _EXTRA.pack(self.size, self.end) + self.description
 
     def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         return self._decode(data)
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         if not self._inflated:
             super().will_need(start, length)
 
     def scattered(self) -> None:
+        """Say that reads will be in no order."""
         if not self._inflated:
             super().scattered()
 
     def close(self) -> None:
+        """Close the file."""
         if self.memory:
             self.read = _slicer(b"", self.name)  # what was inflated is let go
         super().close()
@@ -213,7 +219,7 @@ def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
 
 
 def _listed(storage: Storage, name: str) -> tuple[str, dict[str, Any]]:
-    """Where a shard is listed, for messages, and what is said of it there.
+    """Return where a shard is listed, for messages, and its entry there.
 
     A list that was merged from those of subfolders lies above them; both are heeded. Each shard
     looks whether the one after it in the list is there, and the last whether the first is: so, any
@@ -259,7 +265,7 @@ _Shards = list[tuple[tuple[str, ...], dict[str, Any]]]  # names, inflated and co
 
 @lru_cache(maxsize=4)  # one list has thousands of shards, each of which is opened
 def _parse(text: bytes) -> tuple[_Shards, dict[str, int]]:
-    """The shards that a list has, and their numbers by name. Raises ValueError, RecursionError."""
+    """Return the shards of a list, and their numbers by name. Raises ValueError, RecursionError."""
     described = json.loads(text.decode("utf-8"))
     if not isinstance(described, dict) or not isinstance(described.get("shards"), list):
         raise ValueError("expected an object with `shards`")
@@ -287,7 +293,7 @@ def _parse(text: bytes) -> tuple[_Shards, dict[str, int]]:
 
 
 def _part(listed: dict[str, Any], part: str, where: str) -> int:
-    """The bytes that a shard has, as index.json says."""
+    """Return the bytes that a shard has, as index.json says."""
     size = (listed.get(part) or {}).get("bytes")
     if type(size) is not int or not 0 <= size <= _MAX_SHARD:
         raise DamageError(
@@ -319,7 +325,7 @@ def _packing(name: str) -> str | None:
 
 
 def _inflate(file: File, name: str, size: int) -> bytes | None:
-    """The inflated bytes of a compressed shard, which are `size`; None when it is not compressed.
+    """Return the inflated bytes of a compressed shard, which are `size`; None if it is plain.
 
     Raises SourceError, DependencyError when it must be inflated before, DamageError.
     """
@@ -407,7 +413,7 @@ class Columns(NamedTuple):
 
 
 def _columns(description: bytes, where: str) -> Columns:
-    """What a description says. Raises DamageError; SourceError for an encoding that is not read."""
+    """Read a description. Raises DamageError; SourceError for an encoding that is not read."""
     try:
         described = json.loads(description.decode("utf-8"))
         if not isinstance(described, dict):
@@ -440,7 +446,7 @@ def _columns(description: bytes, where: str) -> Columns:
 
 
 def _decoder(columns: Columns) -> Callable[[bytes], Values]:
-    """What turns the bytes of a sample into its values. Raises ValueError, naming the column."""
+    """Return a function from the bytes of a sample to its values. It raises ValueError."""
     head = struct.Struct(f"<{columns.sizes.count(None)}I")
     least, variable = columns.least, head.size
     unpack = head.unpack_from
@@ -481,7 +487,7 @@ def _key(name: str, encoding: str, convert: Convert, where: str) -> Convert:
 
 
 def _encoding(name: str, encoding: str, where: str) -> tuple[int | None, Convert]:
-    """The fixed size, if there is one, and the function that decodes a value."""
+    """Return the fixed size, if there is one, and the function that decodes a value."""
     if (code := _NUMBERS.get(encoding)) is not None:
         number = struct.Struct(code)
         return number.size, _number(number)
@@ -551,7 +557,7 @@ _LENGTHS = tuple(np.dtype(code) for code in ("<u1", "<u2", "<u4", "<u8"))  # of 
 
 
 def _ndarray(config: str) -> tuple[int | None, Convert]:
-    """The encoding ndarray[:dtype[:shape]]. Raises ValueError."""
+    """Return size and function of the encoding ndarray[:dtype[:shape]]. Raises ValueError."""
     text, _, numbers = config.partition(":")
     if not text:
         if numbers:
@@ -570,14 +576,14 @@ def _ndarray(config: str) -> tuple[int | None, Convert]:
 
 
 def _any_array(data: bytes) -> np.ndarray[Any, Any]:
-    """An array after its dtype and its shape."""
+    """Decode an array after its dtype and its shape."""
     if not data or data[0] not in _BY_NUMBER:
         raise ValueError(f"byte 0: {data[:1].hex() or 'the end'}, expected the number of a dtype")
     return _shaped(data, 1, _BY_NUMBER[data[0]])
 
 
 def _shaped(data: bytes, at: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array after its shape, which begins with (dimensions << 2) | log2(bytes of each)."""
+    """Decode an array after its shape, which begins with (dimensions << 2) | log2(item bytes)."""
     if at == len(data):
         raise ValueError("it ends before the shape of its array")
     length = _LENGTHS[data[at] & 3]
@@ -612,7 +618,7 @@ _PIXELS = {  # dtype and channels of each mode, as PIL's images give them to num
 
 
 def _pil(data: bytes) -> np.ndarray[Any, Any]:
-    """The pixels of an image, (height, width) or (height, width, channels)."""
+    """Decode the pixels of an image, (height, width) or (height, width, channels)."""
     if len(data) < 12:
         raise ValueError(f"an image of {len(data)} bytes; expected at least 12")
     width, height, length = struct.unpack_from("<III", data)
@@ -644,7 +650,7 @@ def _check_pixels(found: int, expected: int, mode: str, width: int, height: int)
 
 
 def _list(convert: Convert, *, head: int) -> Convert:
-    """A list: bytes of head, count u32, lengths u32[count], then what `convert` takes."""
+    """Return a decoder of lists: `head` bytes, count u32, lengths u32[count], the elements."""
 
     def decode(data: bytes) -> list[Any]:
         start = head + 4

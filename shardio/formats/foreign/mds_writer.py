@@ -70,6 +70,7 @@ class Mds(Target):
         self._described: list[dict[str, Any]] = []
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         if not self._encodings:
             self._choose(sample)
         sizes, values = [], []
@@ -89,10 +90,10 @@ class Mds(Target):
                 sizes.append(_U32.pack(len(data)))
             values.append(data)
         record = b"".join((*sizes, *values))
-        whole = self._bytes + len(record) + 4 * (len(self._records) + 3) + len(self._config)
-        if self._records and whole > self._limit:
+        size = self._bytes + len(record) + 4 * (len(self._records) + 3) + len(self._config)
+        if self._records and size > self._limit:
             self._flush()
-        elif whole > _LIMIT:
+        elif size > _LIMIT:
             raise SampleError(
                 f"record {printable(sample[KEY])}: {len(record):,} bytes; a shard of mds has room "
                 f"for {_LIMIT:,}"
@@ -102,16 +103,18 @@ class Mds(Target):
         return True
 
     def finish(self) -> None:
+        """Complete all files, and flush them."""
         if self._records:
             self._flush()
         text = json.dumps({"version": 2, "shards": self._described}, sort_keys=True)
         write_file(self._folder, "index.json", text.encode())
 
     def close(self) -> None:
+        """Give up what is open."""
         self._records = []
 
     def _choose(self, sample: Sample) -> None:
-        """The encoding of each column, by the first record and by what was learned before."""
+        """Choose the encoding of each column, by the first record and what was learned before."""
         for theirs, ours, kind in self._columns:
             encoding = {"key": "str", "float": "float64", "bool": "json", "array": "ndarray"}.get(
                 kind, kind

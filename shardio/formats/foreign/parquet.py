@@ -82,14 +82,14 @@ class Group:
         self._gets: dict[str, Get] = {}
 
     def get(self, name: str) -> Get:
-        """What gives the value of a row, by its number in the row group; None where it is null."""
+        """Return a function from a row's number in the group to its value, None for null."""
         found = self._gets.get(name)
         if found is None:
             found = self._gets[name] = _get(self._arrow, self.arrays[name], self.kinds[name])
         return found
 
     def sizes(self) -> Any:
-        """(rows,) int64: bytes of each row."""
+        """Return the bytes of each row: (rows,) int64."""
         sizes = np.zeros(self.rows, np.int64)
         for name, array in self.arrays.items():
             sizes += _sizes(self._arrow, array, self.kinds[name])
@@ -162,7 +162,7 @@ class ParquetFile(ForeignFile):
         self._damaged: dict[int, str] = {}  # row groups, which are not decoded again for each row
 
     def _footer(self) -> bytes:
-        """The file's description of itself, to the end of the file."""
+        """Read the file's description of itself, to the end of the file."""
         if self.size >= 12:
             tail = self._file.read(self.size - 8, 8)
             (length,) = _U32.unpack_from(tail)
@@ -213,6 +213,7 @@ class ParquetFile(ForeignFile):
         """Do nothing: reads are of whole columns, and in order within them."""
 
     def close(self) -> None:
+        """Close the file."""
         super().close()
         if hasattr(self, "_id"):
             _CACHE.drop(self._id)
@@ -230,17 +231,18 @@ class ParquetFile(ForeignFile):
         return max(sizes, key=lambda one: one[1], default=(0, 0))
 
     def group_of(self, record: int) -> int:
+        """Return the number of the row group that a record is in."""
         return bisect_right(self.starts, record) - 1
 
     def extent(self, group: int) -> tuple[int, int]:
-        """Where a row group begins and ends."""
+        """Return the bytes at which a row group begins and ends."""
         ranges = self._ranges(group)
         if not ranges:
             return 0, 0
         return min(ranges), max(start + length for start, (length, _) in ranges.items())
 
-    def group(self, number: int, *, keep: bool = True) -> Group:
-        """A row group, decoded. Raises DamageError, SourceError, StorageError."""
+    def group(self, number: int, *, cache: bool = True) -> Group:
+        """Return a row group, decoded. Raises DamageError, SourceError, StorageError."""
         key = self._id, number
         if (known := _CACHE.get(key)) is not None:
             return known
@@ -254,11 +256,12 @@ class ParquetFile(ForeignFile):
             except DamageError as error:
                 self._damaged[number] = str(error)
                 raise
-            if keep:
+            if cache:
                 _CACHE.put(key, group)
             return group
 
     def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         group = self.group(self.group_of(record))
         row = record - group.start
         values = {name: group.get(name)(row) for name in group.arrays}
@@ -267,7 +270,7 @@ class ParquetFile(ForeignFile):
         return values
 
     def _ranges(self, group: int) -> dict[int, tuple[int, int]]:
-        """Where each column of a row group begins: its length, and its number."""
+        """Return (length, number) of each column of a row group, by the byte where it begins."""
         described = self._metadata.row_group(group)
         ranges: dict[int, tuple[int, int]] = {}
         if not described.num_rows:  # columns of nothing may begin nowhere
@@ -324,11 +327,11 @@ class ParquetFile(ForeignFile):
             return Group(arrow, self.starts[number], rows, wanted)
 
     def _leaves(self) -> list[str]:
-        """What pyarrow is asked for: of columns that hold files, one part or both."""
+        """Return the columns to ask pyarrow for: of those that hold files, one part or both."""
         return [f"{name}.bytes" if name in self.files else name for name in self.wanted]
 
     def _parts(self, name: str, array: Any, group: int) -> list[tuple[str, Any]]:
-        """A column as fields; one that holds files is two."""
+        """Return a column as fields; one that holds files is two."""
         if name not in self.files:
             return [(name, array)]
         parts = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
@@ -383,6 +386,7 @@ class ParquetShard(ForeignShard):
         self._announced = (-1, -1)
 
     def read(self, record: int) -> Sample:
+        """Read one record. Raises DamageError."""
         try:  # not by the file's values: 0.7 us a record more
             group = self._file.group(self._file.group_of(record))
             row = record - group.start
@@ -408,14 +412,14 @@ class ParquetShard(ForeignShard):
             end = min(stop, starts[number + 1])
             # What is passed as a whole is not kept: 0.3 us a record of 0.9 KB, in new pages.
             part = end - start < starts[number + 1] - starts[number]
-            group = self._file.group(number, keep=part)
+            group = self._file.group(number, cache=part)
             most = max(1, _BLOCK * group.rows // max(1, group.bytes))
             for at in range(start, end, most):
                 yield from self._samples(group, at, min(at + most, end))
             start = end
 
     def hold(self, start: int, stop: int) -> list[bytes]:
-        """Records as they would be packed: of decoded rows nothing else is left to hold."""
+        """Return records as they would be packed: nothing else is left of decoded rows."""
         held = []
         for record, sample in enumerate(self.scan(start, stop), start):
             try:
@@ -428,6 +432,7 @@ class ParquetShard(ForeignShard):
         return held
 
     def decode(self, record: int, held: bytes) -> Sample:
+        """Decode what `hold` gave for a record. Raises DamageError."""
         number, length = _HELD.unpack_from(held)
         if number != record:
             raise DamageError(f"{self._where(record)}: these are the bytes of record {number}")
@@ -436,6 +441,7 @@ class ParquetShard(ForeignShard):
         return self._schema.decode(held, _HELD.size, _HELD.size + length)
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         if not self._file.has_key:
             return self._own + b"%08d" % record
         return bytes(self.read(record)[KEY])
@@ -451,11 +457,11 @@ class ParquetShard(ForeignShard):
                     self._file.will_need(begin, end - begin)
 
     def _samples(self, group: Group, start: int, stop: int) -> list[Sample]:
-        """Records [start, stop) of a row group, by pyarrow's own way to dicts: the fastest one."""
+        """Return records [start, stop) of a group, by pyarrow's own way to dicts: the fastest."""
         arrow = self._file.arrow
         first, count = start - group.start, stop - start
         keys = [self._own + b"%08d" % record for record in range(start, stop)]
-        apart: list[tuple[str, Get, Callable[[Any], Any] | None]] = []
+        separate: list[tuple[str, Get, Callable[[Any], Any] | None]] = []
         nulls = arrow.nulls(count)
         columns, names = [nulls], [KEY]
         try:
@@ -469,12 +475,12 @@ class ParquetShard(ForeignShard):
                     kind = group.kinds[source]
                     other = None if CONVERT[kind] is convert else convert
                     if other is not None or kind == "array":
-                        apart.append((name, group.get(source), other))
+                        separate.append((name, group.get(source), other))
                         column = None
                 columns.append(nulls if column is None else column.slice(first, count))
                 names.append(name)
             samples: list[Sample] = arrow.RecordBatch.from_arrays(columns, names).to_pylist()
-            for name, get, other in apart:
+            for name, get, other in separate:
                 for row, sample in enumerate(samples, first):
                     value = get(row)
                     sample[name] = value if other is None or value is None else other(value)
@@ -553,11 +559,11 @@ class _Ranges:
         return False
 
     def close(self) -> None:
-        """The file is not pyarrow's."""
+        """Do nothing: the file is not pyarrow's."""
 
 
 def cache_bytes(available: int) -> int:
-    """Of decoded row groups in each process, where a machine has `available` bytes to give."""
+    """Return the limit of a process's decoded row groups, on a machine with `available` bytes."""
     return max(LEAST_CACHE, int(CACHED * available / processors()))
 
 
@@ -597,7 +603,7 @@ _CACHE = _Cache()
 
 
 def _forget() -> None:
-    """A fork's child has row groups of its own, and no lock that a thread of its parent held."""
+    """Begin a cache in a fork: its parent's lock may have been held by another thread."""
     global _CACHE
     _CACHE = _Cache()
 
@@ -655,7 +661,7 @@ def _can_be_key(types: Any, kind: Any) -> bool:
 
 
 def _holds_files(arrow: Any, kind: Any) -> bool:
-    """Whether a column is as `datasets` writes images and sounds."""
+    """Return True for a column as `datasets` writes images and sounds."""
     if not arrow.types.is_struct(kind):
         return False
     parts = {field.name: field.type for field in kind}
@@ -673,7 +679,7 @@ def _is_bytes(types: Any, kind: Any) -> bool:
 
 
 def _is_text_or_null(types: Any, kind: Any) -> bool:
-    """Also of a column that pyarrow inferred from paths that are all None."""
+    """Return True also for a column that pyarrow inferred from paths that are all None."""
     return _is_text(types, kind) or bool(types.is_null(kind))
 
 
@@ -683,7 +689,7 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 
 def _kind(arrow: Any, array: Any) -> str:
-    """The kind of a column's values."""
+    """Return the kind of a column's values."""
     kind, types = array.type, arrow.types
     if _is_number(types, kind):
         return "bool" if types.is_boolean(kind) else "float" if types.is_floating(kind) else "int"
@@ -693,7 +699,7 @@ def _kind(arrow: Any, array: Any) -> str:
 
 
 def _get(arrow: Any, array: Any, kind: str) -> Get:
-    """What gives the value of a row."""
+    """Return a function from a row's number to its value."""
     types = arrow.types
     if kind == "json":
         return lambda row: array[row].as_py()
@@ -718,7 +724,7 @@ def _get(arrow: Any, array: Any, kind: str) -> Get:
 
 
 def _sizes(arrow: Any, array: Any, kind: str) -> Any:
-    """Bytes of each row, or (all the same) of any."""
+    """Return the bytes of each row, or (all the same) of any."""
     if kind in ("int", "float", "bool"):
         return 8
     if kind in ("str", "bytes"):
@@ -738,19 +744,19 @@ def _is_number(types: Any, kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> Any:
-    """(n,) in numpy; 0 where it is null, as integers must not become floats."""
+    """Return numbers as (n,) in numpy; 0 where they are null: integers must not become floats."""
     if array.null_count:
         array = array.fill_null(False if str(array.type) == "bool" else 0)
     return array.to_numpy(zero_copy_only=False)
 
 
 def _invalid(array: Any) -> Any:
-    """(n,) bool: which are null."""
+    """Return which values are null: (n,) bool."""
     return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _bounds(types: Any, array: Any) -> Any:
-    """(n + 1,) where the values of a list, string or binary array begin, and the last ends."""
+    """Return where values of a list, string or binary array begin, and the last ends: (n + 1,)."""
     if not len(array):  # then there may be no buffer
         return np.zeros(1, np.int64)
     kind, buffers = array.type, array.buffers()
@@ -765,7 +771,7 @@ def _bounds(types: Any, array: Any) -> Any:
 
 
 def _numbers_of(types: Any, array: Any) -> Any:
-    """The numbers in an array of lists, and their shape where it is fixed; None: it has others."""
+    """Return the numbers in an array of lists, and their shape if it is fixed; None: others."""
     kind = array.type
     if types.is_list(kind) or types.is_large_list(kind):
         values = array.values

@@ -63,6 +63,7 @@ class RecordIOFile(ForeignFile):
         )
 
     def extra(self) -> bytes:
+        """Return what opening needs besides the file."""
         keys = self._keys
         return pack(keys.astype("<i8").tobytes() if isinstance(keys, np.ndarray) else keys)
 
@@ -74,6 +75,7 @@ class RecordIOFile(ForeignFile):
         return b"%b/%b" % (self._prefix, key if isinstance(key, bytes) else b"%d" % key)
 
     def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
         index = f"{self._path}.idx"
         if not self._storage.exists(index):
             yield from _records(self)
@@ -100,6 +102,7 @@ class RecordIOFile(ForeignFile):
             )
 
     def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         at, stop = 8, _whole(data)
         if stop < 0:
             data = _join(data)
@@ -127,7 +130,7 @@ class RecordIOFile(ForeignFile):
 
 
 def _records(file: RecordIOFile) -> Iterator[tuple[int, int]]:
-    """Where each record begins, and its length with all parts and zeros. Raises DamageError."""
+    """Yield where each record begins, and its length with all parts. Raises DamageError."""
     at, start, size = 0, 0, file.size
     first = -1  # byte at which a record of parts began
     block = b""  # bytes of the file from `start`
@@ -166,7 +169,7 @@ def _records(file: RecordIOFile) -> Iterator[tuple[int, int]]:
 
 
 def _whole(data: bytes) -> int:
-    """Where the data of a record of one part ends; -1 when it has several. Raises ValueError."""
+    """Return where a record of one part ends; -1 if it has several. Raises ValueError."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are too few for a record")
     length: int
@@ -179,7 +182,7 @@ def _whole(data: bytes) -> int:
 
 
 def _join(data: bytes) -> bytes:
-    """The data of a record of several parts, the magic between them. Raises ValueError."""
+    """Join the parts of a record, the magic between them. Raises ValueError."""
     parts = []
     at, kind = 0, -1
     while kind != LAST:
@@ -198,7 +201,7 @@ def _join(data: bytes) -> bytes:
 
 
 def _read_index(data: bytes, where: str) -> tuple[list[int], Column | list[bytes]]:
-    """The offsets that an .idx names, ascending, and their keys. Raises DamageError."""
+    """Return the offsets that an .idx names, ascending, and their keys. Raises DamageError."""
     named: list[tuple[int, bytes]] = []
     for number, line in enumerate(data.splitlines(), 1):
         key, _, offset = line.rstrip().partition(b"\t")

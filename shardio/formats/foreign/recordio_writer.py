@@ -37,6 +37,7 @@ class RecordIO(ShardTarget):
                 self.notes.append(f"{self._label}: as float32, the format has no other")
 
     def encode(self, number: int, sample: Sample) -> bytes:
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         image = sample[self._image]
         if image is None:
             raise misfit(sample, self._image, "it is None, and a record there has an image")
@@ -49,10 +50,11 @@ class RecordIO(ShardTarget):
         return _record(data)
 
     def entry(self, number: int, at: int, size: int) -> bytes:
+        """Return what `index` needs of the record that was encoded last."""
         return b"%d\t%d\n" % (number, at)
 
     def _labels(self, number: int, sample: Sample) -> bytes:
-        """The header, and the labels where there are several."""
+        """Return the header, and the labels where there are several."""
         if self._label is None:
             return HEADER.pack(0, 0.0, number, 0)
         value = sample[self._label]
@@ -79,7 +81,7 @@ def _narrow(value: np.ndarray[Any, Any], sample: Sample, name: str) -> np.ndarra
 
 
 def _record(data: bytes) -> bytes:
-    """As parts that end where the magic was, which is left out there."""
+    """Return data as parts that end where the magic was, which is left out there."""
     cuts = []
     at = data.find(MAGIC_BYTES)
     while at >= 0:

@@ -65,6 +65,7 @@ class TFRecord(ShardTarget):
             raise OptionError(f"{plan.manifest.where}: there is no field to export")
 
     def encode(self, number: int, sample: Sample) -> bytes:
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         entries = bytearray()
         for ours, kind, theirs in self._fields:
             value = sample[ours]
@@ -83,11 +84,12 @@ class TFRecord(ShardTarget):
         return b"".join((length, seals[0], data, seals[1]))
 
     def entry(self, number: int, at: int, size: int) -> bytes:
+        """Return what `index` needs of the record that was encoded last."""
         return b"%d %d\n" % (at, size)
 
 
 def _features(name: str, kind: str, value: Any) -> Iterator[tuple[str, bytes]]:
-    """The names and Features of a field."""
+    """Yield the names and Features of a field."""
     if kind in _TO_BYTES:
         yield name, _message(_BYTES, _message(0x0A, _TO_BYTES[kind](value)))
     elif kind in ("int", "bool"):

@@ -93,6 +93,7 @@ class TarFile(ForeignFile):
         self._alike = _Alike()
 
     def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
         for offset, length, _, _ in self._scanned():
             yield offset, length
 
@@ -109,6 +110,7 @@ class TarFile(ForeignFile):
             yield offset, length, data, values
 
     def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         return _decoded(data, _plain_members(data) or self._any_members(data))
 
     def _scanned(self) -> Iterator[_Sample]:
@@ -137,7 +139,7 @@ class TarFile(ForeignFile):
 
 
 def may_be_tar(start: bytes) -> bool:
-    """Whether the first 512 bytes of a file are the header of a tar file, or the end of one."""
+    """Return True if a file's first 512 bytes are the header of a tar file, or the end of one."""
     header = start[:_BLOCK]
     return len(header) == _BLOCK and (header == _ZEROS or _sealed(header))
 
@@ -146,7 +148,7 @@ def may_be_tar(start: bytes) -> bool:
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """The key of a member's sample and its extension, as written; None where it is no data.
+    """Return the key of a member's sample and its extension, as written; None if it is no data.
 
     As base_plus_ext of webdataset, ^((?:.*/|)[^.]+)[.]([^/]*)$, which takes hours for 1 MB of "a/".
     """
@@ -165,7 +167,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 @lru_cache(maxsize=4096)
 def field_of(extension: bytes) -> tuple[str, Callable[[bytes], Any] | None]:
-    """The field that members of this extension are, and what decodes them; None: they are bytes.
+    """Return the field of this extension's members, and what decodes them; None: they are bytes.
 
     Raises ValueError.
     """
@@ -179,7 +181,7 @@ def field_of(extension: bytes) -> tuple[str, Callable[[bytes], Any] | None]:
 
 
 def _samples(file: File) -> Iterator[_Sample]:
-    """All samples. Raises ValueError, _Unusable, and what reading raises."""
+    """Yield all samples. Raises ValueError, _Unusable, and what reading raises."""
     blocks: list[tuple[int, bytes]] = [(0, b"")]  # what was read last, and where it begins
 
     def fetch(at: int, least: int) -> bytes:
@@ -248,7 +250,7 @@ def _refuse_compressed(file: File) -> None:
 
 
 class _Alike:
-    """What is known of headers that are much alike in a file: 4 us a record of four headers.
+    """A memory of headers that are much alike in a file: they cost 4 us a record of four.
 
     Each is one tuple, so that threads may share them. Those that values() knows were not checked.
     """
@@ -402,7 +404,7 @@ def _said(kind: bytes, data: bytes, at: int, said: tuple[bytes, int]) -> tuple[b
 
 
 def _passed(name: bytes, kind: bytes, at: int, length: int) -> int:
-    """Bytes of the data of a member that is no file and is passed over. Raises _Unusable."""
+    """Return the data bytes of a member that is no file and is passed over. Raises _Unusable."""
     shown = printable(name)
     if kind in b"3456":  # devices, folders, pipes; what size they state counts for nothing
         return 0
@@ -454,7 +456,7 @@ def _sparse(at: int) -> _Unusable:
 
 
 def _number(digits: bytes, at: int) -> int:
-    """A size that is not eleven octal digits: more, fewer, none, or in base 256."""
+    """Read a size that is not eleven octal digits: more, fewer, none, or in base 256."""
     if digits[0] == 0x80:
         return int.from_bytes(digits[1:], "big")
     try:
@@ -467,7 +469,7 @@ def _number(digits: bytes, at: int) -> int:
 
 
 def _sealed(header: bytes) -> bool:
-    """Whether the sum of a header's bytes is the one it states, unsigned or signed as of old."""
+    """Return True if the sum of a header's bytes is the one it states, unsigned or signed."""
     field = header[148:156]
     try:
         stated = int(field.partition(b"\0")[0].strip(), 8)
@@ -505,7 +507,7 @@ def _nothing(at: int, least: int) -> bytes:
 
 
 def _plain_members(data: bytes) -> list[_Member]:
-    """The members in a record whose headers are as most writers make them; [] where one is not.
+    """Return the members in a record with headers as most writers make them; [] for others.
 
     As `_members` finds them, in half the time: a record's headers were checked by the scan, and its
     bytes by its checksum.
@@ -550,7 +552,7 @@ def _plain_members(data: bytes) -> list[_Member]:
 
 
 def _decoded(data: bytes, members: list[_Member]) -> Values:
-    """The values of a record's members. Raises ValueError naming the member."""
+    """Return the values of a record's members. Raises ValueError naming the member."""
     values: Values = {}
     for key, extension, start, stop in members:
         field, decode = field_of(extension)
@@ -585,7 +587,7 @@ def _json(data: bytes) -> Any:
 
 
 def _npy(data: bytes) -> Any:
-    """An array, in C order and the machine's byte order; as bytes what would be no plain array."""
+    """Return an array, in C order and the machine's byte order; bytes if it is no plain array."""
     if data[:6] != b"\x93NUMPY" or len(data) < 12:
         raise ValueError("it is no .npy file")
     begin = 10 if data[6] == 1 else 12

@@ -106,6 +106,7 @@ class WebDataset(ShardTarget):
         return _without_ending(key) if self._has_image else key
 
     def encode(self, number: int, sample: Sample) -> bytes:
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         key = self._key(sample[KEY])
         pieces: list[bytes] = []
         self._members, at = [], 0
@@ -138,12 +139,14 @@ class WebDataset(ShardTarget):
         return b"".join(pieces)
 
     def entry(self, number: int, at: int, size: int) -> list[_Member]:
+        """Return what `index` needs of the record that was encoded last."""
         return [
             (extension, at + begin, size, path) for extension, begin, size, path in self._members
         ]
 
     def index(self, entries: Sequence[list[_Member]]) -> bytes:
         # Blanks part the words of a line, and version 1.1 is the one without names.
+        """Return the index of a file."""
         named = all(path.split() == [path] for members in entries for *_, path in members)
         lines = [b"v1.%d %d" % (2 if named else 1, len(entries))]
         for members in entries:
@@ -155,11 +158,12 @@ class WebDataset(ShardTarget):
         return b"\n".join((*lines, b""))
 
     def end(self, size: int) -> bytes:
+        """Return what stands behind the last record of a file."""
         return bytes(-(size + 2 * _BLOCK) % _END + 2 * _BLOCK)
 
 
 def _without_ending(key: bytes) -> bytes:
-    """A key without the ending of an image's file."""
+    """Return a key without the ending of an image's file."""
     stem, dot, ending = key.rpartition(b".")
     if dot and ending.decode("latin-1").lower() in ALL_ENDINGS and stem[-1:] != b"/":
         return stem or key
@@ -167,7 +171,7 @@ def _without_ending(key: bytes) -> bytes:
 
 
 def _unfit(key: bytes) -> str:
-    """Why a key cannot be the name of a record's members, with their extensions; "": it can."""
+    """Say why a key cannot be the name of a record's members; "": it can."""
     *folders, last = key.split(b"/")
     if any(part in (b"", b".", b"..") or b"\0" in part for part in (*folders, last)):
         return "is no path of a file in a tar"
@@ -185,7 +189,7 @@ def _unfit(key: bytes) -> str:
 
 
 def _extension(field: Field, main: bool) -> str:
-    """What a field is called in the tar file; "" or "NAME." when its content decides the rest."""
+    """Name a field in the tar file; "" or "NAME." if its content decides the rest."""
     name, kind, theirs = field
     if theirs is not None:
         extension = theirs.lower()
@@ -212,7 +216,7 @@ def _extension(field: Field, main: bool) -> str:
 
 
 def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes]:
-    """What makes a member's bytes of a value. Raises OptionError where nothing reads it back."""
+    """Return the encoder of a member. Raises OptionError if nothing reads the value back."""
     last = extension.rpartition(".")[2]
     if kind in ("image", "bytes"):
         return bytes
@@ -250,7 +254,7 @@ def _header(path: bytes, size: int) -> bytes:
 
 
 def _block(name: bytes, prefix: bytes, size: int, kind: bytes) -> bytes:
-    """A header. Sizes fit 11 octal digits: a record has at most 4 GiB."""
+    """Return a header. Sizes fit 11 octal digits: a record has at most 4 GiB."""
     head = b"".join(
         (
             name.ljust(100, b"\0"),

@@ -97,22 +97,23 @@ class ShardTarget(Target):
         self._number = 0  # of the next file
 
     def encode(self, number: int, sample: Sample) -> bytes:
-        """A record; empty when there is nothing of it. Raises SampleError."""
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         raise NotImplementedError
 
     def entry(self, number: int, at: int, size: int) -> Any:
-        """What `index` needs of the record that was encoded last."""
+        """Return what `index` needs of the record that was encoded last."""
         raise NotImplementedError
 
     def end(self, size: int) -> bytes:
-        """What stands behind the last record of a file."""
+        """Return what stands behind the last record of a file."""
         return b""
 
     def index(self, entries: Sequence[Any]) -> bytes:
-        """The index of a file; entries that are lines are all of it."""
+        """Return the index of a file; entries that are lines are all of it."""
         return b"".join(entries)
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         data = self.encode(number, sample)
         if not data:
             return False
@@ -140,6 +141,7 @@ class ShardTarget(Target):
         self._number += 1
 
     def close(self) -> None:
+        """Give up what is open."""
         if self._draft is not None:
             self._draft.discard()
             self._draft = None
@@ -179,10 +181,10 @@ def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str
     if label is not None:
         fields.remove(label)
     if fields:
-        keep = f"{image.name}=image" + (f",{label.name}=label" if label else "")
+        fitting = f"{image.name}=image" + (f",{label.name}=label" if label else "")
         raise OptionError(
             f"{where}: {format} has an image and a label ({' or '.join(labels)}) and no "
-            f"room for {_shown(fields)}. Leave the rest out: --fields {printable(keep)}"
+            f"room for {_shown(fields)}. Leave the rest out: --fields {printable(fitting)}"
         )
     return image.name, None if label is None else label.name
 
@@ -227,6 +229,7 @@ def key_name(plan: Plan, taken: Sequence[str]) -> str | None:
 
 
 def check_distinct(names: Sequence[str], format: str) -> None:
+    """Raise OptionError if two fields have one name."""
     for at, name in enumerate(names):
         if name in names[:at]:
             raise OptionError(
@@ -235,6 +238,7 @@ def check_distinct(names: Sequence[str], format: str) -> None:
 
 
 def misfit(sample: Sample, name: str, why: str) -> SampleError:
+    """Return the error for a value that the format cannot hold."""
     return SampleError(f"record {printable(sample[KEY])}: field {printable(name)!r}: {why}")
 
 

@@ -503,7 +503,7 @@ def _parquet(path: bytes) -> Table:
         columns = {name: _Cells() for name in file.wanted}
         kinds: dict[str, set[str]] = {name: set() for name in columns}
         for number in range(len(file.starts) - 1):
-            group = file.group(number, keep=False)
+            group = file.group(number, cache=False)
             for name in group.arrays:
                 kinds[name].add(group.kinds[name])
                 get = group.get(name)
