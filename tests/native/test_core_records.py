@@ -772,7 +772,7 @@ def test_records_of_a_network_are_gathered_too(
             assert any(np.array_equal(one.permute(1, 2, 0), scene) for scene in scenes)
 
 
-def test_info_names_the_engine(
+def test_info_says_whether_native_is_built(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["info", "--env"]) == 0
