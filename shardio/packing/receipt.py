@@ -104,7 +104,7 @@ def _print_of(directory: str, path: str) -> Print | None:
     if os.path.realpath(folder) != folder or os.path.islink(os.path.join(folder, name)):
         return None
     try:
-        file = local.LocalFile(os.path.join(folder, name), path)
+        file = local.open_file(os.path.join(folder, name), path)
     except (OSError, StorageError):
         return None
     try:

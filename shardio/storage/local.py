@@ -59,12 +59,16 @@ class LocalStorage:
         self._network: bool | None = None
 
     def path(self, name: str) -> str:
+        """Return the path of a file."""
         return os.path.join(self.root, file_name(name))
 
     def open(self, name: str) -> LocalFile:
-        return LocalFile(self.path(name), os.path.join(self.url, file_name(name)))
+        """Open a file. Raises FileNotFoundError, StorageError."""
+        found = file_name(name)
+        return open_file(os.path.join(self.root, found), os.path.join(self.url, found))
 
     def read(self, name: str, limit: int) -> bytes:
+        """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
         file = self.open(name)
         try:
             if file.size > limit:
@@ -76,9 +80,11 @@ class LocalStorage:
             file.close()
 
     def exists(self, name: str) -> bool:
+        """Return True if a file or folder of this name is there."""
         return os.path.lexists(self.path(name))
 
     def is_network(self) -> bool:
+        """Return True if reads leave this machine."""
         if self._network is None:
             self._network = _file_system(self.root) in _NETWORK
         return self._network
@@ -87,27 +93,19 @@ class LocalStorage:
 class LocalFile:
     """One file, open for reading; not to be shared across a fork (it is opened in each process)."""
 
-    __slots__ = ("_ahead", "descriptor", "name", "size")
+    __slots__ = ("_ahead", "_name", "descriptor", "size")
 
-    def __init__(self, path: str, name: str) -> None:
-        self.name = printable(name, 4096)
-        self.descriptor = -1
-        try:
-            self.descriptor = os.open(
-                path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)
-            )
-            status = os.fstat(self.descriptor)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StorageError(f"{self.name}: cannot be opened: {error.strerror}") from error
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise StorageError(f"{self.name}: expected a file, found something else")
-        self.size = status.st_size
-        self._ahead = _read_ahead(status.st_dev)
+    def __init__(self, descriptor: int, size: int, ahead: int, name: str) -> None:
+        self._name, self._ahead = name, ahead
+        self.descriptor, self.size = descriptor, size
+
+    @property
+    def name(self) -> str:
+        """Return the path of the file, as messages print it."""
+        return printable(self._name, 4096)
 
     def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`. Raises DamageError."""
         try:
             data = os.pread(self.descriptor, length if length < _MOST else _MOST, start)
             if len(data) == length:
@@ -130,13 +128,14 @@ class LocalFile:
         return b"".join(parts)
 
     def sha256(self) -> bytes:
-        """SHA-256 of the file, 32 bytes."""
+        """Return the SHA-256 of the file, 32 bytes."""
         seal = hashlib.sha256()
         for start in range(0, self.size, _HASHED):
             seal.update(self.read(start, min(_HASHED, self.size - start)))
         return seal.digest()
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         # A larger call is silently cut to the device's read-ahead: the range goes piece by piece.
@@ -149,16 +148,36 @@ class LocalFile:
     def scattered(self) -> None:
         # The kernel takes a read behind cached pages for a sequential one and reads ahead. Where
         # pages are gone before use, that was 5.0 bytes read for each one used; so it is 2.0.
+        """Say that reads will be in no order."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
+        """Close the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
     def __del__(self) -> None:
         self.close()
+
+
+def open_file(path: str, name: str) -> LocalFile:
+    """Open a file, which messages call `name`. Raises FileNotFoundError, StorageError."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{printable(name, 4096)}: expected a file, found something else")
+        return LocalFile(descriptor, status.st_size, _read_ahead(status.st_dev), name)
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            raise
+        why = f"{printable(name, 4096)}: cannot be opened: {error.strerror}"
+        raise StorageError(why) from error
 
 
 class Draft:
@@ -185,6 +204,7 @@ class Draft:
             )
 
     def write(self, data: bytes | bytearray) -> None:
+        """Append bytes to the file. Raises StorageError."""
         if self._hash is not None:
             self._hash.update(data)
         self.size += len(data)
@@ -203,7 +223,7 @@ class Draft:
                 done += os.pwrite(self._descriptor, data[done:], done)
 
     def digest(self) -> bytes:
-        """SHA-256 of what was written so far, 32 bytes."""
+        """Return the SHA-256 of what was written so far, 32 bytes."""
         if self._hash is not None:
             return self._hash.digest()
         seal, at = hashlib.sha256(), 0
@@ -249,17 +269,17 @@ class Draft:
 
 
 def token() -> str:
-    """Sixteen random hex digits that mark the temporary files of one process."""
+    """Draw sixteen hex digits that mark the temporary files of one process."""
     return secrets.token_hex(8)
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one that Draft gives."""
+    """Return True if a file's name is one that Draft gives."""
     return _TEMPORARY.match(name) is not None
 
 
 def write_file(directory: str, name: str, data: bytes, *, replace: bool = True) -> None:
-    """A small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
+    """Write a small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
     draft = Draft(directory, name, token())
     try:
         draft.write(data)
@@ -348,7 +368,7 @@ class RangeLock:
             raise
 
     def read(self) -> bytes:
-        """The whole locked file."""
+        """Read the whole locked file."""
         with _explained("the locked file", "read"):
             size, data = os.fstat(self._descriptor).st_size, bytearray()
             while len(data) < size and (
@@ -358,6 +378,7 @@ class RangeLock:
             return bytes(data)
 
     def release(self) -> None:
+        """Give the lock back; a second call does no harm."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -408,12 +429,12 @@ def refuse_if_full(directory: str, needed: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, perhaps of another process, says that there is no room left."""
+    """Return True if an error, perhaps of another process, says that there is no room left."""
     return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def memory_available() -> int:
-    """Bytes that this process's machine, or container, can give or keep as page cache."""
+    """Return the bytes that this machine, or container, can give or keep as page cache."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as file:
         found += [int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")]
@@ -466,7 +487,7 @@ def _read_ahead(device: int, known: dict[int, int] = {}) -> int:  # noqa: B006 -
 
 
 def _file_system(path: str) -> str:
-    """The type of the file system a path lies on, "" where it cannot be told."""
+    """Return the type of the file system a path lies on, "" if it cannot be told."""
     best, kind = "", ""
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
         real = os.path.realpath(path)

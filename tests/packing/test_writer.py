@@ -29,7 +29,8 @@ from shardio.packing.gc import gc
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
-from shardio.storage import local, locate, lock
+from shardio.storage import local, lock
+from shardio.storage.location import locate
 
 
 def samples(count: int = 10) -> Iterator[dict[str, Any]]:
