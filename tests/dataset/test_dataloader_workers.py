@@ -284,7 +284,7 @@ CTRL_C = [
     ("none", "new", "terminal", "epoch 0 step 5."),
     ("fork", "new", "terminal", "epoch 0 step 0."),
     ("fork", "persistent", "group", "epoch 1 step 7."),
-    ("spawn", "persistent", "terminal", "epoch 1 step 12."),
+    pytest.param(*("spawn", "persistent", "terminal", "epoch 1 step 12."), marks=pytest.mark.slow),
 ]
 
 
@@ -432,7 +432,7 @@ def test_a_pass_after_a_break_begins_at_the_beginning(packed: Packed, way: str, 
         break_off()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*list(WAYS)[:-1], pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_pass_after_a_changed_epoch_is_right(packed: Packed, way: str) -> None:
     def change() -> None:
         dataset, loader, expected = loading(folder, way)
@@ -452,7 +452,7 @@ def test_the_pass_after_a_changed_epoch_is_right(packed: Packed, way: str) -> No
         change()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_that_starts_after_the_epoch_changed_says_so(
     packed: Packed, tmp_path: Path, method: str
 ) -> None:

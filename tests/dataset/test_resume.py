@@ -260,8 +260,13 @@ def test_the_middle_of_an_epoch_costs_no_more_than_the_window(
 # --- StatefulDataLoader ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize(
+    ("workers", "every"),
+    [
+        *((0, 1), (1, 1), (3, 4)),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0, 4), (1, 4), (3, 1))),
+    ],
+)
 def test_a_stateful_loader_goes_on(packed: Packed, workers: int, every: int) -> None:
     folder = packed(COUNTS)
     expected = batches(keyed(folder, batch_size=8))

@@ -218,18 +218,24 @@ def test_a_kill_right_before_and_after_the_renames_of_the_manifest(stage: Stage)
 
 
 @needs_strace
+@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [name for name in SCENES if name != "pack"])
-def test_a_kill_at_any_system_call_in_other_circumstances(stage: Stage, name: str) -> None:
-    for call in sample(name, stage.rehearse(name), 3):
+def test_a_kill_at_any_system_call_in_other_circumstances(
+    stage: Stage, name: str, count: int
+) -> None:
+    for call in sample(name, stage.rehearse(name), count):
         kill_at(stage, name, *call)
 
 
 @needs_strace
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_a_failing_device_is_a_clear_message_and_commits_nothing(stage: Stage, error: str) -> None:
+def test_a_failing_device_is_a_clear_message_and_commits_nothing(
+    stage: Stage, error: str, count: int
+) -> None:
     calls = stage.rehearse("pack")
     for kind in ("write", "fsync", "openat", "rename", "link"):
-        for call in sample(error, [call for call in calls if call[0] == kind], 2):
+        for call in sample(error, [call for call in calls if call[0] == kind], count):
             fail_at(stage, "pack", *call, error)
     patched = [call for call in stage.rehearse("lmdb") if call[0] == "pwrite64"]
     assert patched
