@@ -117,7 +117,7 @@ def plan_buffering(
                 ahead += max(run, epoch.unit * mean_bytes)
             held = math.ceil(touched * (window + ahead))
             return BufferPlan("network" if network else "in_memory", False, budget, run, held, 0)
-    spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
+    spans = min(touched * local_consumers, epoch.spans)  # of this machine
     pages = math.ceil(spans * (window + RUN))
     exact = sharing > 1 and (network or machines > 1)
     first = False

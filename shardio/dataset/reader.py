@@ -17,11 +17,12 @@ from ..errors import DamageError, StorageError
 from ..formats import check_format, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
-from ..formats.manifest import SUFFIXES, Manifest
+from ..formats.manifest import SUFFIXES, Manifest, choose_split, load
 from ..formats.sample import Sample
 from ..order.rng import Int64s
-from ..storage import Storage
+from ..storage import Storage, locate
 from ..storage.local import memory_available
+from ..storage.options import Storage as StorageOptions
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
 # user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
@@ -74,6 +75,7 @@ class Reader:
         verify: bool = True,
         limit: int | None = None,
     ) -> None:
+        self.index = storage  # of the manifest and the indexes
         self.storage = storage if root is None else root
         self.manifest = manifest
         self.limit = spare_descriptors() if limit is None else limit
@@ -87,9 +89,8 @@ class Reader:
         _READERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        opening = self._opening
-        more = {"root": self.storage, "verify": opening.verify, "limit": self.limit}
-        return partial(Reader, **more), (opening.index, self.manifest)  # type: ignore[arg-type]
+        more = {"root": self.storage, "verify": self._opening.verify, "limit": self.limit}
+        return partial(Reader, **more), (self.index, self.manifest)  # type: ignore[arg-type]
 
     @property
     def records(self) -> int:
@@ -138,7 +139,8 @@ class Reader:
                             "Restore it from a copy, or pack again"
                             if self.manifest.format in SUFFIXES
                             else "If the data lies elsewhere (`shardio index --out`), say where: "
-                            "--root, in Python root=; else restore it, or index anew"
+                            "--root, in Python storage=shardio.Storage(root=...); else restore it, "
+                            "or index anew"
                         )
                     ) from None
                 if place < 0:
@@ -167,6 +169,16 @@ class Reader:
         for reader in list(_READERS):
             reader._opened = OrderedDict()
         return open_shard(self.manifest.format, self._opening, info)
+
+
+def open_reader(path: str | os.PathLike[str], split: str | None, options: StorageOptions) -> Reader:
+    """Open the dataset at a path, or the one of that split within it.
+
+    Raises NotPackedError, DamageError, VersionError, OptionError.
+    """
+    index = locate(choose_split(path, split))
+    root = None if options.root is None else locate(options.root)
+    return Reader(index, load(index), root=root, verify=options.verify_open)
 
 
 class ManifestInfo:

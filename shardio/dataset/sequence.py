@@ -17,18 +17,19 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import OptionError, name_record, printable, there_are
-from ..formats import manifest
 from ..formats.base import Column
 from ..formats.index import key_hash
 from ..formats.sample import Sample, give_text_key
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
-from ..storage import locate
+from ..order.options import check_group, grouped_in, refuse_options
+from ..storage.options import Storage
 from ..units import show_count
 from .decode import Decode, Decoder, record_name
-from .reader import ManifestInfo, Reader
+from .reader import ManifestInfo, Reader, open_reader
 
 
+@refuse_options("shardio.open", grouped_in("storage", Storage))
 def open(
     path: str | os.PathLike[str],
     *,
@@ -36,9 +37,7 @@ def open(
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
-    max_pixels: int | None = None,
-    root: str | os.PathLike[str] | None = None,
-    verify_open: bool = True,
+    storage: Storage | None = None,
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
@@ -49,25 +48,25 @@ def open(
                "gray" and "stored"
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
     fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
-    max_pixels  of an image that is decoded; default 2**28, and 2**26 for WebP and its like
-    root       where the data lies, when `shardio index --out` put its index elsewhere
-    verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
+    storage    a shardio.Storage: where the data lies, and how far it is trusted
     """
-    storage = locate(manifest.choose_split(path, split))
-    found = manifest.load(storage)
+    options = check_group("storage", storage, Storage)
+    reader = open_reader(path, split, options)
     decoder = Decoder(
-        found.schema, fields=fields, decode=decode, transform=transform, max_pixels=max_pixels
+        reader.manifest.schema,
+        fields=fields,
+        decode=decode,
+        transform=transform,
+        max_pixels=options.max_pixels,
     )
-    shards = None if root is None else locate(root)
-    reader = Reader(storage, found, root=shards, verify=verify_open)
-    return ShardSequence(reader, decoder, range(found.records))
+    return ShardSequence(reader, decoder, range(reader.records))
 
 
 def stored(
     path: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None
 ) -> ShardSequence:
     """Open a packed dataset for what writes it elsewhere: samples as stored, keys as bytes."""
-    found = open(path, decode=None, root=root)
+    found = open(path, decode=None, storage=Storage(root=root))
     return ShardSequence(found._reader, found._decoder, found._rows, text=False)
 
 

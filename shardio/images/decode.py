@@ -313,7 +313,8 @@ def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> No
     max_pixels: None means the default of the format.
     """
     width, height = size
-    remedy = f"if it is a true picture, give max_pixels={width * height}"
+    most = f"max_pixels={width * height}"
+    remedy = f"if it is a true picture, give {most}, to a dataset storage=shardio.Storage({most})"
     if max_pixels is None:
         max_pixels = MAX_WHOLE if name in WHOLE else MAX_PIXELS
     guard = pil_module().MAX_IMAGE_PIXELS

@@ -23,7 +23,7 @@ from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scen
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate
+from shardio import CenterCrop, Order, RandomResizedCrop, ShardDataset, ShardLoader, collate
 from shardio import native as engine
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
@@ -506,8 +506,7 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=8,
-        unit=4,
-        canonical_workers=4,
+        order=Order(unit=4, spans=4),
         fields=("score", "image", "label", "good", "label"),
         decode="numpy",
         shuffle_buffer=buffer,
@@ -611,7 +610,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=6,
-        unit=1,
+        order=Order(unit=1),
         shuffle=False,
         fields=("image", "label", "score"),
         decode="numpy",

@@ -593,7 +593,7 @@ def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]
 
 def small(path: Path, **options: Any) -> ShardDataset:
     usual = {"batch_size": 8, "fields": ("image", "label"), "decode": "numpy"}
-    usual |= {"canonical_workers": 4, "shuffle_buffer": 20, "unit": 4}
+    usual |= {"spans": 4, "shuffle_buffer": 20, "unit": 4}
     return ShardDataset(path, **of_order(usual | options))
 
 
