@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from .. import native as engine
+from .. import native
 from ..errors import OptionError, StateError, printable
 from ..formats.sample import give_text_key
 from ..names import KEY
@@ -32,15 +32,14 @@ from ..order.options import (
     refuse_options,
 )
 from ..order.partition import Partition, RowRanges
-from ..order.subset import Selection, among
-from ..order.subset import where as select_where
+from ..order.subset import Selection, select_places, select_where
 from ..storage.options import Storage
 from ..units import show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
 from .buffering import BUFFER_BYTES, reads_batches_in_core
-from .collate import Empty, images, numbers, planes
-from .decode import LABEL, Decode, Decoder, Work, record_name
+from .collate import planes
+from .decode import LABEL, Decode, Decoder, Progress, record_name
 from .fetch import Fetch, Rows
 from .mixture import Mixture
 from .ranks import Consumers
@@ -178,7 +177,12 @@ class ShardDataset(ManifestInfo, Stream):
         self._requested = RequestedOptions(
             batch_size, shuffle_buffer, seed, tail, cut.spans, cut.unit, shuffle
         )
-        self._selection = None if where is None else self._where(where)
+        self._selection = None
+        if where is not None:
+            everything = ShardSequence(self._reader, self._decoder, range(self._reader.records))
+            self._selection = select_where(
+                where, everything.columns, self._reader.starts, self.manifest.classes
+            )
         counts = self.manifest.shard_records if self._selection is None else self._selection.counts
         super().__init__(
             self._resolved(int(counts.sum())),
@@ -199,7 +203,7 @@ class ShardDataset(ManifestInfo, Stream):
         length: Length = "first",
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Mixture:
-        """One stream of several datasets: each batch holds its share of each, to a row or two.
+        """Make one stream of several datasets; each batch holds rows of all, in proportion.
 
         datasets    with the same batch_size, tail, seed, ranks and structure of samples; all
                     other options (transform, where, shuffle_buffer ...) are each one's own
@@ -214,13 +218,13 @@ class ShardDataset(ManifestInfo, Stream):
         return Mixture(datasets, weights, length=length, collate_fn=collate_fn)
 
     def select(self, indices: Iterable[int]) -> ShardDataset:
-        """The records at these indices, or of a mask, (len,) bool, as a dataset of its own.
+        """Return the records at these indices, or of a mask, (len,) bool, as another dataset.
 
         Indices count this dataset's records as they were packed, after `where`; each may come
         once. Raises OptionError.
         """
         twin = copy.copy(self)
-        twin._selection = among(indices, self._reader.starts, self._selection)
+        twin._selection = select_places(indices, self._reader.starts, self._selection)
         twin.counts = twin._selection.counts
         if self.options == self._resolved(self.records):  # and not those of a loaded state
             twin.options = self._resolved(twin.records)
@@ -228,15 +232,8 @@ class ShardDataset(ManifestInfo, Stream):
         return twin
 
     def _resolved(self, records: int) -> Options:
-        """The options of a new run over so many records."""
+        """Return the options of a new run over so many records."""
         return self._requested.resolve(self._reader.mean_bytes, records=records)
-
-    def _where(self, conditions: Mapping[str, Any]) -> Selection:
-        columns, starts = self._everything().columns, self._reader.starts
-        return select_where(conditions, columns, starts, self.manifest.classes)
-
-    def _everything(self) -> ShardSequence:
-        return ShardSequence(self._reader, self._decoder, range(self._reader.records))
 
     @property
     def path(self) -> str:
@@ -255,12 +252,12 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def shuffle_buffer(self) -> int | None:
-        """The records of the window, 1 without a shuffle; None: all of them."""
+        """Return the records of the window, 1 without a shuffle; None: all of them."""
         return self.options.shuffle_buffer
 
     @property
     def shuffle(self) -> bool:
-        """Whether it shuffles; False: every pass comes in the order of the index."""
+        """Return True if it shuffles; False: every pass comes in the order of the index."""
         return self.options.shuffle
 
     @property
@@ -280,13 +277,14 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def name(self) -> str:
+        """Return the name of the dataset in messages."""
         return f"ShardDataset({printable(self.path)!r})"
 
     @property
     def batched_reads(self) -> bool:
         """Return True if the core reads many records at a time: to hold them gains nothing."""
         return reads_batches_in_core(self.manifest) or (
-            self._raw is not None and engine.records() is not None
+            self._raw is not None and native.records() is not None
         )
 
     def read_batches(
@@ -308,9 +306,11 @@ class ShardDataset(ManifestInfo, Stream):
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:
-            whole = None if self._raw is None else partial(self._whole, fetch, rows)
+            at_once = None
+            if self._raw is not None and self.batch_size is not None:
+                at_once = partial(self._raw.batch, fetch, rows)
             records = partial(self._records, rows)
-            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
+            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, at_once, records)
 
     def _records(self, rows: Rows) -> list[str]:
         """Return the names of the records of these rows in messages."""
@@ -321,7 +321,7 @@ class ShardDataset(ManifestInfo, Stream):
         shard, record = self._reader.locate(number)
         return record_name(number, self._reader.shard(shard).key(record))
 
-    def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Work) -> Any:
+    def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Progress) -> Any:
         """Make the item of a row. Safe to call from any thread."""
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]
@@ -338,42 +338,28 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def draws(self) -> bool:
+        """Return True if a record's item is known to be another in each epoch."""
         return self._decoder.draws
 
     @property
     def image_place(self) -> int | str | None:
+        """Return the field of an item that a built-in transform makes, if one does."""
         return self._decoder.image_place
-
-    def _whole(self, fetch: Fetch, rows: Rows, empty: Empty) -> Any:
-        """Make the batch of these rows at once, as collating their items would.
-
-        Returns None where that is not possible.
-        Memory for the images comes from `empty`. Raises DamageError, StorageError.
-        """
-        raw = self._raw
-        if raw is None or self.batch_size is None:
-            return None
-        parts = fetch.parts(rows)
-        columns = raw.columns(parts)
-        if columns is None:
-            return None
-        batch, array = images(rows.size, raw.height, raw.width, empty)
-        if not raw.read(parts, array):
-            return None
-        return tuple([numbers(columns[n]) if n in columns else batch for n in raw.fields])
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
+        """Return the names of the fields of items that are tuples, where they are known."""
         fields = None if self._decoder.maps else self._decoder.fields
         return (*fields, VALID) if fields is not None and self.tail == "exact" else fields
 
     @property
     def _structure(self) -> Any:
-        """What must be alike in a mixture, unless it is `Any`: a map makes what it likes."""
+        """Return what all datasets of a mixture must have alike; `Any` where a map makes items."""
         return Any if self._decoder.maps else self._decoder.fields
 
     @property
     def evaluates(self) -> bool:
+        """Return True if every pass reads the same epoch: also without a shuffle."""
         return super().evaluates or not self.shuffle
 
     def _identity(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Cuts an epoch into spans and units, and says which record comes at each place of its order.
+"""Cut an epoch into spans and units, and says which record comes at each place of its order.
 
 How it works. There are three numberings of an epoch's N records, and an Epoch leads from the last
 to the first:
@@ -37,7 +37,7 @@ ORDER_VERSION: Final = 1
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """Holds one epoch of a dataset: its virtual sequence, cut into spans.
+    """Hold one epoch of a dataset: its virtual sequence, cut into spans.
 
     shard_records      (shards,) integers >= 0: the records in each shard, in the manifest's order
     seed, epoch        in [0, 2^64) and [0, 2^63)

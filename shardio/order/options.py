@@ -18,8 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from .. import units as sizes
 from ..errors import OptionError, StateError, printable
+from ..units import size
 from .epoch import Epoch, Tail, check_fields, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -71,7 +71,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Options:
-    """Holds the options that, with the records of the shards, decide the order of every epoch."""
+    """Hold the options that, with the records of the shards, decide the order of every epoch."""
 
     batch_size: int | None
     shuffle_buffer: int | None  # records; None: "all"
@@ -110,7 +110,7 @@ class Options:
 
 @dataclass(frozen=True)
 class RequestedOptions:
-    """Holds the options that the user requested; None: not requested. ShardDataset says more."""
+    """Hold the options that the user requested; None: not requested. ShardDataset says more."""
 
     batch_size: int | None = None
     shuffle_buffer: int | str | None = None
@@ -256,7 +256,7 @@ def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
     if shuffle_buffer == "all":
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
-        return math.ceil(sizes.size("shuffle_buffer", shuffle_buffer) / mean_bytes)
+        return math.ceil(size("shuffle_buffer", shuffle_buffer) / mean_bytes)
     if isinstance(shuffle_buffer, np.integer):
         return int(shuffle_buffer)
     if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):

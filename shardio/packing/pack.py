@@ -34,7 +34,7 @@ from ..formats import manifest
 from ..formats.sample import Schema
 from ..images import decode as image
 from ..names import key_bytes, key_text
-from ..order.subset import described
+from ..order.subset import describe_conditions
 from ..storage import local, local_path, locate, lock
 from ..storage.lock import JOURNAL, WRITER_MAGIC
 from ..units import show_count
@@ -287,7 +287,7 @@ def pack(
     if format != "record":  # which datasets had before there was another
         wanted["format"] = format
     if isinstance(where, Mapping):
-        wanted["where"] = described(where)
+        wanted["where"] = describe_conditions(where)
     chosen = plan.part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset.decode import Work
+from shardio.dataset.decode import Progress
 from shardio.dataset.mixture import Mixture
 from shardio.dataset.ranks import Consumers
 from shardio.order import rng
@@ -256,7 +256,7 @@ def consumer(
     found = []
     for items in itertools.chain.from_iterable(itertools.zip_longest(*each)):
         if items is not None:
-            keys = [items.make(row, Work())[0] for row in items.rows]
+            keys = [items.make(row, Progress())[0] for row in items.rows]
             assert len(keys) == items.size
             found.append((keys, items.valid))
     return found

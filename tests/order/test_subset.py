@@ -26,7 +26,7 @@ from shardio.dataset.fetch import Fetch
 from shardio.order import rng
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
-from shardio.order.subset import Selection, class_index, described
+from shardio.order.subset import Selection, class_index, describe_conditions
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -597,7 +597,9 @@ def test_one_record(folder: Path, tail: str) -> None:
 
 
 def test_conditions_are_recorded_as_json_has_them() -> None:
-    found = described({"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf})
+    found = describe_conditions(
+        {"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf}
+    )
     assert found == {"a": ["nan", "inf", 0.5, None, "x", 2.0], "b": ["-inf"]}
     json.dumps(found, allow_nan=False)
 
