@@ -94,12 +94,12 @@ class Reader:
 
     @property
     def records(self) -> int:
-        """The number of records in all shards."""
+        """Return the number of records in all shards."""
         return int(self.starts[-1])
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of storage per record, index included."""
+        """Return the bytes of storage per record, index included."""
         return self.manifest.mean_bytes
 
     def shard(self, number: int, scattered: bool = False) -> Shard:
@@ -188,18 +188,18 @@ class ManifestInfo:
 
     @property
     def manifest(self) -> Manifest:
-        """The dataset's manifest."""
+        """Return the dataset's manifest."""
         return self._reader.manifest
 
     @property
     def classes(self) -> list[str] | None:
-        """Names of the labels, by label; None when there are none."""
+        """Return the names of the labels, by label; None when there are none."""
         classes = self.manifest.classes
         return None if classes is None else list(classes)
 
     @property
     def class_to_idx(self) -> dict[str, int] | None:
-        """The label of each class; None when there are none."""
+        """Return the label of each class; None when there are none."""
         classes = self.manifest.classes
         return None if classes is None else {name: label for label, name in enumerate(classes)}
 

@@ -78,7 +78,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     """
 
     def __init__(self, reader: Reader, decoder: Decoder, rows: range, *, text: bool = True) -> None:
-        """text: keys are str, as users get them; without a decoder's work they may stay bytes."""
+        """text: keys are str, as users get them; where nothing is decoded they may stay bytes."""
         self._text = text
         self._reader = reader
         self._decoder = decoder
@@ -124,11 +124,11 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return samples if self._decoder.plain else map(self._item, samples, self._rows)
 
     def keys(self) -> list[str]:
-        """The key of every record, in order."""
+        """Return the key of every record, in order."""
         return [*map(key_text, self.stored_keys())]
 
     def stored_keys(self) -> list[bytes]:
-        """As `keys`, but the bytes that are stored."""
+        """Return the key of every record, in order, as the bytes that are stored."""
         if self._rows.step == 1:
             return [
                 self._reader.shard(shard).key(record)
@@ -139,7 +139,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return [self._reader.shard(shard).key(record) for shard, record in places]
 
     def find(self, key: bytes | str) -> int:
-        """The position of the record with this key. Raises KeyError.
+        """Return the position of the record with this key. Raises KeyError.
 
         The first call reads the key hashes of all shards, 4 bytes a record.
         """
@@ -156,7 +156,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         raise KeyError(f"no record has the key {printable(key)}")
 
     def __contains__(self, item: object) -> bool:
-        """Whether a record has this key; of anything but a key, whether an item equals it."""
+        """Return True if a record has this key; of anything but a key, if an item equals it."""
         if not isinstance(item, (bytes, str)):  # an item never is one
             return super().__contains__(item)
         try:
@@ -166,7 +166,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return True
 
     def columns(self, name: str) -> Column:
-        """A field of kind int, float or bool of every record, as an array; masked where None.
+        """Return a field of kind int, float or bool of every record; masked where None.
 
         Read from the shards' indexes, without their records. `__key__` gives the keys, as an array
         of str objects; these are read from the records' heads. Raises OptionError for other fields.
@@ -191,7 +191,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         )
 
     def sizes(self) -> Column:
-        """(N,) int64: bytes of storage that reading each record costs, by the indexes."""
+        """Return the bytes of storage that reading each record costs: (N,) int64."""
         sizes = self._column(lambda shard: self._reader.shard(shard).sizes, "<i8")
         return sizes[self._rows.start : self._rows.stop : self._rows.step]
 
@@ -205,7 +205,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             raise
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """The rows as (shard, first record, end), where they are adjacent."""
+        """Yield the rows as (shard, first record, end), where they are adjacent."""
         start, stop = self._rows.start, self._rows.stop
         while start < stop:
             shard, record = self._reader.locate(start)
@@ -214,7 +214,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             start += count
 
     def _column(self, of_shard: Callable[[int], Column], empty: str) -> Column:
-        """One column of the whole dataset, of the columns of its shards."""
+        """Join the columns of all shards to one of the dataset."""
         columns = [of_shard(shard) for shard in range(self.manifest.shards)]
         columns = [column for column in columns if len(column)] or [np.empty(0, empty)]
         if {column.dtype.kind for column in columns} == {"i", "u"} and any(

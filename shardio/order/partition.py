@@ -1,4 +1,4 @@
-"""Deals the batches of an epoch to its consumers: the workers of each rank.
+"""Deal the batches of an epoch to its consumers: the workers of each rank.
 
 How it works. The flat order is cut into batches of m units. Batch i * world_size + rank is step i
 of a rank, and worker i mod num_workers of that rank makes it. So a consumer computes its batches
@@ -48,7 +48,7 @@ from .shuffle import NO_ROWS
 
 
 class Batch(NamedTuple):
-    """Holds the rows of one batch: those of the pieces, in order, then the repeats."""
+    """Hold the rows of one batch: those of the pieces, in order, then the repeats."""
 
     step: int  # this rank's step since `start`, from 0
     pieces: tuple[tuple[int, int, int], ...]  # (span, first draw, count): draws of that span
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Holds the part of an epoch that one worker of one rank reads, as batches.
+    """Hold the part of an epoch that one worker of one rank reads, as batches.
 
     batch_size  a multiple of the epoch's unit; None: sample mode, one record a step, unit 1
     tail        how the epoch ends, where records do not fill a batch on every rank:
@@ -184,7 +184,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class RowRanges:
-    """Holds ranges of an epoch's flat order, for a reader that takes rows and not units.
+    """Hold ranges of an epoch's flat order, for a reader that takes rows and not units.
 
     ranges      (start, stop) in [0, N], ascending; each is a batch
     batch_size  records of a range, about
