@@ -49,11 +49,8 @@ class Pixels:
         self.height = self.width = 0
 
     @abstractmethod
-    def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
-        """Return the other fields of these rows, (B,) each; `height` and `width` are known then.
-
-        None when an index does not have them all, or the images cannot be of one size.
-        """
+    def fits(self, first: Part) -> bool:
+        """Say whether a batch that begins so may be of one size; `height` and `width` are it."""
 
     @abstractmethod
     def read(self, parts: Sequence[Part], out: Array) -> bool:
@@ -68,7 +65,7 @@ class Pixels:
         empty: gives the memory for the images. Raises DamageError, StorageError.
         """
         parts = fetch.parts(rows)
-        columns = self.columns(parts)
+        columns = self._columns(parts) if self.fits(parts[0]) else None
         if columns is None:
             return None
         batch, array = images(rows.size, self.height, self.width, empty)
@@ -77,6 +74,7 @@ class Pixels:
         return tuple([numbers(columns[n]) if n in columns else batch for n in self.fields])
 
     def _columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+        """Return the other fields of these rows, (B,) each; None: an index lacks one."""
         found = {}
         count = sum(len(part.rows) for part in parts)
         for name, dtype in self.scalars.items():
@@ -104,12 +102,9 @@ class RawPixels(Pixels):
         super().__init__(fields, scalars)
         self.height, self.width = height, width
 
-    def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+    def fits(self, first: Part) -> bool:
         # Memory is taken for the pixels next, and a manifest may say anything.
-        first = parts[0]
-        if first.shard.sizes[first.records[0]] < 3 * self.height * self.width:
-            return None
-        return self._columns(parts)
+        return bool(first.shard.sizes[first.records[0]] >= 3 * self.height * self.width)
 
     def read(self, parts: Sequence[Part], out: Array) -> bool:
         begin = ppm_header(self.height, self.width)
@@ -130,13 +125,12 @@ class SmallJpegs(Pixels):
         super().__init__(fields, scalars)
         self._failed = 0  # batches that were read in vain, less some for those that were not
 
-    def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+    def fits(self, first: Part) -> bool:
         if native.core is None or self._failed > _FAILURES:
-            return None
-        if not self.height and not self._find_size(parts[0]):
+            return False
+        if not self.height and not self._find_size(first):
             self._failed = _FAILURES + 1
-            return None
-        return self._columns(parts)
+        return self.height > 0
 
     def read(self, parts: Sequence[Part], out: Array) -> bool:
         assert native.core is not None

@@ -157,8 +157,9 @@ class RequestedOptions:
             values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
         else:
             values["shuffle_buffer"] = values["spans"] = 1
-        if isinstance(values["seed"], np.integer):  # these are no JSON
-            values["seed"] = int(values["seed"])
+        for name in ("seed", "spans", "unit"):  # numpy's are no JSON
+            if isinstance(values[name], np.integer):
+                values[name] = int(values[name])
         options = Options(self.batch_size, **values, shuffle=shuffle)
         if saved is not None:
             if shuffle == (saved["shuffle_buffer"] is False):
