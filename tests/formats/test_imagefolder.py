@@ -89,10 +89,11 @@ def test_an_epoch_is_that_of_the_packed_one(
     index(folder, out=tmp_path / "idx")
 
     def batches(path: Path, workers: int, **more: Any) -> list[Any]:
-        root = {"root": folder} if path.name == "idx" else {}
+        storage = library.Storage(root=folder if path.name == "idx" else None)
         dataset = ShardDataset(
-            path, batch_size=4, decode=None, collate_fn=list, shuffle_buffer=16, seed=3, **root
-        )
+            *(path,), batch_size=4, decode=None, collate_fn=list, shuffle_buffer=16, seed=3,
+            storage=storage,
+        )  # fmt: skip
         return list(DataLoader(dataset, batch_size=None, num_workers=workers, **more))
 
     expected = batches(tmp_path / "packed", 0)
