@@ -211,7 +211,7 @@ class _RowLog:
         return [dataset.record_name(number) for dataset, number in self._seen]
 
 
-def _check_alike(datasets: Sequence[Any]) -> Any:
+def _check_alike(datasets: Sequence[Component]) -> Component:
     """Check that datasets can be mixed, and return the first. Raises OptionError."""
     if not isinstance(datasets, Sequence) or not datasets:
         raise OptionError(
@@ -224,14 +224,14 @@ def _check_alike(datasets: Sequence[Any]) -> Any:
     for name, shown in _COMMON.items():
         for number, dataset in enumerate(datasets):
             here, there = getattr(first, name), getattr(dataset, name)
-            if here != there and not (name == "_structure" and Any in (here, there)):
+            if here != there and not (name == "structure" and Any in (here, there)):
                 raise OptionError(
                     f"mix: {shown} of dataset {number}: {printable(repr(there))}, and of dataset "
                     f"0: {printable(repr(here))}; give both the same"
                 )
     for number, dataset in enumerate(datasets):
-        ours, theirs = first._label_names, dataset._label_names
-        if None not in (ours, theirs) and ours != theirs:
+        ours, theirs = first.label_names, dataset.label_names
+        if ours is not None and theirs is not None and ours != theirs:
             at = next(i for i, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1])
             here, there = (
                 printable(repr(names[at])) if at < len(names) else "no class"
@@ -253,5 +253,5 @@ _COMMON = {
     "tail": "tail",
     "seed": "seed",
     "given_ranks": "rank and world_size",
-    "_structure": "fields",
+    "structure": "fields",
 }

@@ -9,7 +9,7 @@ ShardDataset is all three; a mixture is the first two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..order.epoch import Tail
@@ -85,6 +85,13 @@ class Component(Protocol):
 
     options: Options
     counts: Int64s
+    collate_fn: Callable[[list[Any]], Any]
+    given_ranks: tuple[int, int] | None  # rank and world size, where the user said them
+    label_names: Sequence[str] | None  # of labels as they are stored; None: not known
+
+    @property
+    def structure(self) -> Any:
+        """Return what all datasets of a mixture must have alike; `Any` where a map makes items."""
 
     @property
     def records(self) -> int:

@@ -193,7 +193,7 @@ class ShardDataset(ManifestInfo, Stream):
         advise_boxes(self.manifest, self._decoder.fields, transform)
         advise_core(self._reader, self._raw if batch_size is not None else None, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
-        self._label_names = self.manifest.classes if own else None  # of labels as they are stored
+        self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 
     @staticmethod
     def mix(
@@ -353,7 +353,7 @@ class ShardDataset(ManifestInfo, Stream):
         return (*fields, VALID) if fields is not None and self.tail == "exact" else fields
 
     @property
-    def _structure(self) -> Any:
+    def structure(self) -> Any:
         """Return what all datasets of a mixture must have alike; `Any` where a map makes items."""
         return Any if self._decoder.maps else self._decoder.fields
 
