@@ -25,7 +25,7 @@ from ..errors import DecodeError, OptionError, printable, there_are
 from ..formats.sample import Sample, Schema, give_text_key
 from ..images import decode, transforms
 from ..names import KEY
-from ..units import whole
+from ..units import check_int
 
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
 Decode = How | Mapping[str, How]
@@ -107,7 +107,7 @@ class Decoder:
         self.fields = None if fields is None else _check_fields(schema, fields)
         names = schema.names if self.fields is None else self.fields
         main, label = schema.main_image, LABEL if LABEL in schema.names else None
-        limit = {} if max_pixels is None else {"max_pixels": whole("max_pixels", max_pixels, 1)}
+        limit = {} if max_pixels is None else {"max_pixels": check_int("max_pixels", max_pixels, 1)}
         _check_takes("transform", transform, main, names, "of kind image")
         _check_takes("target_transform", target_transform, label, names, f"called {LABEL!r}")
         functions = _functions(decode, schema.images, main)

@@ -20,8 +20,9 @@ from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest, choose_split, load
 from ..formats.sample import Sample
 from ..order.rng import Int64s
-from ..storage import Storage, locate
+from ..storage.base import Storage
 from ..storage.local import memory_available
+from ..storage.location import locate
 from ..storage.options import Storage as StorageOptions
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
@@ -153,11 +154,11 @@ class Reader:
 
     def _too_large(self, newest: Shard) -> bool:
         """Say whether open shards that are in memory as a whole take more than they may."""
-        if not getattr(newest, "memory", 0):
+        if not newest.memory:
             return False
         if not self._most:
             self._most = cache_bytes(memory_available())
-        return sum(getattr(one, "memory", 0) for one in self._opened.values()) > self._most
+        return sum(one.memory for one in self._opened.values()) > self._most
 
     def _open(self, info: ShardInfo) -> Shard:
         try:

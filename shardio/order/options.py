@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..units import size
+from ..units import check_size
 from .epoch import Epoch, Tail, check_fields, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -257,7 +257,7 @@ def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
     if shuffle_buffer == "all":
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
-        return math.ceil(size("shuffle_buffer", shuffle_buffer) / mean_bytes)
+        return math.ceil(check_size("shuffle_buffer", shuffle_buffer) / mean_bytes)
     if isinstance(shuffle_buffer, np.integer):
         return int(shuffle_buffer)
     if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):

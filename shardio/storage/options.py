@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY, dataclass
 
 from ..errors import OptionError, printable
-from ..units import size, whole
+from ..units import check_int, check_size
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Storage:
                 f"verify_open is {printable(repr(self.verify_open))}: expected True or False"
             )
         if self.buffer_bytes is not None:
-            object.__setattr__(self, "buffer_bytes", size("buffer_bytes", self.buffer_bytes, 0))
+            object.__setattr__(
+                self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)
+            )
         if self.max_pixels is not None:
-            object.__setattr__(self, "max_pixels", whole("max_pixels", self.max_pixels, 1))
+            object.__setattr__(self, "max_pixels", check_int("max_pixels", self.max_pixels, 1))
