@@ -8,6 +8,8 @@ Pack
 
 Train
     ShardDataset       Stream a dataset, shuffled, to DataLoader or ShardLoader.
+    Order              Choose the spans and units that its order is cut into.
+    Storage            Say where its data lies, and how far stored bytes are trusted.
     ShardLoader        Make batches ahead, in processes and threads: the fast path.
     RandomResizedCrop  Crop a random part of each image, for training.
     CenterCrop         Crop the centre of each image, for validation.
@@ -82,12 +84,14 @@ if TYPE_CHECKING:
     from .loader.normalize import normalize
     from .loader.shard_loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
+    from .order.options import Order
     from .packing.export import export
     from .packing.index import index
     from .packing.pack import commit, pack
     from .packing.unpack import unpack
     from .packing.verify import verify
     from .packing.writer import Writer
+    from .storage.options import Storage
     from .tuning.bench import bench
     from .tuning.explain import explain
     from .tuning.meter import watch
@@ -105,6 +109,7 @@ _HOMES = {
     "ExistsError": "errors",
     "NotPackedError": "errors",
     "OptionError": "errors",
+    "Order": "order.options",
     "PerformanceWarning": "native",
     "RandomResizedCrop": "images.transforms",
     "RowError": "errors",
@@ -115,6 +120,7 @@ _HOMES = {
     "SourceChangedError": "errors",
     "SourceError": "errors",
     "StateError": "errors",
+    "Storage": "storage.options",
     "StorageError": "errors",
     "VersionError": "errors",
     "WorkerError": "errors",
@@ -139,9 +145,11 @@ _HOMES = {
 # the builtin one, nor the errors, which nobody calls.
 __all__ = [
     "CenterCrop",
+    "Order",
     "RandomResizedCrop",
     "ShardDataset",
     "ShardLoader",
+    "Storage",
     "Writer",
     "bench",
     "collate",

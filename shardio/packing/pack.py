@@ -33,7 +33,7 @@ from ..formats import check_packed, manifest
 from ..formats.sample import Schema
 from ..images import decode as image
 from ..names import key_bytes, key_text
-from ..order.subset import described
+from ..order.subset import describe_conditions
 from ..storage import local, lock
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL, WRITER_MAGIC
@@ -286,7 +286,7 @@ def pack(
     if format != "record":  # which datasets had before there was another
         wanted["format"] = format
     if isinstance(where, Mapping):
-        wanted["where"] = described(where)
+        wanted["where"] = describe_conditions(where)
     chosen = plan.part(part)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
