@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import packing
 from support.trees import (
     JPEG,
     content,
@@ -27,7 +28,8 @@ from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import build_shard as building
 from shardio.packing import index as indexing
 from shardio.packing import sources
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, Wanted
 from shardio.packing.unpack import unpack
 
@@ -70,7 +72,7 @@ def records(found: Listing) -> dict[bytes, dict[str, Any]]:
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 3} | options)
+    [done] = pack(source, out, **packing.grouped({"jobs": 1, "max_records": 3} | options))
     return done
 
 
