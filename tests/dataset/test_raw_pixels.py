@@ -322,7 +322,7 @@ def test_grouped_files_are_unpacked_as_ppm(tmp_path: Path) -> None:
     tree: dict[str | bytes, bytes | None] = {}
     for i in range(3):
         tree |= {f"{i}.png": encoded(scene(i)), f"{i}.txt": b"text %d" % i}
-    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", from_="files")
+    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", kind="files")
     unpack(tmp_path / "out", tmp_path / "back")
     back = content(tmp_path / "back")
     assert set(back) == {b"%d.%s" % (i, e) for i in range(3) for e in (b"ppm", b"txt")}
