@@ -34,7 +34,7 @@ from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 pytestmark = pytest.mark.skipif(
     native.core is None and shutil.which("jpegtran") is None,
