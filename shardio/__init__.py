@@ -2,6 +2,9 @@
 
 Pack
     pack               Pack a folder of images, or another source.
+    SourceOptions      Choose what of a source is packed: pack(read=...).
+    ImageOptions       Choose how images are written into shards: pack(images=...).
+    PlanOptions        Choose which record goes to which shard: pack(plan=...).
     commit             Commit what the parts of a job array packed.
     Writer             Write samples of any origin, one by one, as a dataset.
     index              Make a dataset of files that another tool wrote, where they are.
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from .order.options import Order
     from .packing.export import export
     from .packing.index import index
+    from .packing.options import ImageOptions, PlanOptions, SourceOptions
     from .packing.pack import commit, pack
     from .packing.unpack import unpack
     from .packing.verify import verify
@@ -107,10 +111,12 @@ _HOMES = {
     "DependencyError": "errors",
     "EpochError": "errors",
     "ExistsError": "errors",
+    "ImageOptions": "packing.options",
     "NotPackedError": "errors",
     "OptionError": "errors",
     "Order": "order.options",
     "PerformanceWarning": "native",
+    "PlanOptions": "packing.options",
     "RandomResizedCrop": "images.transforms",
     "RowError": "errors",
     "SampleError": "errors",
@@ -119,6 +125,7 @@ _HOMES = {
     "ShardioError": "errors",
     "SourceChangedError": "errors",
     "SourceError": "errors",
+    "SourceOptions": "packing.options",
     "StateError": "errors",
     "Storage": "storage.options",
     "StorageError": "errors",
@@ -145,10 +152,13 @@ _HOMES = {
 # the builtin one, nor the errors, which nobody calls.
 __all__ = [
     "CenterCrop",
+    "ImageOptions",
     "Order",
+    "PlanOptions",
     "RandomResizedCrop",
     "ShardDataset",
     "ShardLoader",
+    "SourceOptions",
     "Storage",
     "Writer",
     "bench",
