@@ -34,6 +34,7 @@ from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
 from ..storage.local import LocalStorage, memory_available
 from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 
@@ -252,7 +253,7 @@ def bench(
     each = (QUICK_SECONDS if quick else SECONDS) if seconds is None else float(seconds)
     if not 0 < each < math.inf:
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for each row")
-    found = sequence.open(path, decode=None, root=root)
+    found = sequence.open(path, decode=None, storage=Storage(root=root))
     if not len(found):
         raise OptionError(f"{printable(os.fsdecode(path), 4096)}: there are no records to measure")
     fields = _fields(found)
@@ -697,7 +698,8 @@ def _call(made: Bench, best: Row) -> str:
     options = [f"batch_size={made.batch_size}"]
     names = ["ShardDataset"]
     if made.root is not None:
-        options.append(f"root={quoted(made.root)}")
+        options.append(f"storage=Storage(root={quoted(made.root)})")
+        names.append("Storage")
     if made.fields is not None:
         names_of = ", ".join(json.dumps(name) for name in made.fields)
         options += [

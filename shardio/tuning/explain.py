@@ -198,7 +198,8 @@ def explain(
             files_limit=reader.limit,
             labels=lambda number: reader.shard(number).columns.get("label"),
         )
-    stream = check_dataset("explain", dataset, vars(given) | {"root": root})
+    asked = vars(given) | {"spans": None, "canonical_workers": canonical_workers}
+    stream = check_dataset("explain", dataset, asked | {"root": root})
     reader = stream.reader
     return explain_manifest(
         stream.manifest,
@@ -299,7 +300,7 @@ def explain_manifest(
     files = min(limit, shards)
     largest = np.sort(manifest.shard_records[epoch.shard_records > 0])[shards - files :]
     # The longest span, and the shortest of those that have records.
-    last = min(epoch.canonical_workers, max(1, epoch.units)) - 1
+    last = min(epoch.spans, max(1, epoch.units)) - 1
     spans = [n for n in map(epoch.span_records, (0, last)) if n] or [0]
     held = min(plan.held_bytes, plan.budget, manifest.size)
     state = share.touched * (_BLOCK_BYTES + _SLOT_BYTES * epoch.window)
@@ -317,7 +318,7 @@ def explain_manifest(
         shuffle_buffer="all" if epoch.shuffles_all else epoch.shuffle_buffer or 0,
         seed=options.seed,
         tail=options.tail,
-        canonical_workers=epoch.canonical_workers,
+        canonical_workers=epoch.spans,
         unit=epoch.unit,
         num_workers=workers,
         world_size=ranks,
@@ -338,7 +339,7 @@ def explain_manifest(
         worker_bytes_max=int(read.bytes.max()),
         shuffles_all=epoch.shuffles_all,
         window_records=epoch.window,
-        window_bytes=math.ceil(min(epoch.canonical_workers * epoch.window, epoch.records) * mean),
+        window_bytes=math.ceil(min(epoch.spans * epoch.window, epoch.records) * mean),
         span_records_min=min(spans),
         span_records_max=max(spans),
         law_holds=options.batch_size is not None,
@@ -348,7 +349,7 @@ def explain_manifest(
         worker_spans=share.touched,
         shared_spans=int((read.sharers > 1).sum()),
         sharers=int(read.sharers.max(initial=1)),
-        free_consumers=tuple(free_consumers(epoch.canonical_workers, share.batch_units)),
+        free_consumers=tuple(free_consumers(epoch.spans, share.batch_units)),
         policy=plan.policy,
         next_batches_only=plan.exact,
         all_first=plan.first,
@@ -381,10 +382,10 @@ def explain_manifest(
     return replace(explanation, warnings=advice, notes=tuple(notes))
 
 
-def free_consumers(canonical_workers: int, batch_units: int) -> Iterator[int]:
+def free_consumers(spans: int, batch_units: int) -> Iterator[int]:
     """The values of num_workers x world_size with which no two consumers read the same span."""
-    for consumers in _divisors(canonical_workers):
-        if not shared_spans(canonical_workers, consumers, world_size=1, batch_units=batch_units):
+    for consumers in _divisors(spans):
+        if not shared_spans(spans, consumers, world_size=1, batch_units=batch_units):
             yield consumers
 
 
@@ -424,7 +425,7 @@ def _last_batches(share: Partition) -> Iterator[Batch]:
 
 
 def _countable(share: Partition) -> bool:
-    spans = min(share.epoch.canonical_workers, share.epoch.units)
+    spans = min(share.epoch.spans, share.epoch.units)
     consumers = share.num_workers * share.world_size
     return share.epoch.records <= COUNTED and max(spans, consumers) <= _COUNTED_SPANS
 
@@ -436,10 +437,10 @@ def _count(share: Partition, manifest: Manifest) -> _Read:
     made = share.steps * ranks  # batches of all ranks; what comes behind them is dropped
     rows: list[Int64s] = []  # of each row: consumer * shards + shard
     sharers: list[int] = []
-    for span in range(min(epoch.canonical_workers, epoch.units)):
+    for span in range(min(epoch.spans, epoch.units)):
         places = epoch.span_order(span).take(epoch.span_records(span))
         shard, _ = epoch.locate(epoch.position(span, places))
-        unit = np.arange(len(places)) // epoch.unit * epoch.canonical_workers + span
+        unit = np.arange(len(places)) // epoch.unit * epoch.spans + span
         batch = unit // units
         read = batch < made
         consumer = batch[read] % consumers  # the worker (batch div ranks) mod W of rank batch mod R
@@ -474,13 +475,13 @@ def _estimate(share: Partition, mean: float) -> _Read:
     else:  # as many as its spans have, or its pieces reach
         reach = 1 + epoch.window * shards / max(1, epoch.records)
         pieces = int(records.max()) / epoch.unit * reach
-        across = min(share.touched * (shards / epoch.canonical_workers + 1), pieces)
+        across = min(share.touched * (shards / epoch.spans + 1), pieces)
     return _Read(
         False,
         records,
         np.minimum(records, min(shards, math.ceil(across))),
         np.round(records * mean).astype(np.int64),
-        np.full(min(epoch.canonical_workers, epoch.units), share.sharers),
+        np.full(min(epoch.spans, epoch.units), share.sharers),
     )
 
 
@@ -548,7 +549,7 @@ def _advise(
             "few_spans",
             f"{e.consumers:,} workers read from {e.canonical_workers:,} spans: up to {e.sharers:,} "
             f"make the order of the same one, some {max(1, e.sharers * _DRAW_US):,.0f} us a record",
-            f"canonical_workers={e.consumers}, in new runs (it is part of the order)",
+            f"order=shardio.Order(spans={e.consumers}), in new runs (it is part of the order)",
             {"canonical_workers": e.consumers},
         )
     if isinstance(e.shuffle_buffer, int) and e.shuffle_buffer > 1:
@@ -613,7 +614,8 @@ def _odd_window(e: Explanation, plan: BufferPlan) -> Iterator[Advice]:
             fits = buffer * e.record_bytes <= room
         if not fits:
             unit = max(d for d in _divisors(e.batch_size or 1) if d <= e.window_records)
-            yield Advice("window_under_unit", what, f"unit={unit}", {"unit": unit})
+            mend = f"order=shardio.Order(unit={unit})"
+            yield Advice("window_under_unit", what, mend, {"unit": unit})
             return
         yield Advice(
             "window_under_unit",
@@ -755,7 +757,7 @@ def _unshared(e: Explanation, what: str) -> Advice:
     return Advice(
         "shared_spans",
         what,
-        f"canonical_workers={spans}, in new runs (it is part of the order)",
+        f"order=shardio.Order(spans={spans}), in new runs (it is part of the order)",
         {"canonical_workers": spans},
     )
 
@@ -767,7 +769,7 @@ def _left_out(e: Explanation, plan: BufferPlan) -> Iterator[Advice]:
         return
     here = max(1, e.num_workers) * e.local_world_size
     needed = math.ceil(here * e.worker_spans * (window + RUN) / (1 << 20))
-    mend = f'buffer_bytes="{needed}MiB"'
+    mend = f'storage=shardio.Storage(buffer_bytes="{needed}MiB")'
     change: dict[str, Any] = {"buffer_bytes": f"{needed}MiB"}
     if needed << 20 > e.available_bytes / 2:
         least = int(plan.budget / 2 / e.worker_spans / e.record_bytes)  # half is for blocks
@@ -830,7 +832,7 @@ def _too_large(e: Explanation) -> Iterator[Advice]:
             yield Advice(
                 "files_reopened",
                 what,
-                f"canonical_workers={spans}, in new runs (it is part of the order)",
+                f"order=shardio.Order(spans={spans}), in new runs (it is part of the order)",
                 {"canonical_workers": spans},
             )
         else:  # what _files_needed says, for as many as there may be

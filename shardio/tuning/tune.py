@@ -50,11 +50,12 @@ from ..dataset.decode import Decoder
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError
 from ..order.epoch import Epoch, default_unit
-from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
+from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, SPANS, shuffled_whole
 from ..order.partition import Partition
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
 from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_int, check_size, quoted, show_count, show_size
 from .explain import check_dataset
 
@@ -341,7 +342,7 @@ def tune(
     if isinstance(dataset, (str, os.PathLike)):
         if batch_size is None:
             raise OptionError("tune: give batch_size; the answer is for batches")
-        found = sequence.open(dataset, decode=None, root=root)
+        found = sequence.open(dataset, decode=None, storage=Storage(root=root))
         return recommend(
             found.manifest.shard_records,
             labels_of(found),
@@ -375,7 +376,7 @@ def tune(
         memory=memory,
         units=units,
         seed=stream.seed,
-        canonical_workers=stream.canonical_workers if stream.shuffle else CANONICAL_WORKERS,
+        canonical_workers=stream.options.spans if stream.shuffle else SPANS,
         progress=progress,
         path=stream.path if selection is None else None,
     )
@@ -399,7 +400,7 @@ def recommend(
     memory: int | str | None = None,
     units: bool = False,
     seed: int = 0,
-    canonical_workers: int = CANONICAL_WORKERS,
+    canonical_workers: int = SPANS,
     progress: Progress | None = None,
     path: str | None = "out/",
     root: str | None = None,
@@ -700,7 +701,7 @@ class _Simulation:
             self._counts,
             seed=self._seed,
             epoch=number,
-            canonical_workers=self._spans,
+            spans=self._spans,
             unit=unit,
             shuffle_buffer=buffer,
         )
@@ -769,7 +770,7 @@ def _layout(epoch: Epoch) -> Int64s:
 
 def _spans(epoch: Epoch) -> int:
     """The spans that units are dealt from: those that have any."""
-    return min(epoch.canonical_workers, max(1, epoch.units))
+    return min(epoch.spans, max(1, epoch.units))
 
 
 def virtual_positions(epoch: Epoch, first: int, stop: int) -> Int64s:
@@ -954,17 +955,20 @@ def _conclude(
     """With what to say at the end, and the call."""
     chosen, usual = tuning.least_bad, tuning.default
     options: dict[str, str] = {}
+    order: dict[str, int] = {}
     if path is not None:
-        where = {} if root is None else {"root": quoted(root)}
+        where = {} if root is None else {"storage": f"Storage(root={quoted(root)})"}
         options = where | {"batch_size": str(tuning.batch_size)}
-        if tuning.canonical_workers != CANONICAL_WORKERS:
-            options["canonical_workers"] = str(tuning.canonical_workers)
+        if tuning.canonical_workers != SPANS:
+            order["spans"] = tuning.canonical_workers
     if chosen is not None and usual is not None:
         if chosen.shuffle_buffer != usual.shuffle_buffer:
             buffer = chosen.shuffle_buffer
             options["shuffle_buffer"] = '"all"' if buffer is None else f"{buffer:_}"
         if chosen.unit != usual.unit and chosen.shuffle_buffer is not None:
-            options["unit"] = str(chosen.unit)
+            order["unit"] = chosen.unit
+    if order:
+        options["order"] = f"Order({', '.join(f'{name}={n}' for name, n in order.items())})"
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     if path is not None:
         call = f"ShardDataset({quoted(path)}, {call})"

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.naive_reader import seed_of
-from support.packings import interrupted
+from support.packing import grouped, interrupted
 from support.raw_pixels import (
     at_once,
     both_ways,
@@ -36,7 +36,15 @@ from support.raw_pixels import (
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate, native
+from shardio import (
+    CenterCrop,
+    Order,
+    RandomResizedCrop,
+    ShardDataset,
+    ShardLoader,
+    collate,
+    native,
+)
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     CollateError,
@@ -53,7 +61,9 @@ from shardio.formats.sample import Sample
 from shardio.images import decode as image
 from shardio.images import transforms
 from shardio.packing.export import export
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.options import ImageOptions, PlanOptions
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.storage.location import locate
@@ -66,7 +76,7 @@ def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path
 
 
 def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 5, "encode": "raw"} | options)
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 5, "encode": "raw"} | options))
     return done
 
 
@@ -185,10 +195,10 @@ def test_the_options_say_it_and_another_encoding_is_another_dataset(tmp_path: Pa
     assert made.options["quality"] is None
     assert pack_raw(source, tmp_path / "out").already
     with pytest.raises(ExistsError, match="option encode: was 'raw', now not given"):
-        pack(source, tmp_path / "out", jobs=1, max_records=5)
+        pack(source, tmp_path / "out", jobs=1, plan=PlanOptions(max_records=5))
     with pytest.raises(ExistsError, match="option resize: was not given, now 4"):
         pack_raw(source, tmp_path / "out", resize=4)
-    [plain] = pack(source, tmp_path / "plain", jobs=1, max_records=5)
+    [plain] = pack(source, tmp_path / "plain", jobs=1, plan=PlanOptions(max_records=5))
     with pytest.raises(ExistsError, match="option encode: was not given, now 'raw'"):
         pack_raw(source, tmp_path / "plain")
     options = manifest.load(locate(tmp_path / "plain")).options
@@ -199,7 +209,7 @@ def test_splits_and_lmdb_take_raw_pixels_too(tmp_path: Path) -> None:
     source = tmp_path / "src"
     for split, size in (("train", 6), ("val", 9)):
         folder(source / split, 5, size, size)
-    done = pack(source, tmp_path / "out", jobs=1, encode="raw", format="lmdb")
+    done = pack(source, tmp_path / "out", jobs=1, format="lmdb", images=ImageOptions(encode="raw"))
     assert [(one.split, one.pixels) for one in done] == [("train", (6, 6)), ("val", (9, 9))]
     [one] = {s["image"].shape for s in sequences.open(tmp_path / "out/val", decode="numpy")}
     assert one == (9, 9, 3)
@@ -241,7 +251,7 @@ def test_options_that_make_no_sense_are_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        pack(folder(tmp_path / "src"), tmp_path / "out", jobs=1, **options)
+        pack(folder(tmp_path / "src"), tmp_path / "out", **grouped({"jobs": 1} | options))
     assert not (tmp_path / "out").exists()
 
 
@@ -257,7 +267,7 @@ def test_a_source_without_images_is_refused(tmp_path: Path, kind: str | None) ->
         classes=None,
     )
     with pytest.raises(OptionError, match=r"--encode raw: makes pixels of the field `image`"):
-        pack(tmp_path / "src", tmp_path / "out", jobs=1, encode="raw")
+        pack(tmp_path / "src", tmp_path / "out", jobs=1, images=ImageOptions(encode="raw"))
 
 
 def test_a_packed_dataset_can_be_packed_again_raw(tmp_path: Path) -> None:
@@ -317,7 +327,7 @@ def test_grouped_files_are_unpacked_as_ppm(tmp_path: Path) -> None:
     tree: dict[str | bytes, bytes | None] = {}
     for i in range(3):
         tree |= {f"{i}.png": encoded(scene(i)), f"{i}.txt": b"text %d" % i}
-    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", from_="files")
+    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", kind="files")
     unpack(tmp_path / "out", tmp_path / "back")
     back = content(tmp_path / "back")
     assert set(back) == {b"%d.%s" % (i, e) for i in range(3) for e in (b"ppm", b"txt")}
@@ -492,8 +502,7 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=8,
-        unit=4,
-        canonical_workers=4,
+        order=Order(unit=4, spans=4),
         fields=("score", "image", "label", "good", "label"),
         decode="numpy",
         shuffle_buffer=buffer,
@@ -595,7 +604,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=6,
-        unit=1,
+        order=Order(unit=1),
         shuffle=False,
         fields=("image", "label", "score"),
         decode="numpy",

@@ -604,7 +604,7 @@ def jpeg_data(out: Path, counts: list[int], odd: dict[int, Any] | None = None) -
 
 def small(path: Path, **options: Any) -> ShardDataset:
     usual = {"batch_size": 8, "fields": ("image", "label"), "decode": "numpy"}
-    usual |= {"canonical_workers": 4, "shuffle_buffer": 20, "unit": 4}
+    usual |= {"spans": 4, "shuffle_buffer": 20, "unit": 4}
     return ShardDataset(path, **of_order(usual | options))
 
 

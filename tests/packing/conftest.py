@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from support.packings import die, on_shard
+from support.packing import die, on_shard
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from shardio import ShardDataset, collate
 from shardio.dataset import sequence as sequences
 from shardio.dataset.assemble import PendingBatch
 from shardio.dataset.collate import empty
-from shardio.dataset.decode import Work
+from shardio.dataset.decode import Progress
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.ranks import Consumers
 from shardio.formats import manifest
@@ -95,7 +95,7 @@ def both_ways(data: ShardDataset, batched_reads: bool | None = None) -> Iterator
     """Yield each batch as it is made at once, and as its items make it."""
     own = data.batched_reads if batched_reads is None else False
     for batch, again in zip(pending(data, batched_reads), pending(data, own), strict=True):
-        yield at_once(batch), collate([again.make(row, Work()) for row in again.rows])
+        yield at_once(batch), collate([again.make(row, Progress()) for row in again.rows])
 
 
 def policy(data: ShardDataset, batched_reads: bool | None = None) -> str:

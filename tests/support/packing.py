@@ -1,15 +1,27 @@
-"""Packings that something happens to, and the same packing by several processes."""
+"""Options of `pack` as tests write them, and packings that something happens to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardio.packing import build_shard
+from shardio.packing.options import GROUPS
 from shardio.packing.pack import commit
 from shardio.packing.shard_writer import ShardWriter
 from support.trees import content, shards
+
+
+def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with those of a group in it."""
+    found = dict(flat)
+    for group, kind in GROUPS.items():
+        given = {one.name: found.pop(one.name) for one in fields(kind) if one.name in found}
+        if given:
+            found[group] = kind(**given)
+    return found
 
 
 def on_shard(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], Any]) -> None:
