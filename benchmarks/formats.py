@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import data, spelling
@@ -37,6 +36,7 @@ from .harness import (
     show,
 )
 from .raw import Round, _rounds
+from .stand_ins import StandIns
 
 RECORD, LMDB, TAR, PLAIN_TAR = "record", "lmdb", "webdataset", "webdataset, plain tar"
 TFRECORD, MDS, RECORDIO, CAFFE, PARQUET = "tfrecord", "mds", "recordio", "lmdb-caffe", "parquet"
@@ -418,32 +418,8 @@ def _files(path: str, pattern: str) -> list[str]:
 # --- mosaicml-streaming ---------------------------------------------------------------------------
 
 
-class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """torchvision and transformers, whose names streaming imports, and does not use here.
-
-    torchvision's wheel is linked to CUDA, and fails to import beside a torch for the CPU.
-    """
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.partition(".")[0] in ("torchvision", "transformers"):
-            return importlib.util.spec_from_loader(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        class StandIn(ModuleType):
-            def __getattr__(self, name: str) -> Any:
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return type(name, (), {})
-
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
 def _streaming() -> Any:
-    sys.meta_path.insert(0, _StandIns())
+    sys.meta_path.insert(0, StandIns())
     import streaming
 
     return streaming

@@ -13,36 +13,17 @@ Bytes are {"bytes": hex}, arrays {"array": [dtype, list]}. Runs in tests/format_
 """
 
 import glob
-import importlib.abc
-import importlib.util
 import json
 import struct
 import sys
 import tempfile
 from importlib.metadata import version
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """torchvision and transformers, of which streaming imports names that its reader never uses."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.partition(".")[0] in ("torchvision", "transformers"):
-            return importlib.util.spec_from_loader(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        class StandIn(ModuleType):
-            def __getattr__(self, name: str) -> Any:
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return type(name, (), {})
-
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
+from benchmarks.stand_ins import StandIns
 
 
 def webdataset(folder: str) -> list[dict[str, Any]]:

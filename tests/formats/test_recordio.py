@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conformance import FormatConformance, same, same_all
+from support.conformance import IndexedConformance, same, same_all
 from support.conformance import sample as make_sample
 from support.one_file import OneFile
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, SourceError
-from shardio.formats.base import Opening, ShardInfo
-from shardio.formats.foreign import base as foreign
-from shardio.formats.foreign.base import ForeignShard
 from shardio.formats.foreign.recordio import RecordIOFile
-from shardio.formats.index import checksum, key_hash
-from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage.location import locate
@@ -142,11 +137,11 @@ def test_a_folder_is_indexed_and_opened(tmp_path: Path, monkeypatch: pytest.Monk
 # --- conformance --------------------------------------------------------------------------------
 
 
-class TestRecordIOConformance(FormatConformance):
+class TestRecordIOConformance(IndexedConformance):
     """The sample's fields that the format has; keys from an .idx."""
 
     FIELDS = ((KEY, "key"), ("image", "image"), ("label", "float"), ("id", "int"))
-    SAMPLES: Any = ()
+    FILE = RecordIOFile
 
     @classmethod
     def samples(cls, sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -164,33 +159,10 @@ class TestRecordIOConformance(FormatConformance):
         keys = [one[KEY].decode().partition("/")[2] for one in samples]
         path = write(folder / "x.rec", records, keys)
         ranges, _, extra = scan(path)
-        data = path.read_bytes()
-        body = foreign.dump(
-            0,
-            ID,
-            ranges,
-            [checksum(data[at : at + size]) for at, size in ranges],
-            [key_hash(one[KEY]) for one in samples],
-            {name: [one[name] for one in samples] for name in ("label", "id")},
-            extra,
-        )
-        sealed = int.from_bytes(body[-8:], "little")
-        (folder / foreign.sidecar_name(0, sealed)).write_bytes(body)
+        scalars = {name: [one[name] for one in samples] for name in ("label", "id")}
+        self.seal(path, fields, samples, ranges, scalars, extra)
         path.with_suffix(".idx").unlink()  # once indexed, nothing but .rec and index is needed
-        self.info = ShardInfo(path.name, 0, len(samples), len(data), bytes(32), sealed)
-        self.schema = Schema(fields)
         return path
-
-    def open(self, path: Path) -> ForeignShard:
-        storage = locate(path.parent)
-        return ForeignShard(RecordIOFile, Opening(storage, storage, ID, self.schema, {}), self.info)
-
-    def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
-        samples = self.samples([0, 1, 400_000, 7, 16_384, *[900] * 100, 300_000, 5])
-        shard = self.open(self.build(tmp_path, self.FIELDS, samples))
-        assert same_all(shard.scan(0, shard.records), samples)
-        assert same_all((shard.read(i) for i in range(shard.records)), samples)
-        shard.close()
 
 
 TestRecordIOConformance.SAMPLES = TestRecordIOConformance.samples([100] * 40)

@@ -17,18 +17,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conformance import FormatConformance, same, same_all
+from support.conformance import IndexedConformance, same, same_all
 from support.conformance import sample as make_sample
 from support.one_file import OneFile
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
-from shardio.formats.base import Opening, ShardInfo
-from shardio.formats.foreign import base as foreign
-from shardio.formats.foreign.base import ForeignShard, own_key
+from shardio.formats.foreign.base import own_key
 from shardio.formats.foreign.tfrecord import TFRecordFile
-from shardio.formats.index import checksum, key_hash
-from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage.location import locate
@@ -194,9 +190,10 @@ def test_compressed_files_are_refused_with_the_command_that_helps(
 # --- conformance --------------------------------------------------------------------------------
 
 
-class TestTFRecordConformance(FormatConformance):
+class TestTFRecordConformance(IndexedConformance):
     """The sample's fields that the format has; keys are numbers, as it has none."""
 
+    FILE = TFRecordFile
     FIELDS = (
         (KEY, "key"),
         ("image", "image"),
@@ -217,8 +214,6 @@ class TestTFRecordConformance(FormatConformance):
             made.append(one)
         return made
 
-    SAMPLES: Any = ()
-
     def build(self, folder: Path, fields: Any, samples: Any) -> Path:
         records = []
         for one in samples:
@@ -231,38 +226,13 @@ class TestTFRecordConformance(FormatConformance):
                     features.append(entry(name.encode(), encode(value)))
             records.append(example(*features))
         path = write(folder / "x.tfrecord", records)
-        ranges = scan(path)
-        data = path.read_bytes()
         scalars = {
             name: [one[name] for one in samples]
             for name, kind in fields
             if kind in ("int", "float")
         }
-        body = foreign.dump(
-            0,
-            ID,
-            ranges,
-            [checksum(data[at : at + size]) for at, size in ranges],
-            [key_hash(one[KEY]) for one in samples],
-            scalars,
-            NO_FILE.extra(),
-        )
-        sealed = int.from_bytes(body[-8:], "little")
-        (folder / foreign.sidecar_name(0, sealed)).write_bytes(body)
-        self.info = ShardInfo(path.name, 0, len(samples), len(data), bytes(32), sealed)
-        self.schema = Schema(fields)
+        self.seal(path, fields, samples, scan(path), scalars, NO_FILE.extra())
         return path
-
-    def open(self, path: Path) -> ForeignShard:
-        storage = locate(path.parent)
-        return ForeignShard(TFRecordFile, Opening(storage, storage, ID, self.schema, {}), self.info)
-
-    def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
-        samples = self.samples([0, 1, 400_000, 7, 16_384, *[900] * 100, 300_000, 5])
-        shard = self.open(self.build(tmp_path, self.FIELDS, samples))
-        assert same_all(shard.scan(0, shard.records), samples)
-        assert same_all((shard.read(i) for i in range(shard.records)), samples)
-        shard.close()
 
 
 TestTFRecordConformance.SAMPLES = TestTFRecordConformance.samples([100] * 40)

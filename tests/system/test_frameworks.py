@@ -12,25 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs, small_datasets
+from support import programs
+from support.frameworks import BECOME, COUNTS, HERE, PYTHON, needs_them, numbered
 from torch.utils.data import DataLoader, IterableDataset
 
 from shardio import OptionError, ShardDataset
 
 Packed = Callable[..., Path]
 
-HERE = Path(__file__).resolve().parent.parent / "frameworks"
-PYTHON = HERE / ".venv" / "bin" / "python"
-COUNTS = [23, 0, 41, 3, 30]
 N = sum(COUNTS)  # 7 steps of two ranks with batches of 8, and 15 repeats
 STEPS, EPOCHS = 7, 3
 LIMIT_S = 300  # of a program that takes some 10 s
-BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"  # another Python, same environment
-
-needs_them = pytest.mark.skipif(
-    not PYTHON.exists(),
-    reason="NOT RUN: Lightning, Accelerate, Trainer. tools/setup-frameworks installs them",
-)
 PLACES = {  # of each program, a checkpoint of the middle of the second epoch, and its step
     "lightning_fit.py": ("epoch=1-step=9.ckpt", 9),
     "accelerate_fit.py": ("1-3", STEPS + 3),
@@ -40,14 +32,7 @@ PLACES = {  # of each program, a checkpoint of the middle of the second epoch, a
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The label of each record is its own number."""
-    return small_datasets.make(
-        tmp_path_factory.mktemp("frameworks") / "data",
-        COUNTS,
-        image=small_datasets.jpeg,
-        sample=lambda i: {"__key__": b"%d" % i, "image": small_datasets.jpeg(i), "label": i},
-        classes=None,
-    )
+    return numbered(tmp_path_factory.mktemp("frameworks") / "data")
 
 
 def launch(out: Path, program: str, folder: Path, *more: Path) -> list[dict[str, Any]]:

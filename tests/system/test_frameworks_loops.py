@@ -10,38 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs, small_datasets
+from support import programs
+from support.frameworks import BECOME, HERE, PYTHON, needs_them, numbered
 
 from shardio import ShardDataset
 
-HERE = Path(__file__).resolve().parent.parent / "frameworks"
-PYTHON = HERE / ".venv" / "bin" / "python"
-COUNTS = [23, 0, 41, 3, 30]
 N, STEPS, EPOCHS = 97, 13, 3
 LIMIT_S = 300
-BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"  # another Python, same environment
 
 Steps = list[list[int]]
 
-pytestmark = [
-    pytest.mark.frameworks,
-    pytest.mark.skipif(
-        not PYTHON.exists(),
-        reason="NOT RUN: Lightning, Accelerate, Trainer. tools/setup-frameworks installs them",
-    ),
-]
+pytestmark = [pytest.mark.frameworks, needs_them]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The label of each record is its own number."""
-    return small_datasets.make(
-        tmp_path_factory.mktemp("loops") / "data",
-        COUNTS,
-        image=small_datasets.jpeg,
-        sample=lambda i: {"__key__": b"%d" % i, "image": small_datasets.jpeg(i), "label": i},
-        classes=None,
-    )
+    return numbered(tmp_path_factory.mktemp("loops") / "data")
 
 
 @pytest.fixture(scope="module")
