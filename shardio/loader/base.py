@@ -5,11 +5,11 @@ Workers are processes (`worker_pool`), or threads of the trainer's own process (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from ..dataset.assemble import PendingBatch
-from ..dataset.protocol import BatchReader
+from ..dataset.protocol import BatchIterator, BatchReader
 from ..dataset.ranks import Consumers
 from ..order.options import Options
 from .stats import BatchStats
@@ -81,3 +81,34 @@ class WorkerPool(Protocol):
 
     def close(self) -> None:
         """End the workers. Batches that were handed out stay."""
+
+
+class PlainBatches(BatchIterator):
+    """Iterate over the batches of any iterator, which tells about them what it can."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    @property
+    def batch_stats(self) -> Any:
+        """Return what the iterator says of its last batch; None: nothing."""
+        return getattr(self._iterator, "batch_stats", None)
+
+    @property
+    def blocked_s(self) -> float:
+        """Return the seconds that the iterator says it waited for a device."""
+        return float(getattr(self._iterator, "blocked_s", 0.0))
+
+    def ready(self) -> bool | None:
+        """Return what the iterator's own `ready` says; None where it has none."""
+        ready = getattr(self._iterator, "ready", None)
+        return bool(ready()) if callable(ready) else None
+
+
+def batch_iterator(batches: Iterable[Any]) -> BatchIterator:
+    """Iterate over batches by what is declared of a BatchIterator."""
+    iterator = iter(batches)
+    return iterator if isinstance(iterator, BatchIterator) else PlainBatches(iterator)

@@ -17,8 +17,8 @@ import math
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NoReturn
@@ -27,19 +27,20 @@ import torch
 
 from .. import machine
 from ..dataset.iteration import Iteration, Source
+from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
 from ..order.options import Options, refuse_options
 from ..order.partition import Partition
-from ..units import check_int, show_count, show_size
-from . import device as devices
+from ..units import check_int
 from . import pinned
-from .base import Pass, WorkerPool
+from .base import Pass, WorkerPool, batch_iterator
+from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
-from .stats import BatchStats
+from .stats import BatchStats, LoaderExplanation
 from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
@@ -137,17 +138,8 @@ class ShardLoader:
                 "nobody could end it; give threads=1, or leave timeout out"
             )
         self.copy = copy
-        options = {"mean": mean, "std": std, "dtype": dtype, "channels_last": channels_last}
-        given = [name for name, value in options.items() if value is not None]
-        given += ["ahead"] * (ahead != 1) + ["pin"] * (pin not in ("auto", False))
-        if device is None and given:
-            raise OptionError(
-                f'{", ".join(given)} without a device: say where, device="cuda"; device="cpu" does '
-                "it here"
-            )
-        self.target = (
-            None if device is None else devices.Target(device, ahead=ahead, pin=pin, **options)  # type: ignore[arg-type]
-        )
+        options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin)
+        self.target = options.target()
         self.resident = resident
         self._resident: Resident | None = None
         if resident is not None:
@@ -171,7 +163,7 @@ class ShardLoader:
                 self._fill(self._resident)
             source = partial(_gather, self._resident, self.target)
         else:
-            source = partial(_make, self.dataset, self._running(), self.num_workers, self.target)
+            source = partial(_build, self.dataset, self._running(), self.num_workers, self.target)
         self._last = self.dataset.iterate(source)
         return self._last
 
@@ -259,8 +251,7 @@ class ShardLoader:
         share = options.partition(options.epoch(self.dataset.counts, 0))
         pool = self._start()
         try:
-            pool.begin(_pass(options, share, self.num_workers), share.steps)
-            resident.fill(share.epoch, _Batches(pool, share.steps))
+            resident.fill(share.epoch, _PoolBatches(pool, options, share, self.num_workers))
         finally:
             pool.close()
 
@@ -298,79 +289,58 @@ class Sampler:
         self._loader.set_epoch(epoch)
 
 
-class _Batches:
-    """Iterate over the batches of one pass that a pool makes."""
+class _PoolBatches(BatchIterator):
+    """Iterate over the batches of a rank's share, which a pool builds: one pass, begun here."""
 
-    def __init__(self, pool: WorkerPool, steps: int) -> None:
+    batch_stats: BatchStats | None = None
+
+    def __init__(self, pool: WorkerPool, options: Options, share: Partition, workers: int) -> None:
+        seen = consumers(share.world_size, max(1, workers))
+        place = share.epoch.epoch, share.start, share.rank, share.world_size
+        pool.begin(Pass(options, *place, seen), share.steps)
         self._pool = pool
-        self._left = steps
+        self._left = share.steps
         self._pass = pool.passes
         self._one = threading.Lock()  # threads may take batches of one pass
 
-    @property
-    def batch_stats(self) -> BatchStats | None:
-        """Return how the batch handed out last was made."""
-        return self._pool.batch_stats
-
-    def __iter__(self) -> _Batches:
-        return self
-
     def __next__(self) -> Any:
         with self._one:
-            return self._take()
-
-    def _take(self) -> Any:
-        if not self._left:
-            raise StopIteration
-        if self._pass != self._pool.passes:
-            raise EpochError(
-                "another pass over this loader has begun, and ended this one: iterate one at a "
-                "time, or make a second ShardLoader"
-            )
-        batch = self._pool.take()
-        self._left -= 1
-        return batch
+            if not self._left:
+                raise StopIteration
+            if self._pass != self._pool.passes:
+                raise EpochError(
+                    "another pass over this loader has begun, and ended this one: iterate one at a "
+                    "time, or make a second ShardLoader"
+                )
+            batch = self._pool.take()
+            self.batch_stats = self._pool.batch_stats
+            self._left -= 1
+            return batch
 
     def ready(self) -> bool:
         """Return True if the next batch is there, most likely."""
         return self._pool.ready()
 
 
-def _make(
-    stream: Stream,
-    pool: WorkerPool,
-    workers: int,
-    target: devices.Target | None,
-    share: Partition,
-) -> Iterator[Any]:
-    """Return an iterator over the batches of a rank's share, made by a pool."""
-    pool.begin(_pass(stream.options, share, workers), share.steps)
-    batches = _Batches(pool, share.steps)
-    return batches if target is None else devices.DevicePrefetcher(batches, target)
+def _build(
+    stream: Stream, pool: WorkerPool, workers: int, target: Target | None, share: Partition
+) -> BatchIterator:
+    """Iterate over the batches of a rank's share, which a pool builds."""
+    batches = _PoolBatches(pool, stream.options, share, workers)
+    return batches if target is None else DevicePrefetcher(batches, target)
 
 
-def _pass(options: Options, share: Partition, workers: int) -> Pass:
-    return Pass(
-        options,
-        share.epoch.epoch,
-        share.start,
-        share.rank,
-        share.world_size,
-        consumers(share.world_size, max(1, workers)),
-    )
-
-
-def _gather(resident: Resident, target: devices.Target | None, share: Partition) -> Iterator[Any]:
-    """Return an iterator over the batches of a rank's share, from memory."""
+def _gather(resident: Resident, target: Target | None, share: Partition) -> BatchIterator:
+    """Iterate over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is None:
-        return batches
+        return batch_iterator(batches)
     if resident.device == target.device:
-        return map(target.images.finish, batches)
-    return devices.DevicePrefetcher(batches, target)
+        return batch_iterator(map(target.images.finish, batches))
+    return DevicePrefetcher(batches, target)
 
 
-def _place(resident: str, target: devices.Target | None) -> torch.device:
+def _place(resident: str, target: Target | None) -> torch.device:
     """Return the device that resident data lies on. Raises OptionError."""
     if resident == "ram":
         return torch.device("cpu")
@@ -381,55 +351,6 @@ def _place(resident: str, target: devices.Target | None) -> torch.device:
     if target is None:
         raise OptionError('resident="device": say on which, device="cuda"')
     return target.device
-
-
-@dataclass(frozen=True)
-class LoaderExplanation:
-    """Say what a loader runs and holds. Sizes in bytes."""
-
-    num_workers: int
-    threads: int
-    prefetch_factor: int
-    pids: list[int]  # of the processes that run now
-    buffers: int  # batches that there was memory for at a time
-    ring: int  # that a loop needs which keeps none
-    batch_bytes: int  # of these buffers
-    locked_bytes: int  # page-locked memory of this process
-    staging_bytes: int  # of it: for what does not come in buffers of the loader
-    resident_bytes: int
-
-    def __repr__(self) -> str:
-        return self.text()  # as a notebook shows it
-
-    def text(self) -> str:
-        """Return it in words, some lines."""
-        threads = show_count(self.threads, "thread")
-        where = f"{show_count(self.num_workers, 'process', 'processes')} of {threads}"
-        if not self.num_workers:
-            where = f"{threads} of this process" if self.threads else "this loop"
-        lines = [
-            f"batches are made by {where}, up to {self.prefetch_factor} ahead "
-            + ("each" if self.num_workers else "in all")
-        ]
-        if self.resident_bytes:  # filled: the workers have left
-            size = show_size(self.resident_bytes)
-            lines = [f"resident         {size}, decoded once: each batch is a gather of it"]
-        if self.pids:
-            lines.append(f"processes        {', '.join(map(str, self.pids))}")
-        if self.buffers:
-            buffers = show_count(self.buffers, "buffer")
-            lines.append(f"batch memory     {show_size(self.batch_bytes)} in {buffers}")
-        if self.buffers > self.ring > 0:
-            lines.append(
-                f"                 at most, {self.buffers - self.ring} more than the ring: your "
-                "loop kept batches, and each keeps its buffer; clone() what you keep for long"
-            )
-        if self.locked_bytes:
-            lines.append(
-                f"page-locked      {show_size(self.locked_bytes)}, of which "
-                f"{show_size(self.staging_bytes)} staging"
-            )
-        return "\n".join(lines)
 
 
 def _timeout(given: Any) -> float:
