@@ -1,8 +1,8 @@
-"""ShardLoader: the batches of a dataset, made by processes with threads in memory that is reused.
+"""ShardLoader: the batches of a dataset, built by processes with threads in memory that is reused.
 
     for images, labels in ShardLoader(train, num_workers=8, device="cuda"): ...
 
-The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
+The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever builds
 them. Instead of new shared memory for each batch there are buffers that each batch is decoded into
 (`buffer_pool`, `batch_builder`), and processes that stay from epoch to epoch (`worker_process`,
 `worker_pool`).
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +34,7 @@ from ..order.options import Options, refuse_options
 from ..order.partition import Partition
 from ..units import check_int
 from . import pinned
-from .base import Pass, WorkerPool, batch_iterator
+from .base import Pass, PoolFigures, PoolOptions, WorkerPool, batch_iterator
 from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
 from .pinned import Pin
@@ -63,7 +62,7 @@ _OTHERS = {
 
 
 class ShardLoader:
-    """Make batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
+    """Build batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
 
     dataset       with a batch_size
     num_workers   loader processes; default: the cores of this process, shared among the ranks of
@@ -146,11 +145,10 @@ class ShardLoader:
             self._resident = Resident(dataset, _place(resident, self.target))
         self._context = _context(multiprocessing_context)
         self._pool: WorkerPool | None = None
-        self._owner = 0  # the process that the pool belongs to
         self._last: Iteration | None = None
 
     def __len__(self) -> int:
-        """This rank's batches in a full epoch."""
+        """Return this rank's batches in a full epoch."""
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -163,7 +161,9 @@ class ShardLoader:
                 self._fill(self._resident)
             source = partial(_gather, self._resident, self.target)
         else:
-            source = partial(_build, self.dataset, self._running(), self.num_workers, self.target)
+            if self._pool is None or self._pool.closed:
+                self._pool = self._start()
+            source = partial(_build, self.dataset, self._pool, self.target)
         self._last = self.dataset.iterate(source)
         return self._last
 
@@ -177,9 +177,9 @@ class ShardLoader:
         self.dataset.set_epoch(epoch)
 
     @property
-    def sampler(self) -> Sampler:
-        """Return the object that Lightning tells the epoch."""
-        return Sampler(self)
+    def sampler(self) -> Stream:
+        """Return the dataset: where Lightning looks for a sampler, to tell it the epoch."""
+        return self.dataset
 
     @property
     def remaining(self) -> int:
@@ -187,9 +187,10 @@ class ShardLoader:
         return self.dataset.remaining
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the loop over this loader stands, after the batch it got last. JSON, < 1 KB.
+        """Return where the loop over this loader stands, after the batch it got last.
 
-        For `load_state_dict` here, or of the dataset, with any number of workers and ranks.
+        JSON, below 1 KB, for `load_state_dict` of this loader or of the dataset, with any number
+        of workers and ranks.
         """
         return self.dataset.state_of(self._last)
 
@@ -203,7 +204,7 @@ class ShardLoader:
         if self._resident is not None:
             self._resident.clear()
         pool, self._pool = self._pool, None
-        if pool is not None and self._owner == os.getpid():
+        if pool is not None:
             pool.close()
 
     def __enter__(self) -> ShardLoader:
@@ -221,29 +222,23 @@ class ShardLoader:
         )
 
     def explain(self) -> LoaderExplanation:
-        """Say what this loader runs and holds: print it. Memory is that of its batches so far."""
-        own = self._owner == os.getpid()
-        pool = self._pool if own else None
+        """Return what this loader runs and holds, with the memory of its batches: print it."""
+        figures = PoolFigures([])
+        if self._pool is not None and not self._pool.closed:
+            figures = self._pool.figures
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
             num_workers=self.num_workers,
             threads=self.threads,
             prefetch_factor=self.prefetch_factor,
-            pids=[] if pool is None else pool.pids,
-            buffers=0 if pool is None else pool.most,
-            ring=0 if pool is None else pool.ring,
-            batch_bytes=0 if pool is None else pool.bytes,
+            pids=figures.pids,
+            buffers=figures.buffers,
+            ring=figures.ring,
+            batch_bytes=figures.bytes,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
         )
-
-    def _running(self) -> WorkerPool:
-        pool = self._pool
-        if pool is None or pool.closed or self._owner != os.getpid():
-            self._pool = pool = self._start()
-            self._owner = os.getpid()
-        return pool
 
     def _fill(self, resident: Resident) -> None:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
@@ -251,42 +246,19 @@ class ShardLoader:
         share = options.partition(options.epoch(self.dataset.counts, 0))
         pool = self._start()
         try:
-            resident.fill(share.epoch, _PoolBatches(pool, options, share, self.num_workers))
+            resident.fill(share.epoch, _PoolBatches(pool, options, share))
         finally:
             pool.close()
 
     def _start(self) -> WorkerPool:
-        if not self.num_workers:
-            return InProcessWorkers(
-                self.dataset,
-                threads=self.threads,
-                prefetch=self.prefetch_factor,
-                timeout_s=self.timeout,
-            )
         lock = None
         if self.target is not None and self.target.locks_pages:
             lock = partial(_lock, self.target.device)
-        return WorkerProcesses(
-            self.dataset,
-            workers=self.num_workers,
-            threads=self.threads,
-            prefetch=self.prefetch_factor,
-            context=self._context,
-            own=self.copy,
-            lock=lock,
-            timeout_s=self.timeout,
+        options = PoolOptions(
+            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout),
+            *(self.copy, lock, self._context),
         )
-
-
-class Sampler:
-    """Chooses a loader's epoch, where a trainer looks for a DistributedSampler."""
-
-    def __init__(self, loader: ShardLoader) -> None:
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` of the loader reads."""
-        self._loader.set_epoch(epoch)
+        return (WorkerProcesses if self.num_workers else InProcessWorkers)(self.dataset, options)
 
 
 class _PoolBatches(BatchIterator):
@@ -294,8 +266,8 @@ class _PoolBatches(BatchIterator):
 
     batch_stats: BatchStats | None = None
 
-    def __init__(self, pool: WorkerPool, options: Options, share: Partition, workers: int) -> None:
-        seen = consumers(share.world_size, max(1, workers))
+    def __init__(self, pool: WorkerPool, options: Options, share: Partition) -> None:
+        seen = consumers(share.world_size, pool.workers)
         place = share.epoch.epoch, share.start, share.rank, share.world_size
         pool.begin(Pass(options, *place, seen), share.steps)
         self._pool = pool
@@ -323,10 +295,10 @@ class _PoolBatches(BatchIterator):
 
 
 def _build(
-    stream: Stream, pool: WorkerPool, workers: int, target: Target | None, share: Partition
+    stream: Stream, pool: WorkerPool, target: Target | None, share: Partition
 ) -> BatchIterator:
     """Iterate over the batches of a rank's share, which a pool builds."""
-    batches = _PoolBatches(pool, stream.options, share, workers)
+    batches = _PoolBatches(pool, stream.options, share)
     return batches if target is None else DevicePrefetcher(batches, target)
 
 
@@ -354,6 +326,7 @@ def _place(resident: str, target: Target | None) -> torch.device:
 
 
 def _timeout(given: Any) -> float:
+    """Return the option `timeout`. Raises OptionError."""
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < math.inf:
         return float(given)
     raise OptionError(
@@ -367,11 +340,13 @@ def cores(ranks: int) -> int:
 
 
 def _lock(device: torch.device, address: int, nbytes: int) -> Any:
+    """Page-lock memory, and return the function that unlocks it."""
     pinned.page_lock(address, nbytes, device)
     return partial(pinned.page_unlock, address)
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:
+    """Return the context that starts processes. Raises OptionError."""
     if isinstance(given, BaseContext):
         return given
     try:
