@@ -635,7 +635,7 @@ def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: P
     """The second batch is collated before a row of the first raises, and is handed to nobody."""
     folder = packed(COUNTS)
     order = labels(pictures(folder))
-    collated, kept = threading.Event(), []
+    collated, kept, raised = threading.Event(), [], []
 
     def collate_fn(samples: list[Any]) -> Any:
         batch = shardio.collate(samples)
@@ -645,7 +645,8 @@ def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: P
         return batch
 
     def decode(data: bytes) -> Any:
-        if number(data) == order[0][0] and not kept:
+        if number(data) == order[0][0] and not raised:
+            raised.append(data)
             assert collated.wait(LIMIT_S)
             raise ValueError("the first")
         return picture(data)
