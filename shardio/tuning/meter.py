@@ -69,19 +69,13 @@ class BatchTotals:
     slowest: tuple[BatchStats, ...] = ()  # those with the SLOWEST records, the slowest first
 
     def add(self, stats: Sequence[BatchStats]) -> None:
-        seconds = self.seconds
+        """Add the stats of some batches."""
+        for stage, seconds in zip(STAGES, list(zip(*stats, strict=True))[2:8], strict=False):
+            self.seconds[stage] += sum(seconds)
         for one in stats:
-            read, decode, transform, collate, transport, device = one[2:8]
-            seconds["read"] += read
-            seconds["decode"] += decode
-            seconds["transform"] += transform
-            seconds["collate"] += collate
-            seconds["transport"] += transport
-            seconds["device"] += device
             spent, rows = self.workers.get(one.worker, (0.0, 0))
             self.cpu_s += one.cpu_s
-            spent += read + decode + transform + collate
-            self.workers[one.worker] = (spent, rows + one.rows)
+            self.workers[one.worker] = (spent + sum(one[2:6]), rows + one.rows)
         self.batches += len(stats)
         known = (one for one in stats if one.slowest_record >= 0 or one.slowest_key)
         by_time = sorted((*self.slowest, *known), key=lambda one: one.slowest_s)
@@ -640,7 +634,7 @@ def _knob(stage: str, setup: Setup) -> str:
 
 
 def _more(setup: Setup) -> str | None:
-    """More workers, where there are cores for them."""
+    """Advise more workers; None where there are no cores for them."""
     if setup.workers is None or (setup.workers and setup.workers * setup.threads >= setup.cores):
         return None
     threads = f" of {setup.threads} threads" if setup.threads > 1 else ""
@@ -653,7 +647,7 @@ def _more(setup: Setup) -> str | None:
 
 
 def _rank() -> int | None:
-    """This process's rank; None where nothing says that there are several."""
+    """Return this process's rank; None where nothing says that there are several."""
     torch = sys.modules.get("torch")  # who has not imported it has no process group
     distributed = torch and torch.distributed
     if distributed and distributed.is_available() and distributed.is_initialized():
@@ -665,7 +659,7 @@ def _rank() -> int | None:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches of a pass; None where a loader does not know."""
+    """Return the batches of a pass; None where a loader does not know."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -735,7 +729,7 @@ def _percent(share: float) -> str:
 
 
 def _show(seconds: float) -> str:
-    """Three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
+    """Write seconds with three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     value, unit = (seconds * 1e3, "ms") if seconds < 1 else (seconds, "s")
