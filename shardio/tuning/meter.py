@@ -142,6 +142,7 @@ class Times:
 
     @staticmethod
     def of(seconds: Iterable[float]) -> Times:
+        """Sum up some seconds, one at least."""
         # Sorted by Python: 4 us of 100 numbers. numpy.percentile takes 60 us, of however many.
         ordered = sorted(seconds)
         last = len(ordered) - 1
@@ -176,11 +177,12 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Data time over step time, of the means: waiting adds up, however rare it is."""
+        """Return data time over step time, of the means: waiting adds up, however rare it is."""
         return _ratio(self.data.mean, self.step.mean)
 
     @property
     def late(self) -> bool:
+        """Return True if the loop waited longer than the alarm allows."""
         return self.ratio > self.alarm
 
     def scalars(self) -> dict[str, float]:
@@ -226,6 +228,7 @@ class Verdict:
 
 
 def to_stderr(line: str) -> None:
+    """Print a line on stderr, at once."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -416,6 +419,7 @@ class _Pass:
             self._reported = max(0, self._reported - dropped)
 
     def report(self, watched: int, alarm: float) -> Report:
+        """Report on what is new. watched: the batches of the passes before."""
         self.fold()
         data, step = self._data[self._reported :], self._step[self._reported :]
         totals, self._since = self._since, BatchTotals()
@@ -437,6 +441,7 @@ class _Pass:
         )
 
     def judge(self, alarm: float) -> Verdict:
+        """Judge the pass so far."""
         self.fold()
         first_s = self.first_s or 0.0
         return judge(self._data, self._step, self._totals, self.setup, alarm=alarm, first_s=first_s)
@@ -598,39 +603,32 @@ def _few_late(late: float, step: float, totals: BatchTotals, setup: Setup) -> st
 
 def _knob(stage: str, setup: Setup) -> str:
     """Return the one thing to change for a stage."""
-    more = _more(setup)
-    if stage == "read":
-        return "put the shards on a local disk; a larger shuffle window does not help"
-    if stage == "decode":
-        tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
-        return more or f"less to decode: shardio pack {tiles}--resize"
-    if stage == "transform":
-        return more or "a cheaper transform; casting and normalising cost less on the device"
-    if stage == "collate":
-        return "let transforms return arrays of one shape, which are written into the batch at once"
-    if stage == "transport":
-        if setup.kind != "ShardLoader":
-            return "shardio.ShardLoader"
-        if setup.copies:
-            return "copy=False"
-        return (
-            "views take well under a millisecond, so this process is kept off its core meanwhile: "
-            "fewer workers, or fewer threads for torch (torch.set_num_threads)"
-        )
-    if stage == "device" and setup.device == "cpu":
-        fewer = "fewer threads for torch (torch.set_num_threads), or "
-        return (
-            "casting and normalising share the CPU with the workers: "
-            f"{'' if setup.torch_threads == 1 else fewer}leave them to the device that trains"
-        )
-    if stage == "device":
-        return "send uint8 from page-locked memory (pin=True), and cast it there"
-    if more:
-        return more
+    more, told = _more(setup), "ShardLoader says which stage is the limit"
+    unknown = f"more workers, if it has any; {told}"
     if setup.kind == "DataLoader":
-        busy = f"the workers ({setup.workers}) have no idle cores (of {setup.cores})"
-        return f"{busy}: ShardLoader says which stage is the limit"
-    return "more workers, if it has any; ShardLoader says which stage is the limit"
+        unknown = f"the workers ({setup.workers}) have no idle cores (of {setup.cores}): {told}"
+    transport = (
+        "views take well under a millisecond, so this process is kept off its core meanwhile: "
+        "fewer workers, or fewer threads for torch (torch.set_num_threads)"
+    )
+    if setup.kind != "ShardLoader" or setup.copies:
+        transport = "copy=False" if setup.kind == "ShardLoader" else "shardio.ShardLoader"
+    device = "send uint8 from page-locked memory (pin=True), and cast it there"
+    if setup.device == "cpu":
+        fewer = "fewer threads for torch (torch.set_num_threads), or "
+        device = "casting and normalising share the CPU with the workers: "
+        device += f"{fewer * (setup.torch_threads != 1)}leave them to the device that trains"
+    tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
+    return {
+        "": more or unknown,
+        "read": "put the shards on a local disk; a larger shuffle window does not help",
+        "decode": more or f"less to decode: shardio pack {tiles}--resize",
+        "transform": more or "a cheaper transform; casting and normalising cost less on the device",
+        "collate": "let transforms return arrays of one shape, which are written into the batch at "
+        "once",
+        "transport": transport,
+        "device": device,
+    }[stage]
 
 
 def _more(setup: Setup) -> str | None:

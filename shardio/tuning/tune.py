@@ -179,7 +179,7 @@ class Uniform:
 
 
 @dataclass(frozen=True, repr=False)
-class Tuning(Uniform, Result):
+class Tuning(Result, Uniform):
     """The result: what was simulated, what a uniform shuffle does, and what is recommended."""
 
     records: int
