@@ -24,8 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from .. import machine
-from .. import native as engine
+from .. import machine, native
 from ..dataset import sequence
 from ..errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
 from ..formats import manifest
@@ -33,10 +32,10 @@ from ..images import decode as image
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
 from ..packing.pack import pack
-from ..storage import locate
+from ..storage.location import locate
 from ..tuning import throttle
 from ..tuning.bench_process import FailedError, Host
-from ..units import show_count, show_size, whole
+from ..units import check_int, show_count, show_size
 
 WAYS: Final = ("folder", "dataloader", "shardloader")
 READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many
@@ -170,21 +169,23 @@ def demo(
     Raises OptionError, SourceError, ExistsError, StorageError and what packing raises.
     """
     began = time.monotonic()
-    batch_size = whole("batch_size", batch_size)
-    processes = min(8, machine.processors()) if workers is None else whole("workers", workers, 1)
+    batch_size = check_int("batch_size", batch_size)
+    processes = (
+        min(8, machine.processors()) if workers is None else check_int("workers", workers, 1)
+    )
     if size is not None:
-        size = whole("size", size)
+        size = check_int("size", size)
     if not 0 < seconds < 3600:
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for a pass")
     given = None if folder is None else _checked(os.fsdecode(folder), out)
     tell = say or (lambda text: None)
-    pil = image.engine()
+    pil = image.pil_info()
     with _scratch() as scratch, Host() as host:
         stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, out)
         parts, damage, resumed = stage.show(given)
     return Demo(
         pil=f"{pil['name']} {pil['version']}",
-        core=engine.core is not None,
+        core=native.core is not None,
         batch_size=batch_size,
         workers=processes,
         cores=machine.cores(),
@@ -631,9 +632,9 @@ def _terminated() -> Iterator[None]:
 
 
 def _heading(batch_size: int, workers: int) -> str:
-    pil = image.engine()
+    pil = image.pil_info()
     engine_text = f"{pil['name']} {pil['version']}"
-    core = "built" if engine.core is not None else f"not built ({engine.missing})"
+    core = "built" if native.core is not None else f"not built ({native.missing})"
     lines = [
         f"Batches of {batch_size}, shuffled, decoded, cropped at random and mirrored; "
         f"{show_count(workers, 'worker')} each.",

@@ -294,7 +294,7 @@ def _info(options: argparse.Namespace) -> int:
     if options.out is None:
         raise OptionError("info: give a packed directory, or --env")
     from ..formats import manifest
-    from ..storage import locate
+    from ..storage.location import locate
 
     folders = manifest.datasets(options.out)
     made = {name: manifest.load(locate(folder)) for name, folder in folders.items()}
@@ -313,7 +313,7 @@ def _ls(options: argparse.Namespace) -> int:
     from ..dataset.reader import Reader
     from ..formats import manifest
     from ..order.subset import class_index
-    from ..storage import locate
+    from ..storage.location import locate
 
     storage = locate(options.out)
     made = manifest.load(storage)
@@ -662,12 +662,12 @@ def _show_environment(options: argparse.Namespace) -> int:
     from ..images import decode as image
 
     try:
-        facts["images"] = " ".join(f"{name} {value}" for name, value in image.engine().items())
+        facts["images"] = " ".join(f"{name} {value}" for name, value in image.pil_info().items())
     except DependencyError as error:
         facts["images"] = str(error)
-    from .. import native as engine
+    from .. import native
 
-    facts["core"] = engine.described()
+    facts["core"] = native.described()
     if options.json:
         _print_json(facts)
     else:

@@ -17,19 +17,18 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import units as sizes
 from .._version import __version__
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import ExistsError, OptionError, printable, there_are
-from ..formats import manifest
+from ..formats import exporter, manifest
 from ..formats.foreign.writer import Again, Field, Plan, Target
-from ..formats.foreign.writers import target as named_target
 from ..formats.manifest import Manifest
 from ..names import KEY, file_name, from_file_name, key_bytes
-from ..storage import local, local_path
+from ..storage import local
+from ..storage.location import local_path
 from ..storage.staging import Staging
-from ..units import show_count
+from ..units import check_size, show_count, show_size
 from . import receipt
 from .process_pool import Progress
 from .receipt import Receipt
@@ -58,16 +57,16 @@ class Exported:
     def __str__(self) -> str:
         called = (f"{printable(name)} as {printable(its)}" for name, its in self.fields.items())
         lines = [
-            f"{printable(self.out)}: {self.format}: {sizes.show_count(self.records, 'record')} in "
-            f"{sizes.show_count(self.files, 'file')}, {sizes.show_size(self.bytes)}",
+            f"{printable(self.out)}: {self.format}: {show_count(self.records, 'record')} in "
+            f"{show_count(self.files, 'file')}, {show_size(self.bytes)}",
             f"fields: {', '.join(called)}",
             *(printable(note, 4096) for note in self.notes),
         ]
         if self.without:
-            without = sizes.show_count(self.without, "record")
+            without = show_count(self.without, "record")
             lines.append(f"{without} without anything that could be written")
         if self.removed:
-            lines.append(f"removed: {sizes.show_count(self.removed, 'file')} of an older export")
+            lines.append(f"removed: {show_count(self.removed, 'file')} of an older export")
         return "\n".join(lines)
 
 
@@ -99,13 +98,13 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     source, target = local_path(path), local_path(directory)
-    kind = named_target(format)
+    kind = exporter(format)
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
-        shard_size = sizes.size("shard_size", shard_size)
+        shard_size = check_size("shard_size", shard_size)
     folders = manifest.datasets(source)
     datasets = {name: sequence.stored(folder, root=root) for name, folder in folders.items()}
     own = {source, *folders.values()}
@@ -169,7 +168,7 @@ def export(
                 "--overwrite` makes it anew"
             )
         if overwrite and not kind.shards and (others := _files(target).keys() - written.keys()):
-            older = sizes.show_count(len(others), "file")
+            older = show_count(len(others), "file")
             done.notes.append(
                 f"still in {printable(target)}: {older} from before, such as "
                 f"{printable(min(others))}; readers take them for files of this export"

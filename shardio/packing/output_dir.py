@@ -13,7 +13,8 @@ from typing import Any
 
 from ..errors import DamageError, ExistsError, NotPackedError, OptionError, printable
 from ..formats import manifest
-from ..storage import local, locate
+from ..storage import local
+from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..units import show_count
 from . import journal, plan

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import units as sizes
 from .._version import __version__
 from ..errors import (
     BusyError,
@@ -30,14 +29,15 @@ from ..errors import (
     StorageError,
     printable,
 )
-from ..formats import manifest
+from ..formats import check_packed, manifest
 from ..formats.sample import Schema
 from ..images import decode as image
 from ..names import key_bytes, key_text
 from ..order.subset import described
-from ..storage import local, local_path, locate, lock
+from ..storage import local, lock
+from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL, WRITER_MAGIC
-from ..units import show_count
+from ..units import show_count, show_size
 from . import build_shard as building
 from . import journal, plan, sources
 from . import output_dir as destination
@@ -47,7 +47,6 @@ from .build_shard import Built, Task
 from .journal import Problem
 from .plan import Plan
 from .reencode import Recoded, Recoding
-from .shard_writer import check_packed
 from .sources.field_names import described as fields_text
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -133,7 +132,7 @@ class Packed:
         if self.classes is not None:
             labels = show_count(self.classes, "class", "classes")
         unit = "file" if self.source == "imagefolder" else "record"
-        what = f"{show_count(self.records, unit)}, {labels}, {sizes.show_size(self.source_bytes)}"
+        what = f"{show_count(self.records, unit)}, {labels}, {show_size(self.source_bytes)}"
         if self.already:
             return (
                 f"already packed: {what}, with the same keys, sizes and options (contents are not "
@@ -144,7 +143,7 @@ class Packed:
             return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"
         resumed = self.kept and not self.checked
         kept = f", {self.kept:,} kept from before" if resumed else ""
-        size = f", {sizes.show_size(self.bytes)}" if self.committed else " (not committed)"
+        size = f", {show_size(self.bytes)}" if self.committed else " (not committed)"
         rate = self.source_bytes / max(self.seconds, 1e-9) / 1e6
         return (
             f"{what} -> {show_count(self.built + self.kept, 'shard')}{kept}{size}, in "
@@ -156,8 +155,8 @@ class Packed:
         text = f"{self.tiles:,} of {self.records:,} images are JPEG tiles"
         if self.tiled:
             text += (
-                f": {self.tiled:,} rewritten, {sizes.show_size(self.tiled_from)} -> "
-                f"{sizes.show_size(self.tiled_to)} ({self.tiled_to / self.tiled_from - 1:+.1%})"
+                f": {self.tiled:,} rewritten, {show_size(self.tiled_from)} -> "
+                f"{show_size(self.tiled_to)} ({self.tiled_to / self.tiled_from - 1:+.1%})"
             )
         if self.untiled:
             reasons = sorted(self.untiled.items(), key=lambda found: (-found[1], found[0]))
@@ -493,8 +492,8 @@ class _Packing:
         split = f"{self.result.split}: " if self.result.split else ""
         return (
             f"{split}raw pixels: {count:,} images of {width} x {height}, "
-            f"{sizes.show_size(count * 3 * height * width)} (the source has "
-            f"{sizes.show_size(int(self.plan.sizes.sum()))})"
+            f"{show_size(count * 3 * height * width)} (the source has "
+            f"{show_size(int(self.plan.sizes.sum()))})"
         )
 
     def dry_run(self, restart: bool) -> Packed:

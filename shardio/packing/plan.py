@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import units as sizes
 from ..errors import DamageError, OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..formats.record import VERSION
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
 from ..storage.lock import PLAN_MAGIC
+from ..units import check_int, check_size, exact_size
 from .sources.base import Ints, Listing
 
 SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
@@ -107,15 +107,15 @@ def options(
 
     Raises OptionError.
     """
-    seed = sizes.whole("seed", seed, 0, (1 << 64) - 1)
+    seed = check_int("seed", seed, 0, (1 << 64) - 1)
     shuffle = None if shuffle is None else bool(shuffle)
     return {
         "source": source,
         "shuffle": shuffle,
         "seed": seed if shuffle is not False else None,
-        "shard_size": None if shard_size is None else sizes.size("shard_size", shard_size),
+        "shard_size": None if shard_size is None else check_size("shard_size", shard_size),
         "max_records": (
-            None if max_records is None else sizes.whole("max_records", max_records, 1, MAX_RECORDS)
+            None if max_records is None else check_int("max_records", max_records, 1, MAX_RECORDS)
         ),
     } | extra
 
@@ -126,7 +126,7 @@ def part(given: tuple[int, int] | str | None) -> tuple[int, int] | None:
         return None
     try:
         first, last = map(int, given.split("/")) if isinstance(given, str) else given
-        i, n = sizes.whole("part", first, -(1 << 62)), sizes.whole("part", last, -(1 << 62))
+        i, n = check_int("part", first, -(1 << 62)), check_int("part", last, -(1 << 62))
     except (TypeError, ValueError):
         raise OptionError(
             f"part is {printable(repr(given))}; expected I/N, like 1/4, or (1, 4)"
@@ -258,7 +258,7 @@ def shown_option(name: str, value: Any) -> str:
     if value is None:
         return "not given"
     if name == "shard_size" and isinstance(value, int):
-        return sizes.exact_size(value)
+        return exact_size(value)
     if name == "where" and isinstance(value, dict):
         return printable(" and ".join(field + _condition(one) for field, one in value.items()))
     return printable(repr(value))

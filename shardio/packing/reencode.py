@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import units as sizes
 from ..errors import DecodeError, OptionError, SourceError, StorageError, printable
 from ..formats import manifest
 from ..formats.sample import Sample
@@ -24,7 +23,8 @@ from ..images import decode as image
 from ..images import jpeg_rewrite
 from ..images.resize import resize_short, square
 from ..names import KEY
-from ..storage import locate
+from ..storage.location import locate
+from ..units import check_int
 from .sources.base import Listing, Problem, Rejected, Wanted, listed
 
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
@@ -169,12 +169,12 @@ def options(
     if encode is not None and encode != "raw":
         raise OptionError(f"encode is {printable(repr(encode))}; expected 'raw', or nothing")
     if resize is not None:
-        resize = sizes.whole("resize", resize)
+        resize = check_int("resize", resize)
         if encode is not None:
-            sizes.whole("resize", resize, 1, _MAX_SQUARE)
+            check_int("resize", resize, 1, _MAX_SQUARE)
     shrinks = resize is not None and encode is None
     if quality is not None:
-        quality = sizes.whole("quality", quality, 1, 100)
+        quality = check_int("quality", quality, 1, 100)
         if not shrinks:
             raise OptionError(
                 f"quality is {quality}, but "
@@ -195,7 +195,7 @@ def options(
             "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
         )
     if max_pixels is not None:
-        max_pixels = sizes.whole("max_pixels", max_pixels, 1)
+        max_pixels = check_int("max_pixels", max_pixels, 1)
         if resize is None and encode is None and not jpeg_tiles:
             raise OptionError(
                 f"max_pixels is {max_pixels}, but images are packed as they are, whatever their "
@@ -216,7 +216,7 @@ def options(
 def check_tools(wanted: Mapping[str, Any]) -> None:
     """Raise DependencyError now, not in the middle."""
     if wanted["resize"] is not None or "encode" in wanted:
-        image.engine()
+        image.pil_info()
     if "jpeg_tiles" in wanted:
         jpeg_rewrite.rewriter()
 

@@ -1,8 +1,8 @@
 """Shards of other formats, scanned: where their records are, and what their fields are.
 
 What `index` writes beside the data, and what packing them reads through, is made here. Each shard
-is scanned by its format's layout, in parallel: the place and checksum of every record, its key, its
-small numbers. What kind a field is follows from all its values, over all shards.
+is walked through, in parallel: the place and checksum of every record, its key, its small numbers.
+What kind a field is follows from all its values, over all shards.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
 from ..formats.foreign.base import (
-    Swept,
     Values,
     dump,
     key_of,
     only,
     sidecar_name,
-    undecodable,
-    walk,
 )
 from ..formats.foreign.imagefolder import NoImageError
 from ..formats.index import checksum, key_hash
 from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
 from ..names import KEY
-from ..storage import local, locate
+from ..storage import local
+from ..storage.location import locate
 from ..units import show_count
 from . import process_pool as parallel
 from .sources.base import listed
@@ -65,7 +63,7 @@ class Task:
     number: int
     out: str | None  # None: the index is not written
     dataset_id: bytes
-    extra: bytes = b""  # that the layout opens it with
+    extra: bytes = b""  # that the file is opened with
 
 
 @dataclass(frozen=True)
@@ -194,43 +192,31 @@ def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[
 def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
     """Index one shard, and learn what its file says of itself: few formats say more."""
     try:
-        info, seen, blobs, body = _scan(task, add)
+        return _scan(task, add)
     except NoImageError as error:
         return Scanned(problems=error.problems)
-    layout = FOREIGN[task.format]
-    about = getattr(layout, "about", None)
-    if about is None:
-        return Scanned(info, seen, blobs, index=body)
-    file = layout.open(locate(task.root), task.name, task.extra)
-    try:
-        classes, row_group = about(file)
-        return Scanned(info, seen, blobs, classes, row_group, body)
-    finally:
-        file.close()
 
 
-def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, Seen], int, bytes]:
-    """Scan one shard. What the manifest says of it, what its fields are, and its index."""
-    layout = FOREIGN[task.format]
-    storage = Swept(locate(task.root), task.name)
-    file = layout.open(storage, task.name, task.extra)
+def _scan(task: Task, add: Callable[[int], None]) -> Scanned:
+    kind = FOREIGN[task.format].file
+    file = kind(locate(task.root), task.name, task.extra, sweep=True)
     try:
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
         scalars: dict[str, list[Any]] = {}
         seen: dict[str, Seen] = {}
         passed = blobs = 0
-        for record, (offset, length, data, values) in enumerate(walk(layout, file)):
+        for record, (offset, length, data, values) in enumerate(file.walk()):
             key = values.pop(KEY, None)
             if type(key) is not bytes or not 0 < len(key) <= MAX_KEY:
                 try:
                     key = key_of({KEY: key}, task.name, record)
                 except ValueError as error:
-                    raise undecodable(file, record, offset, error) from None
+                    raise file.undecodable(record, offset, error) from None
             places.append(offset)
             places.append(length)
             checksums.append(checksum(data))
             hashes.append(key_hash(key))
-            blobs += _observe(values, layout.lists, record, seen, scalars)
+            blobs += _observe(values, file.lists, record, seen, scalars)
             if len(seen) > MAX_FIELDS:  # each may have a column, as long as there are records
                 raise SourceError(
                     f"{file.name}: record {record} at byte {offset}: with it the records have over "
@@ -246,9 +232,7 @@ def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, 
             for name, values in scalars.items()
             if seen[name].types <= {"int", "float"} or seen[name].types == {"bool"}
         }
-        body = dump(
-            task.number, task.dataset_id, places, checksums, hashes, columns, layout.extra(file)
-        )
+        body = dump(task.number, task.dataset_id, places, checksums, hashes, columns, file.extra())
         sealed = int.from_bytes(body[-8:], "little")
         if task.out is not None:
             local.write_file(task.out, sidecar_name(task.number, sealed), body)
@@ -256,7 +240,7 @@ def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, 
         digest = file.sha256()
         add(max(0, file.size - passed))
         info = ShardInfo(task.name, task.number, records, file.size, digest, sealed)
-        return info, seen, blobs, body
+        return Scanned(info, seen, blobs, file.classes(), file.largest_group(), body)
     finally:
         file.close()
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import OptionError, printable
-from ..formats import manifest
+from ..formats import PACKED, manifest
 from ..formats.base import ShardInfo
-from ..formats.lmdb import LmdbEncoder, LmdbShard
-from ..formats.record import RecordEncoder, RecordShard
+from ..formats.record import RecordShard
 from ..formats.sample import Buffer, Schema
-from ..storage import File, local
+from ..storage import local
+from ..storage.base import File
 
-# What shardio packs itself; all else it only reads.
-ENCODERS: dict[str, type[RecordEncoder]] = {"record": RecordEncoder, "lmdb": LmdbEncoder}
-_SHARDS: dict[str, type[RecordShard]] = {"record": RecordShard, "lmdb": LmdbShard}
 _WRITE = 1 << 20  # bytes gathered for one write call
 
 
@@ -34,7 +30,7 @@ class ShardWriter:
         number: int,
         format: str = "record",
     ) -> None:
-        self._encoder = ENCODERS[format](schema, dataset_id, number)
+        self._encoder = PACKED[format].encoder(schema, dataset_id, number)
         self._format = format
         self._draft = local.Draft(
             directory, f"{number:05d}", token, patched=self._encoder.starts_last
@@ -102,17 +98,7 @@ class ShardWriter:
         self._pieces, self._gathered = [], 0
 
 
-def check_packed(format: str) -> str:
-    """The name, if shardio packs shards of this format. Raises OptionError."""
-    if format not in ENCODERS:
-        raise OptionError(
-            f"format {printable(repr(format))}: shardio packs {' and '.join(ENCODERS)} shards; "
-            "`shardio export` writes other formats from these"
-        )
-    return format
-
-
 def open_own(file: File, name: str, dataset_id: bytes | None = None) -> RecordShard:
     """A shard that shardio packed, by the ending of its name. Raises as opening it does."""
-    format = next(kind for kind, ending in manifest.SUFFIXES.items() if name.endswith(ending))
-    return _SHARDS[format](file, dataset_id=dataset_id)
+    packed = next(row for row in PACKED.values() if name.endswith(row.suffix))
+    return packed.shard(file, dataset_id=dataset_id)

@@ -18,8 +18,8 @@ from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
 from ..formats.sample import Sample
 from ..names import KEY, key_text
-from ..storage import locate
-from ..units import show_count, show_size, whole
+from ..storage.location import locate
+from ..units import check_int, show_count, show_size
 from . import process_pool as parallel
 
 Bad = DamageError | StorageError
@@ -105,7 +105,7 @@ def verify(
     for _, one in made:
         check_format(one.format)
     if max_pixels is not None:
-        max_pixels = whole("max_pixels", max_pixels, 1)
+        max_pixels = check_int("max_pixels", max_pixels, 1)
         if not decode:
             raise OptionError(
                 f"max_pixels is {max_pixels}, but no image is decoded: give --decode, too, or "
@@ -114,7 +114,7 @@ def verify(
     if decode:
         from ..images import decode as image
 
-        image.engine()
+        image.pil_info()
     tasks = [
         _Task(
             one.format,

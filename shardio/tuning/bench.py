@@ -29,9 +29,9 @@ from .. import machine
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
-from ..storage import locate
 from ..storage.local import LocalStorage, memory_available
-from ..units import quoted, show_count, show_size, whole
+from ..storage.location import locate
+from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
 from .text import Result, paragraph, show_cores, show_number, table
@@ -202,8 +202,8 @@ def _plan(
 ) -> tuple[ShardSequence, Bench]:
     """Open the dataset, and say what is to be measured of it."""
     load = machine.load()
-    batch_size = whole("batch_size", batch_size)
-    size = None if size is None else whole("size", size)
+    batch_size = check_int("batch_size", batch_size)
+    size = None if size is None else check_int("size", size)
     found = sequence.open(path, decode=None, root=root)
     if not len(found):
         raise OptionError(f"{printable(os.fsdecode(path), 4096)}: there are no records to measure")
@@ -275,7 +275,7 @@ def ways_to_try(
 
 
 def _counts(name: str, given: Iterable[int], least: int) -> list[int]:
-    counts = sorted({whole(name, one, least, 1024) for one in given})
+    counts = sorted({check_int(name, one, least, 1024) for one in given})
     if not counts:
         raise OptionError(f"{name} is empty: expected at least one number")
     return counts

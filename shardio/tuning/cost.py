@@ -24,7 +24,7 @@ from ..order.options import Options, shuffled_whole
 from ..order.partition import Partition, shared_spans
 from ..order.rng import Int64s
 from ..storage.local import memory_available
-from ..units import whole
+from ..units import check_int
 from .text import Plain
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
@@ -113,12 +113,14 @@ class Job:
     ) -> None:
         self.manifest, self.options, self.labels = manifest, options, labels
         self.is_network = is_network
-        self.num_workers = whole("num_workers", num_workers, 0)  # 0: the rank's own process reads
-        self.world_size = ranks = whole("world_size", world_size)
+        self.num_workers = check_int(
+            "num_workers", num_workers, 0
+        )  # 0: the rank's own process reads
+        self.world_size = ranks = check_int("world_size", world_size)
         self.local_world_size = local = (
             min(ranks, _MACHINE)
             if local_world_size is None
-            else whole("local_world_size", local_world_size, 1, ranks)
+            else check_int("local_world_size", local_world_size, 1, ranks)
         )
         self.available_bytes = memory_available() if available_bytes is None else available_bytes
         self.files_limit = spare_descriptors() if files_limit is None else files_limit

@@ -22,7 +22,7 @@ from ..errors import OptionError, printable
 from ..formats.manifest import load
 from ..order.epoch import Tail, default_unit
 from ..order.options import RequestedOptions
-from ..storage import locate
+from ..storage.location import locate
 from ..units import show_count, show_size
 from .advice import WIDTH, Advice, advice_text, advise
 from .cost import Job, Memory, WorkerReads, divisors

@@ -50,8 +50,8 @@ from ..errors import OptionError
 from ..order.epoch import default_unit
 from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
 from ..order.partition import Partition
-from ..storage import locate
-from ..units import quoted, show_count, show_size, size, whole
+from ..storage.location import locate
+from ..units import check_int, check_size, quoted, show_count, show_size
 from .cost import cold_requests, divisors, first_batch_bytes
 from .explain import check_dataset
 from .simulate import (
@@ -477,7 +477,7 @@ def recommend(
     """
     counts = np.asarray(shard_records, np.int64)
     records = int(counts.sum())
-    batch_size = whole("batch_size", batch_size)
+    batch_size = check_int("batch_size", batch_size)
     if labels is not None and len(labels) != records:
         raise OptionError(f"labels: {len(labels):,} for {records:,} records; expected one for each")
     classes, kind = None if labels is None else compact_labels(labels), "label"
@@ -490,11 +490,11 @@ def recommend(
         shards=len(counts),
         mean_bytes=float(mean_bytes),
         batch_size=batch_size,
-        num_workers=whole("num_workers", num_workers, 0),
-        world_size=whole("world_size", world_size),
-        canonical_workers=whole("canonical_workers", canonical_workers),
+        num_workers=check_int("num_workers", num_workers, 0),
+        world_size=check_int("world_size", world_size),
+        canonical_workers=check_int("canonical_workers", canonical_workers),
         seed=seed,
-        memory=MEMORY if memory is None else size("memory", memory),
+        memory=MEMORY if memory is None else check_size("memory", memory),
         batches=sample.batches * sample.passes,
         epochs=sample.passes if sample.batches else 0,
         whole_epochs=sample.whole,

@@ -23,8 +23,7 @@ from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scen
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate
-from shardio import native as engine
+from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate, native
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
 from shardio.dataset.decode import Work
@@ -48,7 +47,7 @@ from shardio.packing.export import export
 from shardio.packing.pack import Packed, commit, pack
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 
 def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path:
@@ -161,12 +160,12 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
         assert content(tmp_path / name) == content(tmp_path / "one")
 
 
-@pytest.mark.skipif(engine.core is None, reason="the core was not built")
+@pytest.mark.skipif(native.core is None, reason="the core was not built")
 def test_squares_do_not_depend_on_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{i}.jpg": encoded(scene(i, 61, 83), "JPEG", quality=90) for i in range(8)}
     source = plant(tmp_path / "src", files)
     pack_raw(source, tmp_path / "one", resize=24)
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     pack_raw(source, tmp_path / "two", resize=24)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
@@ -474,14 +473,14 @@ def test_decode_numpy_is_the_array_of_the_pil_image(tmp_path: Path) -> None:
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What reads records: the core, or None."""
     if request.param == "python":
-        monkeypatch.setattr(engine, "core", None)
-    elif request.param != "core" and engine.core is not None:
-        rest = set(vars(engine.core)) - {"gather", "blobs", "samples"}
-        part = SimpleNamespace(**{name: getattr(engine.core, name) for name in rest})
-        monkeypatch.setattr(engine, "core", part)
-    elif engine.records() is None:
-        pytest.skip(f"core: {engine.described()}")
-    return engine.records()
+        monkeypatch.setattr(native, "core", None)
+    elif request.param != "core" and native.core is not None:
+        rest = set(vars(native.core)) - {"gather", "blobs", "samples"}
+        part = SimpleNamespace(**{name: getattr(native.core, name) for name in rest})
+        monkeypatch.setattr(native, "core", part)
+    elif native.records() is None:
+        pytest.skip(f"core: {native.described()}")
+    return native.records()
 
 
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:

@@ -33,7 +33,7 @@ from shardio.formats.sample import Schema
 from shardio.names import key_bytes, key_text
 from shardio.packing import scan as scanning
 from shardio.packing.index import index
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 ID = bytes(range(16))
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

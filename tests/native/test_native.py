@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from support.trees import environment, picture, plant
 
-from shardio import native as engine
-from shardio import pack
+from shardio import native, pack
 
 CORE = Path(__file__).resolve().parent.parent.parent / "shardio" / "native"
-core = engine.core
-built = pytest.mark.skipif(core is None, reason=f"NOT RUN: no compiled core ({engine.missing})")
+core = native.core
+built = pytest.mark.skipif(core is None, reason=f"NOT RUN: no compiled core ({native.missing})")
 
 
 def test_without_the_core_it_is_said_why() -> None:
@@ -23,7 +22,7 @@ def test_without_the_core_it_is_said_why() -> None:
         [
             *(sys.executable, "-c"),
             "import sys; sys.modules['shardio.native._core'] = None\n"
-            "from shardio import native as engine\nprint(engine.core, engine.missing)",
+            "from shardio import native\nprint(native.core, native.missing)",
         ],
         capture_output=True,
         text=True,
@@ -63,9 +62,9 @@ def test_a_core_that_was_built_without_xxhash_leaves_records_to_python(
         "spec = util.spec_from_loader('shardio.native._core', loader)\n"
         "sys.modules['shardio.native._core'] = core = util.module_from_spec(spec)\n"
         "loader.exec_module(core)\n"
-        "from shardio import native as engine\n"
-        "assert engine.core is core and hasattr(core, 'crop'), engine.missing\n"
-        "print(engine.records() is core, engine.described())"
+        "from shardio import native\n"
+        "assert native.core is core and hasattr(core, 'crop'), native.missing\n"
+        "print(native.records() is core, native.described())"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout.startswith(f"{words is None} built"), found.stderr

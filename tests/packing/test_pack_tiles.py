@@ -31,7 +31,7 @@ from shardio.packing.pack import Packed, commit, pack
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 pytestmark = pytest.mark.skipif(
     native.core is None and shutil.which("jpegtran") is None,

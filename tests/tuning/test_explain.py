@@ -26,7 +26,7 @@ from shardio.formats import manifest
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema
 from shardio.order.options import RequestedOptions
-from shardio.storage import locate
+from shardio.storage.location import locate
 from shardio.tuning import cost, simulate
 from shardio.tuning.advice import mixture_seen
 from shardio.tuning.cost import Job, free_consumers
