@@ -2,12 +2,17 @@
 
 Pack
     pack               Pack a folder of images, or another source.
+    SourceOptions      Choose what of a source is packed: pack(read=...).
+    ImageOptions       Choose how images are written into shards: pack(images=...).
+    PlanOptions        Choose which record goes to which shard: pack(plan=...).
     commit             Commit what the parts of a job array packed.
     Writer             Write samples of any origin, one by one, as a dataset.
     index              Make a dataset of files that another tool wrote, where they are.
 
 Train
     ShardDataset       Stream a dataset, shuffled, to DataLoader or ShardLoader.
+    Order              Choose the spans and units that its order is cut into.
+    Storage            Say where its data lies, and how far stored bytes are trusted.
     ShardLoader        Make batches ahead, in processes and threads: the fast path.
     RandomResizedCrop  Crop a random part of each image, for training.
     CenterCrop         Crop the centre of each image, for validation.
@@ -82,12 +87,15 @@ if TYPE_CHECKING:
     from .loader.normalize import normalize
     from .loader.shard_loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
+    from .order.options import Order
     from .packing.export import export
     from .packing.index import index
+    from .packing.options import ImageOptions, PlanOptions, SourceOptions
     from .packing.pack import commit, pack
     from .packing.unpack import unpack
     from .packing.verify import verify
     from .packing.writer import Writer
+    from .storage.options import Storage
     from .tuning.bench import bench
     from .tuning.explain import explain
     from .tuning.meter import watch
@@ -103,9 +111,12 @@ _HOMES = {
     "DependencyError": "errors",
     "EpochError": "errors",
     "ExistsError": "errors",
+    "ImageOptions": "packing.options",
     "NotPackedError": "errors",
     "OptionError": "errors",
+    "Order": "order.options",
     "PerformanceWarning": "native",
+    "PlanOptions": "packing.options",
     "RandomResizedCrop": "images.transforms",
     "RowError": "errors",
     "SampleError": "errors",
@@ -114,7 +125,9 @@ _HOMES = {
     "ShardioError": "errors",
     "SourceChangedError": "errors",
     "SourceError": "errors",
+    "SourceOptions": "packing.options",
     "StateError": "errors",
+    "Storage": "storage.options",
     "StorageError": "errors",
     "VersionError": "errors",
     "WorkerError": "errors",
@@ -139,9 +152,14 @@ _HOMES = {
 # the builtin one, nor the errors, which nobody calls.
 __all__ = [
     "CenterCrop",
+    "ImageOptions",
+    "Order",
+    "PlanOptions",
     "RandomResizedCrop",
     "ShardDataset",
     "ShardLoader",
+    "SourceOptions",
+    "Storage",
     "Writer",
     "bench",
     "collate",

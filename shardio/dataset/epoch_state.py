@@ -31,13 +31,15 @@ import os
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..errors import EpochError
 from ..stack import frames
+
+T = TypeVar("T")
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 
@@ -93,7 +95,7 @@ class Loading(NamedTuple):
 
     @property
     def drops(self) -> int:
-        """Items of a worker that are left out at its end where they are fewer than these."""
+        """Return the items below which a worker's last ones are left out."""
         return self.batch_size or 1 if self.direct and self.drop_last else 1
 
 
@@ -101,9 +103,26 @@ class Ticket:
     """What a DataLoader's worker brings along from the process that started it."""
 
     def __init__(self, loading: Loading, decision: Decision) -> None:
-        self.loading = loading
-        self.decision: Decision | None = decision  # of the first pass
-        self.passes = 0  # that this worker has begun
+        self._loading = loading
+        self._decision: Decision | None = decision  # of the first pass
+        self._passes = 0  # that this worker has begun
+
+    def next_pass(self) -> tuple[Loading, int, Decision | None]:
+        """Return the loader, the number of the pass that begins now, and what was decided of it."""
+        number = (self._loading.number << _PASSES_BITS) + self._passes
+        decision, self._decision = self._decision, None
+        self._passes += 1
+        return self._loading, number, decision
+
+
+class _Cell(Generic[T]):
+    """One number of an EpochState, read by its name."""
+
+    def __init__(self, place: int, kind: Callable[[Any], T]) -> None:
+        self._place, self._kind = place, kind
+
+    def __get__(self, state: EpochState, owner: type[EpochState]) -> T:
+        return self._kind(state._at[self._place])
 
 
 class EpochState:
@@ -147,42 +166,22 @@ class EpochState:
 
     # --- what is known ---
 
-    @property
-    def epoch(self) -> int:
-        return int(self._at[_EPOCH])
-
-    @property
-    def start(self) -> int:
-        return int(self._at[_START])
-
-    @property
-    def moves(self) -> int:
-        return int(self._at[_MOVES])
-
-    @property
-    def order(self) -> int:
-        return int(self._at[_ORDER])
-
-    @property
-    def chosen(self) -> bool:
-        return bool(self._at[_CHOSEN])
-
-    @property
-    def loaded(self) -> bool:
-        return bool(self._at[_LOADED])
-
-    @property
-    def elsewhere(self) -> bool:
-        return bool(self._at[_ELSEWHERE])
+    epoch = _Cell(_EPOCH, int)
+    start = _Cell(_START, int)
+    moves = _Cell(_MOVES, int)
+    order = _Cell(_ORDER, int)
+    chosen = _Cell(_CHOSEN, bool)
+    loaded = _Cell(_LOADED, bool)
+    elsewhere = _Cell(_ELSEWHERE, bool)
 
     @property
     def wanted(self) -> int:
-        """The epoch that the caller set before a StatefulDataLoader's state came; -1: none."""
+        """Return the epoch that the caller set before a StatefulDataLoader's state came, or -1."""
         return int(self._at[_EPOCH if self._at[_CHOSEN] else _WANTED])
 
     @property
     def complete(self) -> bool:
-        """Whether the pass begun last is complete, since the epoch was set."""
+        """Return True if the pass begun last is complete, since the epoch was set."""
         at, consumers = self._at, int(self._at[_CONSUMERS])
         number = at[_PASS] or at[_EARLIER]
         if number == 0:
@@ -256,7 +255,7 @@ class EpochState:
     # --- passes ---
 
     def next_place(self, *, fixed: bool) -> tuple[int, int, Verdict]:
-        """Epoch and start of the pass that would begin now, and why.
+        """Return epoch and start of the pass that would begin now, and why.
 
         fixed: every pass reads the same epoch, as validation does.
         """
@@ -324,11 +323,6 @@ class EpochState:
 def new_number() -> int:
     """Return a number for a pass that this process begins without a DataLoader."""
     return next(_NUMBERS) << _PASSES_BITS
-
-
-def number_of(ticket: Ticket) -> int:
-    """Return the number of the pass that a worker with this ticket begins now."""
-    return (ticket.loading.number << _PASSES_BITS) + ticket.passes
 
 
 # --- the DataLoader that is on the stack --------------------------------------------------------

@@ -21,7 +21,7 @@ from ..errors import EpochError, OptionError, StateError, as_error, printable
 from ..order.partition import Partition
 from ..stack import users_level
 from .assemble import Assembler, assembled
-from .decode import Work
+from .decode import Progress
 from .epoch_state import (
     Decision,
     Loading,
@@ -30,7 +30,6 @@ from .epoch_state import (
     loading,
     loading_iterator,
     new_number,
-    number_of,
     starting_iterator,
     ticket,
 )
@@ -58,7 +57,7 @@ class Iteration:
         info = get_worker_info()
         self._here = info is None
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._work = Work()
+        self._work = Progress()
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
@@ -75,7 +74,7 @@ class Iteration:
         """Begin a pass: find out which epoch it reads."""
         stream, epochs = self._stream, self._epochs
         stream.ranks()  # raises what makes it no pass at all
-        decision, found = self._decided()
+        decision, found = self._decide()
         self.number, self.moves = decision.number, decision.moves
         if epochs.order != stream.fingerprint():
             raise StateError(
@@ -94,27 +93,22 @@ class Iteration:
             self._warning = warning_of(stream, decision)
         self._begin(decision.epoch, decision.start, 0)
 
-    def _decided(self) -> tuple[Decision, Loading | None]:
-        """Return what this pass reads, and the DataLoader that it is for, if there is one.
+    def _decide(self) -> tuple[Decision, Loading | None]:
+        """Decide what this pass reads, and find the DataLoader that it is for, if there is one.
 
         Every worker of the pass gets the same answer: see epoch_state.
         """
         stream, epochs = self._stream, self._epochs
-        ticket = (
-            None if self._here else stream.ticket
-        )  # None in a worker: the loader is not torch's
-        found, decision = None, None
-        if self._here:
-            iterator = loading_iterator()
-            found = None if iterator is None else loading(iterator, stream)
-        if ticket is None:
-            number = new_number()
+        ticket = None if self._here else stream.ticket  # not of a worker that torch did not start
+        found: Loading | None
+        if ticket is not None:
+            found, number, decision = ticket.next_pass()
         else:
-            found, number = ticket.loading, number_of(ticket)
-            decision, ticket.decision = ticket.decision, None  # of the first pass
-            ticket.passes += 1
-            if decision is None and not self._leads:
-                return epochs.published(number), found
+            iterator = loading_iterator() if self._here else None
+            found = None if iterator is None else loading(iterator, stream)
+            number, decision = new_number(), None
+        if decision is None and ticket is not None and not self._leads:
+            return epochs.published(number), found
         if decision is None:
             decision = epochs.decide(number, fixed=stream.evaluates)
             if ticket is not None:
@@ -191,12 +185,12 @@ class Iteration:
 
     @property
     def batch_stats(self) -> Any:
-        """The figures of the batch handed out last, for shardio.watch; None: they are not known."""
+        """Return the figures of the batch handed out last, for shardio.watch; None: unknown."""
         return getattr(self._items, "batch_stats", None)
 
     @property
     def blocked_s(self) -> float:
-        """Seconds of the last next() in which a device was waited for that is steps behind."""
+        """Return the seconds for which the last next() waited for a device that is steps behind."""
         return float(getattr(self._items, "blocked_s", 0.0))
 
     def state_dict(self) -> dict[str, Any]:

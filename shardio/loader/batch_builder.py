@@ -23,7 +23,7 @@ import torch
 
 from ..dataset.assemble import Assembler, PendingBatch, mark
 from ..dataset.collate import TENSORS, is_planes, places_of, rows_of
-from ..dataset.decode import Work
+from ..dataset.decode import Progress
 from ..dataset.protocol import BatchReader
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
@@ -284,12 +284,12 @@ class BatchBuilder:
         self._open.clear()
 
     def _run(self, number: int) -> None:
-        work, place = Work(), self._places[number]
+        work, place = Progress(), self._places[number]
         work.note = place.note
         while self.turn(work, place):
             pass
 
-    def turn(self, work: Work, place: Place | None = None) -> bool:
+    def turn(self, work: Progress, place: Place | None = None) -> bool:
         """Make one row, once it is wanted. Returns False if nothing is left to be made."""
         batch = None
         try:
@@ -381,7 +381,7 @@ class BatchBuilder:
         batch.collate_s = perf_counter() - start
         self._hand_over(batch.number, batch, packed)
 
-    def _fail(self, batch: Batch | None, error: BaseException, work: Work) -> None:
+    def _fail(self, batch: Batch | None, error: BaseException, work: Progress) -> None:
         """End the pass by an error; batches before it are handed over first."""
         where = ""
         if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ..dataset.decode import Work
+from ..dataset.decode import Progress
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
@@ -109,7 +109,7 @@ class InProcessWorkers:
         start = perf_counter()
         builder.more()
         if not self._threads:
-            work = Work()
+            work = Progress()
             while self._queue.empty():
                 if not builder.turn(work) and self._queue.empty():
                     raise WorkerError(OVER)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..dataset.assemble import mark_all
-from ..dataset.collate import collate, own, places_of
+from ..dataset.collate import collate, places_of, ragged_fields
 from ..dataset.mixture import Mixture
 from ..dataset.stream import Stream
 from ..errors import OptionError
@@ -38,7 +38,7 @@ class Resident:
         _check(stream)
         self.device = device
         self._starts = np.cumsum(stream.counts) - stream.counts
-        self._ragged = own(stream.collate_fn) or ()
+        self._ragged = ragged_fields(stream.collate_fn) or ()
         self._fields = stream.item_fields
         self._columns: dict[int | str, _Column] | None = None
         self._tuple = True  # what batches are: tuples, or dicts
@@ -214,7 +214,7 @@ def _check(stream: Stream) -> None:
             "give one that does not, CenterCrop(size) or decode='numpy', and crop and flip whole "
             "batches behind the loader; or leave resident out"
         )
-    if own(stream.collate_fn) is None:
+    if ragged_fields(stream.collate_fn) is None:
         raise OptionError("resident gathers the batches itself: leave collate_fn out")
 
 

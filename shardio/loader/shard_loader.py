@@ -30,7 +30,7 @@ from ..dataset.iteration import Iteration, Source
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
-from ..order.options import Options, answered
+from ..order.options import Options, refuse_options
 from ..order.partition import Partition
 from ..units import check_int, show_count, show_size
 from . import device as devices
@@ -90,7 +90,7 @@ class ShardLoader:
     that names the record and holds its traceback.
     """
 
-    @answered("ShardLoader", _OTHERS)
+    @refuse_options("ShardLoader", _OTHERS)
     def __init__(
         self,
         dataset: Stream,

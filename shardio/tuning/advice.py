@@ -29,6 +29,11 @@ _LARGE_INDEX: Final = 1 << 30  # bytes of indexes in one process that are worth 
 _OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tune.TOLERATED
 _LOOKED: Final = 64  # batches that a mixture is judged by
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
+_GIVEN: Final = {  # options that are given in an object
+    "canonical_workers": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
+    "unit": "order=shardio.Order(unit={})",
+    "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
+}
 _REPACK: Final = "pack again with a {} --shard-size"
 
 
@@ -67,9 +72,8 @@ def advice_text(warnings: Sequence[Advice]) -> str:
 def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
     """Advise to set one option. more: what to say after it."""
     [(name, value)] = change.items()
-    mend = f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
-    if name == "canonical_workers":
-        mend += ", in new runs (it is part of the order)"
+    given = f'"{value}"' if isinstance(value, str) else value
+    mend = _GIVEN.get(name, f"{name}={{}}").format(given)
     return Advice(code, what, mend + more, change)
 
 
@@ -197,7 +201,7 @@ def _in_class_order(job: Job) -> bool:
 
 def _order(job: Job) -> Iterator[Advice]:
     """Look at spans and windows."""
-    epoch, spans, unit = job.epoch, job.epoch.canonical_workers, job.epoch.unit
+    epoch, spans, unit = job.epoch, job.epoch.spans, job.epoch.unit
     if spans < job.consumers and job.shuffle_buffer != 1:
         sharers = job.reads.sharers
         what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
@@ -275,9 +279,9 @@ def _left_out(job: Job) -> Iterator[Advice]:
     if needed << 20 <= job.available_bytes / 2:
         yield _set("windows_left_out", what, buffer_bytes=f"{needed}MiB")
     elif least:
-        yield _set("windows_left_out", what, shuffle_buffer=least * job.epoch.canonical_workers)
+        yield _set("windows_left_out", what, shuffle_buffer=least * job.epoch.spans)
     else:
-        mend = f'buffer_bytes="{needed}MiB", on machines with more memory'
+        mend = f'storage=shardio.Storage(buffer_bytes="{needed}MiB"), on machines with more memory'
         yield Advice("windows_left_out", what, mend)
 
 
@@ -301,7 +305,7 @@ def _memory(job: Job) -> Iterator[Advice]:
     buffer = int(KEPT * available / (job.record_bytes + here * ORDER_BYTES))
     if epoch.shuffles_all:
         buffer = min(SHUFFLE_BUFFER, buffer)
-    if what and buffer >= epoch.canonical_workers:  # a window is one record at least
+    if what and buffer >= epoch.spans:  # a window is one record at least
         yield _set("buffer_memory", what, shuffle_buffer=buffer)
     index = job.memory.index_bytes
     if index > _LARGE_INDEX or index * here > available / 4:
@@ -315,7 +319,7 @@ def _memory(job: Job) -> Iterator[Advice]:
 def _files(job: Job) -> Iterator[Advice]:
     """Look at shards that are opened again and again."""
     needed, limit = job.files_needed, job.files_limit
-    spans, touched = job.epoch.canonical_workers, job.share.touched
+    spans, touched = job.epoch.spans, job.share.touched
     if needed <= limit:
         return
     code = "files_reopened"
@@ -358,6 +362,6 @@ def _row_groups(job: Job) -> Iterator[Advice]:
     mend, change = "pack it: `shardio pack DIR OUT`", {}
     window = int((limit / size / touched - 1) * rows / 2) if waits else 0
     if window >= epoch.unit:
-        change = {"shuffle_buffer": window * epoch.canonical_workers}
+        change = {"shuffle_buffer": window * epoch.spans}
         mend += f", or shuffle_buffer={change['shuffle_buffer']}"
     yield Advice("row_groups", what, mend, change)

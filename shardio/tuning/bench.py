@@ -31,6 +31,7 @@ from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
 from ..storage.local import LocalStorage, memory_available
 from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
@@ -204,7 +205,7 @@ def _plan(
     load = machine.load()
     batch_size = check_int("batch_size", batch_size)
     size = None if size is None else check_int("size", size)
-    found = sequence.open(path, decode=None, root=root)
+    found = sequence.open(path, decode=None, storage=Storage(root=root))
     if not len(found):
         raise OptionError(f"{printable(os.fsdecode(path), 4096)}: there are no records to measure")
     fields, manifest = _fields(found), found.manifest
@@ -495,7 +496,8 @@ def _call(found: Bench, best: Row) -> str:
     """Write lines of Python that read so."""
     names, options = ["ShardDataset"], [f"batch_size={found.batch_size}"]
     if found.root is not None:
-        options.append(f"root={quoted(found.root)}")
+        options.append(f"storage=Storage(root={quoted(found.root)})")
+        names.append("Storage")
     if found.fields is not None:
         fields = ", ".join(json.dumps(name) for name in found.fields)
         options.append(f"fields=({fields}{',' * (len(found.fields) == 1)})")

@@ -34,6 +34,7 @@ from ..dataset import sequence
 from ..errors import OptionError, StorageError, printable
 from ..order.options import SHUFFLE_BUFFER
 from ..storage.local import memory_available
+from ..storage.options import Storage
 
 if TYPE_CHECKING:
     import torch
@@ -279,10 +280,14 @@ def _error(error: Exception) -> bytes:
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
     """Return the size that images are to be cropped to, by the first ones."""
     field = request["fields"][0]
-    found = sequence.open(request["path"], fields=(field,), root=request["root"])
+    found = sequence.open(request["path"], fields=(field,), storage=_storage(request))
     sides = [image.size for (image,) in found[:8] if image is not None]
     small = sides and max(max(side) for side in sides) < SMALL
     return {"size": min(min(side) for side in sides) if small else CROP}
+
+
+def _storage(request: dict[str, Any]) -> Storage:
+    return Storage(root=request["root"])
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
@@ -302,7 +307,7 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
         transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
         # A buffer that holds all of a part would read it in another way than the whole is read.
         shuffle_buffer=None if reads_all else min(SHUFFLE_BUFFER, records // 4),
-        root=request["root"],
+        storage=_storage(request),
     )
     return dataset if reads_all else dataset.select(range(records))
 

@@ -151,10 +151,10 @@ class Job:
             calls_per_record=calls_per_record
             or partial(buffering.calls_per_record, manifest, None),
         )
-        windows = min(epoch.canonical_workers * epoch.window, epoch.records)
+        windows = min(epoch.spans * epoch.window, epoch.records)
         self.window_bytes = math.ceil(windows * self.record_bytes)
         self.files_open = min(self.files_limit, self.shards)  # by a process, at most
-        self.free_consumers = free_consumers(epoch.canonical_workers, share.batch_units)
+        self.free_consumers = free_consumers(epoch.spans, share.batch_units)
         # Reading at random does no harm locally, and where the default does so.
         self.may_be_random = not is_network or shuffled_whole(self.records, self.record_bytes)
 
@@ -172,7 +172,7 @@ class Job:
     @cached_property
     def reads(self) -> WorkerReads:
         """Count what each consumer reads, or estimate it where counting would take seconds."""
-        spans = min(self.epoch.canonical_workers, self.epoch.units)
+        spans = min(self.epoch.spans, self.epoch.units)
         if self.records <= COUNTED and max(spans, self.consumers) <= _COUNTED_SPANS:
             return _count(self.share, self.manifest)
         return _estimate(self.share, self.shards, self.record_bytes)
@@ -204,12 +204,12 @@ class Job:
         return TailCounts(size - (rows - records - repeated), 0, repeated)
 
 
-def free_consumers(canonical_workers: int, batch_units: int) -> tuple[int, ...]:
+def free_consumers(spans: int, batch_units: int) -> tuple[int, ...]:
     """Return the values of num_workers x world_size with which no two read the same span."""
     return tuple(
         consumers
-        for consumers in divisors(canonical_workers)
-        if not shared_spans(canonical_workers, consumers, world_size=1, batch_units=batch_units)
+        for consumers in divisors(spans)
+        if not shared_spans(spans, consumers, world_size=1, batch_units=batch_units)
     )
 
 
@@ -229,10 +229,10 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
     batches = share.steps * ranks  # of all ranks; what comes behind them is dropped
     rows = [np.empty(0, np.int64)]  # of each row: consumer * shards + shard
     sharers = 1
-    for span in range(min(epoch.canonical_workers, epoch.units)):
+    for span in range(min(epoch.spans, epoch.units)):
         places = epoch.span_order(span).take(epoch.span_records(span))
         shard, _ = epoch.locate(epoch.position(span, places))
-        unit = np.arange(len(places)) // epoch.unit * epoch.canonical_workers + span
+        unit = np.arange(len(places)) // epoch.unit * epoch.spans + span
         batch = unit // units
         read = batch < batches
         consumer = batch[read] % consumers  # the worker (batch div ranks) mod W of rank batch mod R
@@ -265,7 +265,7 @@ def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
     else:  # as many as its spans have, or its pieces reach
         reach = 1 + epoch.window * shards / max(1, epoch.records)
         pieces = int(records.max()) / epoch.unit * reach
-        across = min(share.touched * (shards / epoch.canonical_workers + 1), pieces)
+        across = min(share.touched * (shards / epoch.spans + 1), pieces)
     return _reads(
         share,
         records,
@@ -319,7 +319,7 @@ def first_batch_bytes(share: Partition, mean_bytes: float, is_network: bool) -> 
     if plan.policy != "in_memory":
         return math.ceil(batch * mean_bytes)
     block = min(epoch.window * mean_bytes + plan.run, epoch.span_records(0) * mean_bytes)
-    spans = min(epoch.canonical_workers, max(1, epoch.units))
+    spans = min(epoch.spans, max(1, epoch.units))
     return math.ceil(min(share.batch_units, spans) * block)
 
 

@@ -109,7 +109,8 @@ def explain(
         options = given.resolve(reader.mean_bytes, records=reader.records)
         own: dict[str, Any] = {}
     else:
-        stream = check_dataset("explain", dataset, vars(given) | {"root": root})
+        asked = vars(given) | {"spans": None, "canonical_workers": canonical_workers}
+        stream = check_dataset("explain", dataset, asked | {"root": root})
         reader, options = stream.reader, stream.options
         world_size = stream.ranks()[1] if world_size is None else world_size
         calls = partial(buffering.calls_per_record, stream.manifest, stream.selection)
@@ -207,7 +208,7 @@ def _rows(job: Job) -> Iterator[tuple[str, str]]:
     yield "buffer", _buffer(job)
     if size is not None and not epoch.shuffles_all:
         why = "a divisor of batch_size" if epoch.unit == default_unit(size) else "as given"
-        spans = show_count(min(epoch.canonical_workers, size // epoch.unit), "span")
+        spans = show_count(min(epoch.spans, size // epoch.unit), "span")
         yield "unit", f"{epoch.unit:,}, {why}; a batch mixes {spans}"
     yield "spans", f"{reads.spans:,} a {one}, {_sharing(job)}"
     about = "" if reads.is_exact else "about "
@@ -230,7 +231,7 @@ def _state(job: Job) -> dict[str, Any]:
         "shuffle_buffer": job.shuffle_buffer,
         "seed": job.options.seed,
         "tail": job.options.tail,
-        "canonical_workers": job.epoch.canonical_workers,
+        "canonical_workers": job.epoch.spans,
         "unit": job.epoch.unit,
     }
 
@@ -294,9 +295,9 @@ def _buffer(job: Job) -> str:
     if (epoch.shuffle_buffer or 0) <= 1:
         return "none: every epoch comes in the order of the index"
     # The longest span, and the shortest of those that have records.
-    last = min(epoch.canonical_workers, max(1, epoch.units)) - 1
+    last = min(epoch.spans, max(1, epoch.units)) - 1
     least, most = epoch.span_records(last) or epoch.span_records(0), epoch.span_records(0)
-    spans = show_count(min(epoch.canonical_workers, epoch.units), "span")
+    spans = show_count(min(epoch.spans, epoch.units), "span")
     return (
         f"{epoch.shuffle_buffer:,} records, {show_size(job.window_bytes)}: {epoch.window:,} in "
         f"each of {spans} of {show_range(least, most)}"

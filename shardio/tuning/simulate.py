@@ -85,7 +85,7 @@ class Simulation:
             self.counts,
             seed=self.seed,
             epoch=number,
-            canonical_workers=self.canonical_workers,
+            spans=self.canonical_workers,
             unit=unit,
             shuffle_buffer=buffer,
         )
@@ -156,7 +156,7 @@ def _layout(epoch: Epoch) -> Int64s:
 
 def _spans(epoch: Epoch) -> int:
     """Count the spans that units are dealt from: those that have any."""
-    return min(epoch.canonical_workers, max(1, epoch.units))
+    return min(epoch.spans, max(1, epoch.units))
 
 
 def virtual_positions(epoch: Epoch, first: int, stop: int) -> Int64s:

@@ -48,9 +48,10 @@ from ..dataset.decode import Decoder
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError
 from ..order.epoch import default_unit
-from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuffled_whole
+from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, SPANS, shuffled_whole
 from ..order.partition import Partition
 from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_int, check_size, quoted, show_count, show_size
 from .cost import cold_requests, divisors, first_batch_bytes
 from .explain import check_dataset
@@ -400,7 +401,7 @@ def tune(
     if isinstance(dataset, (str, os.PathLike)):
         if batch_size is None:
             raise OptionError("tune: give batch_size; the answer is for batches")
-        found = sequence.open(dataset, decode=None, root=root)
+        found = sequence.open(dataset, decode=None, storage=Storage(root=root))
         manifest, counts, labels = found.manifest, found.manifest.shard_records, labels_of(found)
         is_network = locate(dataset if root is None else root).is_network()
         path: str | None = os.fspath(dataset)
@@ -419,7 +420,7 @@ def tune(
         path = stream.path if selection is None else None
         options = {"seed": stream.seed}
         if stream.shuffle:
-            options["canonical_workers"] = stream.canonical_workers
+            options["canonical_workers"] = stream.options.spans
     return recommend(
         counts,
         labels,
@@ -455,7 +456,7 @@ def recommend(
     memory: int | str | None = None,
     units: bool = False,
     seed: int = 0,
-    canonical_workers: int = CANONICAL_WORKERS,
+    canonical_workers: int = SPANS,
     progress: Progress | None = None,
     path: str | None = "out/",
     root: str | None = None,
@@ -661,17 +662,20 @@ def _call(tuning: Tuning, path: str | None, root: str | None) -> str:
     """Write the constructor call to use; without a path, the options to change."""
     chosen, usual = tuning.least_bad, tuning.default
     options: dict[str, Any] = {}
+    order: dict[str, int] = {}
     if path is not None:
-        options = {} if root is None else {"root": quoted(root)}
+        options = {} if root is None else {"storage": f"Storage(root={quoted(root)})"}
         options["batch_size"] = tuning.batch_size
-        if tuning.canonical_workers != CANONICAL_WORKERS:
-            options["canonical_workers"] = tuning.canonical_workers
+        if tuning.canonical_workers != SPANS:
+            order["spans"] = tuning.canonical_workers
     if chosen is not None and usual is not None:
         buffer = chosen.shuffle_buffer
         if buffer != usual.shuffle_buffer:
             options["shuffle_buffer"] = '"all"' if buffer is None else f"{buffer:_}"
         if chosen.unit != usual.unit and buffer is not None:
-            options["unit"] = chosen.unit
+            order["unit"] = chosen.unit
+    if order:
+        options["order"] = f"Order({', '.join(f'{name}={n}' for name, n in order.items())})"
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     return call if path is None else f"ShardDataset({quoted(path)}, {call})"
 

@@ -713,7 +713,7 @@ def test_explain_warns_where_row_groups_are_decoded_again(
     index(tmp_path)
     group = manifest.load(locate(tmp_path)).options["row_group"]
     assert group["rows"] == 10 and 90_000 <= group["bytes"] < 91_000
-    few = {"canonical_workers": 2, "unit": 4}
+    few = {"spans": 2, "unit": 4}
     [told] = row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer=100, **few))
     assert "from about 22 row groups at once" in told.what  # 2 spans of 1 + 2 * 50 / 10
     assert "shardio pack DIR OUT" in told.mend
@@ -721,7 +721,7 @@ def test_explain_warns_where_row_groups_are_decoded_again(
     assert f"shuffle_buffer={fitting}" in told.mend and 8 <= fitting < 100
     assert not row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer=fitting, **few))
     assert not row_group_warnings(explained(tmp_path, 4 * 2_100_000, shuffle_buffer=100, **few))
-    [spans] = row_group_warnings(explained(tmp_path, 4 * 500_000, canonical_workers=16))
+    [spans] = row_group_warnings(explained(tmp_path, 4 * 500_000, spans=16))
     assert spans.change == {} and "40 row groups" in spans.what  # no window makes 16 spans fit
     assert row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer="all"))
     assert not row_group_warnings(explained(tmp_path, 4 * 4_000_000, shuffle_buffer="all"))

@@ -187,7 +187,7 @@ REAL: dict[str, dict[str, Any]] = {
 
 
 def stream(folder: Path, **options: Any) -> ShardDataset:
-    given = {"batch_size": BATCH, "shuffle_buffer": 30, "canonical_workers": 8} | options
+    given = {"batch_size": BATCH, "shuffle_buffer": 30, "spans": 8} | options
     return ShardDataset(folder, **of_order(given))
 
 
@@ -922,7 +922,7 @@ def test_options_of_a_loaded_state_reach_processes_that_run(packed: Packed) -> N
     with ShardLoader(dataset, num_workers=2) as loader:
         list(loader)
         pids = loader.explain().pids
-        given = {"canonical_workers": 8} | options
+        given = {"spans": 8} | options
         loader.load_state_dict(state)
         assert labels(loader) == expected_of(folder, 2, **given)[4:]
         loader.set_epoch(3)
@@ -2017,7 +2017,7 @@ def test_passes_that_follow_each_other_are_those_of_their_epochs(
     """Also of fewer batches than processes make ahead, guessed rightly or wrongly."""
     folder = packed([20, 13])
     for size in (4, 16, 64):
-        dataset = pictures(folder, batch_size=size, canonical_workers=4)
+        dataset = pictures(folder, batch_size=size, spans=4)
         with ShardLoader(dataset, num_workers=count, prefetch_factor=prefetch) as loader:
             for epoch in (0, 1, 2, 5, 5, 0):
                 loader.set_epoch(epoch)

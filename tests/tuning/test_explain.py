@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.naive_order import cases
-from support.small_datasets import make, simple
+from support.small_datasets import grouped, make, simple
 from support.trees import shardio_json
 
 from shardio.cli import main as cli
@@ -60,6 +60,8 @@ def told(made: Manifest, job: dict[str, Any] | None = None, **given: Any) -> Exp
     """Of a machine with much memory; `job`: keywords of Job."""
     mean = max(1.0, made.size / max(1, made.records))
     job = {"available_bytes": 1 << 50, "files_limit": 256} | (job or {})
+    if "canonical_workers" in given:  # as explain's keyword, and its advice, have it
+        given["spans"] = given.pop("canonical_workers")
     return explain_job(Job(made, RequestedOptions(**given).resolve(mean), **job))
 
 
@@ -130,7 +132,7 @@ def test_what_is_said_is_what_all_consumers_do(
         shuffle_buffer=buffer,
         seed=seed,
         tail=tail,
-        canonical_workers=spans,
+        spans=spans,
         unit=1 if units is None else unit,
     ).resolve(1.0)
     e = explain_job(Job(made, options, num_workers=workers, world_size=ranks, available_bytes=GiB))
@@ -205,7 +207,7 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
     total = 24
 
     def flat(ranks: int) -> list[tuple[int, int, int]]:
-        requested = RequestedOptions(batch_size=total // ranks, unit=3, canonical_workers=5)
+        requested = RequestedOptions(batch_size=total // ranks, unit=3, spans=5)
         chosen = requested.resolve(1.0)
         epoch = chosen.epoch(made.shard_records, 0)
         shares = [list(chosen.partition(epoch, rank=r, world_size=ranks)) for r in range(ranks)]
@@ -225,9 +227,7 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
 @given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 24))
 def test_nobody_shares_with_the_counts_that_are_named(spans, units, consumers):
     made = imagined([spans * consumers * units * 3])
-    options = RequestedOptions(
-        batch_size=units, unit=1, canonical_workers=spans, shuffle_buffer=2
-    ).resolve(1.0)
+    options = RequestedOptions(batch_size=units, unit=1, spans=spans, shuffle_buffer=2).resolve(1.0)
     touched = seen(made, options, 1, consumers).spans.values()
     assert (max(map(len, touched)) == 1) == (consumers in free_consumers(spans, units))
 
@@ -259,7 +259,7 @@ def test_the_policy_is_what_fetch_does(
     storage = locate(folder)
     assert storage.is_network() is network
     reader = Reader(storage, manifest.load(storage))
-    chosen = {"batch_size": 8, "unit": 4, "shuffle_buffer": 40, "canonical_workers": 4} | given
+    chosen = {"batch_size": 8, "unit": 4, "shuffle_buffer": 40, "spans": 4} | given
     options = RequestedOptions(**chosen).resolve(1.0)
     job = Job(
         reader.manifest,
@@ -327,9 +327,7 @@ def test_with_fewer_files_than_are_said_to_be_needed_shards_are_opened_again(
 ) -> None:
     counts = [40] * 30
     folder = packed(counts)
-    options = RequestedOptions(
-        batch_size=16, unit=4, canonical_workers=8, shuffle_buffer=400
-    ).resolve(1.0)
+    options = RequestedOptions(batch_size=16, unit=4, spans=8, shuffle_buffer=400).resolve(1.0)
 
     def opened(limit: int) -> tuple[int, Explanation]:
         storage = locate(folder)
@@ -773,7 +771,7 @@ def test_the_command_says_what_explain_says(
     )
     reader = Reader(locate(folder), manifest.load(locate(folder)))
     options = RequestedOptions(
-        batch_size=16, shuffle_buffer=200, unit=4, tail="drop", canonical_workers=4
+        batch_size=16, shuffle_buffer=200, unit=4, tail="drop", spans=4
     ).resolve(reader.mean_bytes)
     asked = Job(reader.manifest, options, num_workers=2, world_size=2, local_world_size=1)
     e = explain_job(asked)
@@ -814,7 +812,7 @@ def test_a_path_is_explained_as_a_dataset_of_the_same_options(tmp_path: Path) ->
     folder = make(tmp_path / "data", [40, 0, 60])
     options: dict[str, Any] = {"batch_size": 8, "tail": "drop", "shuffle_buffer": 20, "unit": 4}
     there = explain(folder, num_workers=3, world_size=2, **options)
-    dataset = ShardDataset(folder, **options)
+    dataset = ShardDataset(folder, **grouped(options))
     here = explain(dataset, num_workers=3, world_size=2)
     memory = replace(there.memory, available_bytes=here.memory.available_bytes)
     assert replace(there, memory=memory) == here

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_datasets import flip, make, shard_files
 
-from shardio import ShardDataset
+from shardio import Order, ShardDataset
 from shardio.dataset import sequence
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.reader import Reader
@@ -97,7 +97,7 @@ epochs = st.builds(
     st.lists(st.integers(0, 60), min_size=1, max_size=8).map(np.array),
     seed=st.integers(0, 3),
     epoch=st.integers(0, 3),
-    canonical_workers=st.integers(1, 9),
+    spans=st.integers(1, 9),
     unit=st.integers(1, 5),
     shuffle_buffer=st.none() | st.integers(0, 300),
 )
@@ -107,7 +107,7 @@ epochs = st.builds(
 @given(epochs, st.integers(1, 3))
 def test_the_order_simulated_is_the_order_that_is_read(epoch: Epoch, units: int) -> None:
     expected = drawn(epoch, units * epoch.unit)
-    each = min(epoch.canonical_workers, max(1, epoch.units)) * epoch.unit
+    each = min(epoch.spans, max(1, epoch.units)) * epoch.unit
     rounds = -(-epoch.records // each)
     assert virtual_positions(epoch, 0, rounds).tolist() == expected.tolist()
     for first, stop in pairwise((0, rounds // 3, rounds // 2, rounds)):  # and any part of it
@@ -127,9 +127,7 @@ def test_where_a_record_comes_is_the_inverse_of_the_order(epoch: Epoch, random: 
 def test_where_a_record_comes_is_found_far_apart_without_drawing_all_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    epoch = Epoch(
-        np.array([400_000]), seed=1, epoch=1, canonical_workers=2, unit=4, shuffle_buffer=200
-    )
+    epoch = Epoch(np.array([400_000]), seed=1, epoch=1, spans=2, unit=4, shuffle_buffer=200)
     expected = np.empty(epoch.records, np.int64)
     expected[drawn(epoch, 64)] = np.arange(epoch.records)
     taken = []
@@ -150,13 +148,11 @@ def naive(labels: np.ndarray, batch: int, buffer: int | None, unit: int) -> tupl
     starts = np.cumsum(SMALL) - SMALL
     flat, still = [], []
     for number in range(simulate.PASSES + 1):
-        epoch = Epoch(
-            SMALL, seed=3, epoch=number, canonical_workers=4, unit=unit, shuffle_buffer=buffer
-        )
+        epoch = Epoch(SMALL, seed=3, epoch=number, spans=4, unit=unit, shuffle_buffer=buffer)
         shards, records = epoch.locate(drawn(epoch, batch))
         flat.append((starts[shards] + records).tolist())
         # The epoch without a shuffle: shards in the order of that epoch, but for "all".
-        one = Epoch(SMALL, seed=3, epoch=number, canonical_workers=4, unit=unit, shuffle_buffer=0)
+        one = Epoch(SMALL, seed=3, epoch=number, spans=4, unit=unit, shuffle_buffer=0)
         shards, records = one.locate(drawn(one, batch))
         if buffer is None:
             shards = np.zeros_like(shards)
@@ -589,10 +585,15 @@ def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, order
     call = ast.parse(some.call, mode="eval").body
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
     assert call.func.id == "ShardDataset"
-    named = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    given = {one.arg: one.value for one in call.keywords}
+    order = given.pop("order")
+    assert isinstance(order, ast.Call)
+    for one in order.keywords:
+        given[one.arg] = one.value
+    named = {name: ast.literal_eval(value) for name, value in given.items()}
     assert some.best is not None
     assert named["shuffle_buffer"] == some.best.shuffle_buffer
-    assert named.get("unit", 16) == some.best.unit and named["canonical_workers"] == 16
+    assert named.get("unit", 16) == some.best.unit and named["spans"] == 16
     part = recommend(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
     assert part.call == ""
 
@@ -658,7 +659,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
             reader.manifest.shard_records,
             seed=0,
             epoch=0,
-            canonical_workers=8,
+            spans=8,
             unit=unit,
             shuffle_buffer=buffer,
         )
@@ -676,7 +677,9 @@ def test_the_first_batch_is_estimated_as_it_is_read(
 def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
     """By its own options, of its own records."""
     folder = make(tmp_path / "data", [400] * 10)
-    dataset = ShardDataset(folder, batch_size=16, seed=3, canonical_workers=4, rank=0, world_size=2)
+    dataset = ShardDataset(
+        folder, batch_size=16, seed=3, order=Order(spans=4), rank=0, world_size=2
+    )
     found = tune(dataset, memory="1MB")
     assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
     assert found.best is not None and str(folder) in found.call
