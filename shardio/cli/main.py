@@ -443,7 +443,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ..tuning.explain import advice_text, explain
+    from ..tuning.advice import advice_text
+    from ..tuning.explain import explain
 
     found = explain(
         options.out,
@@ -479,7 +480,7 @@ def _answer(found: Tuning | Bench, options: argparse.Namespace) -> int:
     if options.json:
         _print_json(found.as_dict())
     else:
-        print(found.call if options.quiet else found.text())
+        print(found.call if options.quiet else found)
     if options.plot is not None:  # last: a file that cannot be written costs no answer
         from ..tuning import plot as plotting
 

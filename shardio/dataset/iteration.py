@@ -33,16 +33,16 @@ from .epoch_state import (
     starting_iterator,
     ticket,
 )
-from .protocol import EpochReader
+from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
 from .stateful import ITERATOR, STATE, check_state
 
-Source = Callable[[Partition], Iterator[Any]]
+Source = Callable[[Partition], BatchIterator]
 
 _END = object()
 
 
-class Iteration:
+class Iteration(BatchIterator):
     """Iterate over one epoch's items of one worker.
 
     It is an object, since a generator would read the epoch late.
@@ -58,6 +58,8 @@ class Iteration:
         self._here = info is None
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._work = Progress()
+        self._items: Iterator[Any]
+        self._batches: BatchIterator | None = None  # the items, where they are a source's
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
@@ -127,7 +129,7 @@ class Iteration:
         steps_of(share)
         self.stride = share.batch_units * share.world_size  # units of a global batch
         if self._source is not None:
-            self._items = self._source(share)
+            self._items = self._batches = self._source(share)
         else:
             reads = stream.read_batches(share, consumers(share.world_size, self._workers))
             assembler = Assembler(
@@ -139,9 +141,6 @@ class Iteration:
         self._last = done + left - left % self._drops  # batches when the last one is handed out
         if self.done == self._last:
             self._epochs.ended(self.number, self._worker)
-
-    def __iter__(self) -> Iteration:
-        return self
 
     def __next__(self) -> Any:
         if self._error is not None:
@@ -185,13 +184,13 @@ class Iteration:
 
     @property
     def batch_stats(self) -> Any:
-        """Return the figures of the batch handed out last, for shardio.watch; None: unknown."""
-        return getattr(self._items, "batch_stats", None)
+        """Return the figures of the batch handed out last, for shardio.watch; None: none."""
+        return None if self._batches is None else self._batches.batch_stats
 
     @property
     def blocked_s(self) -> float:
-        """Return the seconds for which the last next() waited for a device that is steps behind."""
-        return float(getattr(self._items, "blocked_s", 0.0))
+        """Return the seconds of the last next() in which a device was waited for."""
+        return 0.0 if self._batches is None else self._batches.blocked_s
 
     def state_dict(self) -> dict[str, Any]:
         """Tell StatefulDataLoader where this worker's iterator stands.

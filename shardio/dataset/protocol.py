@@ -3,8 +3,9 @@
     BatchReader   reads the batches of a consumer's share: what a loader process needs
     EpochReader   has an epoch, too, and ranks: what an iteration needs
     Component     one dataset of a mixture
+    BatchIterator tells how its batches came: what an iteration asks of a loader, and the meter
 
-ShardDataset is all three; a mixture is the first two.
+ShardDataset is the first three; a mixture is the first two.
 """
 
 from __future__ import annotations
@@ -121,3 +122,21 @@ class Component(Protocol):
 
         hands_out: as of the mixture, which hands the items out.
         """
+
+
+class BatchIterator(Iterator[Any]):
+    """Iterate over batches, and tell how the last one came, as far as that is known."""
+
+    @property
+    def batch_stats(self) -> Any:
+        """Return the figures of the batch handed out last, a loader's BatchStats; None: none."""
+        return None
+
+    @property
+    def blocked_s(self) -> float:
+        """Return the seconds of the last next() in which a device was waited for."""
+        return 0.0
+
+    def ready(self) -> bool | None:
+        """Return True if the next batch would come at once; None: it is not known."""
+        return None

@@ -188,9 +188,7 @@ def test_what_cannot_be_resident_is_refused(
     with pytest.raises(OptionError, match="say on which"):
         ShardLoader(dataset, resident="device")
     monkeypatch.setattr(module, "memory_available", lambda: 1000)
-    monkeypatch.setattr(
-        module._Column, "allocate", lambda self: pytest.fail("before it is checked")
-    )
+    monkeypatch.setattr(module._Column, "put", lambda *_: pytest.fail("before it is checked"))
     with pytest.raises(OptionError, match=r"101 decoded records take 14.2 KiB, and 1,000 B"):
         next(iter(ShardLoader(dataset, num_workers=0, threads=0, resident="ram")))
 
