@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from support import command_server
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 JPEG = b"\xff\xd8\xff\xe0"
 Tree = Mapping[str | bytes, bytes | None]  # key to content; None: an empty folder
@@ -106,9 +108,20 @@ def environment(**more: str) -> dict[str, str]:
 def shardio(
     *arguments: str | bytes | Path, code: int | None = 0, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """Run the command line; no outcome may be a traceback."""
-    options = {"text": True, "timeout": 60, "env": environment()} | options
-    done = subprocess.run(command(*arguments), capture_output=True, **options)
+    """Run the command line; no outcome may be a traceback.
+
+    With options of `subprocess.run`, but for `text`, it starts as a user's does; else see
+    command_server.
+    """
+    done: subprocess.CompletedProcess[Any]
+    if options.keys() <= {"text"}:
+        found, *said = command_server.run(arguments, environment())
+        if options.get("text", True):
+            said = [io.TextIOWrapper(io.BytesIO(one)).read() for one in said]
+        done = subprocess.CompletedProcess(arguments, found, *said)
+    else:
+        options = {"text": True, "timeout": 60, "env": environment()} | options
+        done = subprocess.run(command(*arguments), capture_output=True, **options)
     assert "Traceback" not in str(done.stderr), done.stderr
     if code is not None:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
