@@ -226,9 +226,9 @@ FORMATS: dict[str, Format] = {
 }
 
 
-# For what takes a second or more: our own two, and one that keeps what it read.
+# For what takes a second or more: our own two.
 FEW = [
-    pytest.param(name, marks=() if name in ("record", "lmdb", "parquet") else pytest.mark.slow)
+    pytest.param(name, marks=() if name in ("record", "lmdb") else pytest.mark.slow)
     for name in FORMATS
 ]
 

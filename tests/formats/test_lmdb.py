@@ -466,6 +466,7 @@ def test_one_file_may_be_open_many_times_and_in_lmdb_too(packed: Path, tmp_path:
             shard.close()
 
 
+@pytest.mark.slow  # as test_every_format.py has it, where children are smaller
 def test_killed_readers_leave_nothing(packed: Path) -> None:
     for _ in range(130):
         child = os.fork()
