@@ -44,7 +44,7 @@ from ..errors import DamageError, VersionError
 from ..storage.base import File
 from .base import Column, ShardInfo
 from .index import checksum
-from .record import BLOCK, FRAME, LARGE, RecordEncoder, RecordShard
+from .record import FRAME, RecordEncoder, RecordShard
 from .sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 
 PAGE = 4096  # written; the machine's own pages may be larger
@@ -325,20 +325,9 @@ class LmdbShard(RecordShard):
         bounds = zip(begins.tolist(), ends.tolist(), strict=True)
         return self._file.read(base, end - base), bounds
 
-    def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
-        runs = self._own_runs(start, stop)
-        return map(with_text_keys, runs) if text else runs
-
-    def _own_runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
-        offsets = self._offsets
-        if offsets[stop] - offsets[start] >= (stop - start) * LARGE:
-            yield from super()._runs(start, stop)
-            return
-        while start < stop:
-            upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
-            upto = min(max(upto, start + 1), stop)
-            yield (self.read(start),) if self.sizes[start] > BLOCK else self._run(start, upto)
-            start = upto
+    def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
+        samples = self._run(start, stop)
+        yield with_text_keys(samples) if text else samples
 
     def _run(self, start: int, stop: int) -> Iterator[Sample]:
         """Do what Schema.decode_run does, for records that do not touch; joining costs 0.4 us."""
