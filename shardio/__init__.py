@@ -51,6 +51,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
+from .errors import BusyError as BusyError
+from .errors import CollateError as CollateError
+from .errors import DamageError as DamageError
+from .errors import DecodeError as DecodeError
+from .errors import DependencyError as DependencyError
+from .errors import EpochError as EpochError
+from .errors import ExistsError as ExistsError
+from .errors import NotPackedError as NotPackedError
+from .errors import OptionError as OptionError
+from .errors import RowError as RowError
+from .errors import SampleError as SampleError
+from .errors import ShardioError as ShardioError
+from .errors import SourceChangedError as SourceChangedError
+from .errors import SourceError as SourceError
+from .errors import StateError as StateError
+from .errors import StorageError as StorageError
+from .errors import VersionError as VersionError
+from .errors import WorkerError as WorkerError
 
 if sys.platform == "win32":
     raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
@@ -59,24 +77,6 @@ if TYPE_CHECKING:
     from .dataset.collate import collate
     from .dataset.sequence import open as open
     from .dataset.shard_dataset import ShardDataset
-    from .errors import BusyError as BusyError
-    from .errors import CollateError as CollateError
-    from .errors import DamageError as DamageError
-    from .errors import DecodeError as DecodeError
-    from .errors import DependencyError as DependencyError
-    from .errors import EpochError as EpochError
-    from .errors import ExistsError as ExistsError
-    from .errors import NotPackedError as NotPackedError
-    from .errors import OptionError as OptionError
-    from .errors import RowError as RowError
-    from .errors import SampleError as SampleError
-    from .errors import ShardioError as ShardioError
-    from .errors import SourceChangedError as SourceChangedError
-    from .errors import SourceError as SourceError
-    from .errors import StateError as StateError
-    from .errors import StorageError as StorageError
-    from .errors import VersionError as VersionError
-    from .errors import WorkerError as WorkerError
     from .images.transforms import CenterCrop, RandomResizedCrop
     from .loader.device import prefetch
     from .loader.normalize import normalize
@@ -93,31 +93,14 @@ if TYPE_CHECKING:
     from .tuning.meter import watch
     from .tuning.tune import tune
 
-# Each name and the module it lives in. No name is a module's: the module would replace it.
+# Names that load when they are used, and the module of each; no name is a module's, which would
+# replace it.
 _HOMES = {
-    "BusyError": "errors",
     "CenterCrop": "images.transforms",
-    "CollateError": "errors",
-    "DamageError": "errors",
-    "DecodeError": "errors",
-    "DependencyError": "errors",
-    "EpochError": "errors",
-    "ExistsError": "errors",
-    "NotPackedError": "errors",
-    "OptionError": "errors",
     "PerformanceWarning": "native",
     "RandomResizedCrop": "images.transforms",
-    "RowError": "errors",
-    "SampleError": "errors",
     "ShardDataset": "dataset.shard_dataset",
     "ShardLoader": "loader.shard_loader",
-    "ShardioError": "errors",
-    "SourceChangedError": "errors",
-    "SourceError": "errors",
-    "StateError": "errors",
-    "StorageError": "errors",
-    "VersionError": "errors",
-    "WorkerError": "errors",
     "Writer": "packing.writer",
     "bench": "tuning.bench",
     "collate": "dataset.collate",
@@ -168,4 +151,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(["__version__", *_HOMES])
+    return sorted(["__version__", *_HOMES, *(name for name in globals() if name.endswith("Error"))])

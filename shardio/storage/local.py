@@ -27,22 +27,9 @@ from ..units import show_size
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
 _HASHED = 1 << 20  # bytes that are read and hashed at a time
-_NETWORK = (  # types of file systems, without "fuse."
-    *(
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "ceph",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "afs",
-        "glusterfs",
-    ),
-    *("virtiofs", "davfs", "sshfs", "s3fs", "gcsfuse", "rclone", "juicefs", "goofys", "blobfuse2"),
+_NETWORK = re.compile(  # types of file systems, without "fuse."
+    "nfs4?|cifs|smb3|smbfs|9p|ceph|lustre|gpfs|beegfs|afs|glusterfs|virtiofs|davfs|sshfs|s3fs"
+    "|gcsfuse|rclone|juicefs|goofys|blobfuse2"
 )
 _COMPRESSING = ("btrfs", "zfs", "bcachefs")
 _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
@@ -69,15 +56,12 @@ class LocalStorage:
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
-        file = self.open(name)
-        try:
+        with contextlib.closing(self.open(name)) as file:
             if file.size > limit:
                 raise DamageError(
                     f"{file.name}: {file.size:,} bytes, more than {limit:,} can be right"
                 )
             return file.read(0, file.size)
-        finally:
-            file.close()
 
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""
@@ -86,7 +70,7 @@ class LocalStorage:
     def is_network(self) -> bool:
         """Return True if reads leave this machine."""
         if self._network is None:
-            self._network = _file_system(self.root) in _NETWORK
+            self._network = _NETWORK.fullmatch(_file_system(self.root)) is not None
         return self._network
 
 
@@ -186,6 +170,7 @@ class Draft:
     `descriptor` is raw: each `write` is one system call or more, so callers hand over large pieces.
     patched: its first bytes change when the others are known (`patch`); it is hashed after that,
     which reads it from the page cache.
+    At the end of a `with` it is discarded, unless it was committed.
     """
 
     __slots__ = ("_descriptor", "_hash", "_path", "_shown", "directory", "size")
@@ -202,6 +187,12 @@ class Draft:
                 os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
                 0o666,
             )
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes to the file. Raises StorageError."""
@@ -280,13 +271,9 @@ def is_temporary(name: str) -> bool:
 
 def write_file(directory: str, name: str, data: bytes, *, replace: bool = True) -> None:
     """Write a small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
-    draft = Draft(directory, name, token())
-    try:
+    with Draft(directory, name, token()) as draft:
         draft.write(data)
         draft.commit(name, replace=replace)
-    except BaseException:
-        draft.discard()
-        raise
 
 
 def make_directory(path: str) -> None:
