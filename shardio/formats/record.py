@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ import xxhash
 from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
-from .base import MAX_RECORDS, Column, Opening, ShardInfo
+from .base import MAX_RECORDS, Column, ShardInfo
 from .index import SCALARS, key_hash, pack_columns, take_columns
 from .index import checksum as _checksum
 from .sample import (
@@ -375,8 +375,8 @@ class RecordShard:
         return found
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
-        # chain: a generator that delegates to another costs each sample 40 ns
         """Yield records [start, stop) in storage order. text: with keys as str."""
+        # chain: a generator that delegates to another costs each sample 40 ns
         return chain.from_iterable(self._runs(start, stop, text))
 
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
@@ -399,8 +399,8 @@ class RecordShard:
 
     def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
         """Yield adjacent records [start, stop), of one read."""
-        block, seed = self._block(start, stop), self._seed + start
-        ends = self.sizes[start:stop].cumsum()
+        block, _, ends = self._block(start, stop)
+        seed = self._seed + start
         core = native.records()
         if core is not None and self._letters:
             letters = _TEXT_KEY + self._letters[1:] if text else self._letters
@@ -414,10 +414,12 @@ class RecordShard:
             block, ends.tolist(), seed, FRAME.unpack_from, _checksum, self._wrong, text
         )
 
-    def _block(self, start: int, stop: int) -> bytes:
-        """Return the bytes of records [start, stop), joined."""
-        begin = int(self._offsets[start])
-        return self._file.read(begin, int(self._offsets[stop]) - begin)
+    def _block(self, start: int, stop: int) -> tuple[bytes, Column, Column]:
+        """Read records [start, stop) at once; also return where each begins and ends there."""
+        begins = self._offsets[start:stop]
+        base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
+        begins = begins - base
+        return self._file.read(base, end - base), begins, begins + self.sizes[start:stop]
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
         """Raise the error for a record of a run, found by decoding it alone."""
@@ -426,9 +428,10 @@ class RecordShard:
 
     def hold(self, start: int, stop: int) -> list[bytes]:
         """Return records [start, stop) as bytes, unchecked, to be decoded later."""
-        block = self._block(start, stop)
-        bounds = [0, *self.sizes[start:stop].cumsum().tolist()]
-        return [block[a:b] for a, b in pairwise(bounds)]
+        if start == stop:
+            return []
+        block, begins, ends = self._block(start, stop)
+        return [block[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""
@@ -529,21 +532,6 @@ class RecordShard:
                     f"{self.name}: its {what} is {found}, but the manifest says {expected}. "
                     "The file is not the one that was packed"
                 )
-
-
-def open_packed(kind: type[RecordShard], opening: Opening, info: ShardInfo) -> RecordShard:
-    """Open a packed shard of a dataset, of one class.
-
-    Raises FileNotFoundError, StorageError, DamageError, VersionError.
-    """
-    file = opening.storage.open(info.name)
-    try:
-        shard = kind(file, info, opening.dataset_id, verify=opening.verify)
-        shard.check_fields(opening.schema)
-        return shard
-    except BaseException:
-        file.close()
-        raise
 
 
 def _shown(schema: Schema) -> str:
