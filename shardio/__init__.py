@@ -74,24 +74,26 @@ if sys.platform == "win32":
     raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
 
 if TYPE_CHECKING:
-    from .dataset.collate import collate
+    from .dataset.collate import collate as collate
     from .dataset.sequence import open as open
-    from .dataset.shard_dataset import ShardDataset
-    from .images.transforms import CenterCrop, RandomResizedCrop
-    from .loader.device import prefetch
-    from .loader.normalize import normalize
-    from .loader.shard_loader import ShardLoader
+    from .dataset.shard_dataset import ShardDataset as ShardDataset
+    from .images.transforms import CenterCrop as CenterCrop
+    from .images.transforms import RandomResizedCrop as RandomResizedCrop
+    from .loader.device import prefetch as prefetch
+    from .loader.normalize import normalize as normalize
+    from .loader.shard_loader import ShardLoader as ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
-    from .packing.export import export
-    from .packing.index import index
-    from .packing.pack import commit, pack
-    from .packing.unpack import unpack
-    from .packing.verify import verify
-    from .packing.writer import Writer
-    from .tuning.bench import bench
-    from .tuning.explain import explain
-    from .tuning.meter import watch
-    from .tuning.tune import tune
+    from .packing.export import export as export
+    from .packing.index import index as index
+    from .packing.pack import commit as commit
+    from .packing.pack import pack as pack
+    from .packing.unpack import unpack as unpack
+    from .packing.verify import verify as verify
+    from .packing.writer import Writer as Writer
+    from .tuning.bench import bench as bench
+    from .tuning.explain import explain as explain
+    from .tuning.meter import watch as watch
+    from .tuning.tune import tune as tune
 
 # Names that load when they are used, and the module of each; no name is a module's, which would
 # replace it.
@@ -119,27 +121,8 @@ _HOMES = {
 }
 
 # What help(shardio) describes, and `from shardio import *` gives: not `open`, which would replace
-# the builtin one, nor the errors, which nobody calls.
-__all__ = [
-    "CenterCrop",
-    "RandomResizedCrop",
-    "ShardDataset",
-    "ShardLoader",
-    "Writer",
-    "bench",
-    "collate",
-    "commit",
-    "explain",
-    "export",
-    "index",
-    "normalize",
-    "pack",
-    "prefetch",
-    "tune",
-    "unpack",
-    "verify",
-    "watch",
-]
+# the builtin one, nor what is raised, which nobody calls.
+__all__ = sorted(_HOMES.keys() - {"PerformanceWarning", "open"})
 
 
 def __getattr__(name: str) -> Any:
