@@ -130,9 +130,9 @@ class LocalFile:
                 os.posix_fadvise(self.descriptor, at, piece, os.POSIX_FADV_WILLNEED)
 
     def scattered(self) -> None:
+        """Say that reads will be in no order."""
         # The kernel takes a read behind cached pages for a sequential one and reads ahead. Where
         # pages are gone before use, that was 5.0 bytes read for each one used; so it is 2.0.
-        """Say that reads will be in no order."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -181,12 +181,9 @@ class Draft:
         self._shown = os.path.join(directory, name)  # the temporary name says nothing to users
         self._hash = None if patched else hashlib.sha256()
         self.size = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with _explained(self._shown, "create"):
-            self._descriptor = os.open(
-                self._path,
-                os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
-                0o666,
-            )
+            self._descriptor = os.open(self._path, flags, 0o666)
 
     def __enter__(self) -> Draft:
         return self
@@ -336,12 +333,8 @@ class RangeLock:
             ) from None
         try:
             if stop is None or stop > start:
-                fcntl.lockf(
-                    self._descriptor,
-                    fcntl.LOCK_EX | fcntl.LOCK_NB,
-                    0 if stop is None else stop - start,
-                    start,
-                )
+                length = 0 if stop is None else stop - start
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
             if os.fstat(self._descriptor).st_ino != os.stat(path).st_ino:
                 raise FileNotFoundError(path)  # replaced between open and lock
         except OSError as error:
