@@ -2,12 +2,17 @@
 
 Pack
     pack               Pack a folder of images, or another source.
+    SourceOptions      Choose what of a source is packed: pack(read=...).
+    ImageOptions       Choose how images are written into shards: pack(images=...).
+    PlanOptions        Choose which record goes to which shard: pack(plan=...).
     commit             Commit what the parts of a job array packed.
     Writer             Write samples of any origin, one by one, as a dataset.
     index              Make a dataset of files that another tool wrote, where they are.
 
 Train
     ShardDataset       Stream a dataset, shuffled, to DataLoader or ShardLoader.
+    Order              Choose the spans and units that its order is cut into.
+    Storage            Say where its data lies, and how far stored bytes are trusted.
     ShardLoader        Make batches ahead, in processes and threads: the fast path.
     RandomResizedCrop  Crop a random part of each image, for training.
     CenterCrop         Crop the centre of each image, for validation.
@@ -83,13 +88,18 @@ if TYPE_CHECKING:
     from .loader.normalize import normalize as normalize
     from .loader.shard_loader import ShardLoader as ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
+    from .order.options import Order as Order
     from .packing.export import export as export
     from .packing.index import index as index
+    from .packing.options import ImageOptions as ImageOptions
+    from .packing.options import PlanOptions as PlanOptions
+    from .packing.options import SourceOptions as SourceOptions
     from .packing.pack import commit as commit
     from .packing.pack import pack as pack
     from .packing.unpack import unpack as unpack
     from .packing.verify import verify as verify
     from .packing.writer import Writer as Writer
+    from .storage.options import Storage as Storage
     from .tuning.bench import bench as bench
     from .tuning.explain import explain as explain
     from .tuning.meter import watch as watch
@@ -99,10 +109,15 @@ if TYPE_CHECKING:
 # replace it.
 _HOMES = {
     "CenterCrop": "images.transforms",
+    "ImageOptions": "packing.options",
+    "Order": "order.options",
     "PerformanceWarning": "native",
+    "PlanOptions": "packing.options",
     "RandomResizedCrop": "images.transforms",
     "ShardDataset": "dataset.shard_dataset",
     "ShardLoader": "loader.shard_loader",
+    "SourceOptions": "packing.options",
+    "Storage": "storage.options",
     "Writer": "packing.writer",
     "bench": "tuning.bench",
     "collate": "dataset.collate",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..dataset.reader import Reader
     from ..dataset.sequence import ShardSequence
     from ..formats.manifest import Manifest
-    from ..packing.pack import Packed
+    from ..packing.packed import Packed
     from ..tuning.bench import Bench
     from ..tuning.tune import Tuning
 
@@ -145,33 +145,43 @@ def _drop_output() -> None:
 
 def _pack(options: argparse.Namespace) -> int:
     from ..order.subset import conditions
+    from ..packing.options import ImageOptions, PlanOptions, SourceOptions
     from ..packing.pack import pack
 
+    read = SourceOptions(
+        kind=options.source_kind,
+        root=options.root,
+        fields=_named(options.fields),
+        where=conditions(options.where) if options.where else None,
+        classes=options.classes,
+    )
+    images = ImageOptions(
+        encode=options.encode,
+        quality=options.quality,
+        jpeg_tiles=options.jpeg_tiles,
+        keep_original=options.keep_original,
+        max_pixels=options.max_pixels,
+    )
+    plan = PlanOptions(
+        shuffle=options.shuffle,
+        seed=options.seed,
+        max_records=options.max_records,
+        part=options.part,
+        restart=options.restart,
+    )
     with _progress("packing", options) as progress:
         done = pack(
             options.source,
             options.out,
             format=options.format,
             shard_size=options.shard_size,
-            max_records=options.max_records,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            from_=options.source_kind,
-            root=options.root,
-            fields=_named(options.fields),
-            where=conditions(options.where) if options.where else None,
-            jobs=options.jobs,
-            part=options.part,
-            splits=options.splits,
-            classes=options.classes,
             resize=options.resize,
-            quality=options.quality,
-            encode=options.encode,
-            jpeg_tiles=options.jpeg_tiles,
-            keep_original=options.keep_original,
-            max_pixels=options.max_pixels,
+            splits=options.splits,
+            read=read,
+            images=images,
+            plan=plan,
+            jobs=options.jobs,
             overwrite=options.overwrite,
-            restart=options.restart,
             on_error=options.on_error,
             dry_run=options.dry_run,
             progress=progress,
@@ -433,7 +443,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ..tuning.explain import advice_text, explain
+    from ..tuning.advice import advice_text
+    from ..tuning.explain import explain
 
     found = explain(
         options.out,
@@ -469,7 +480,7 @@ def _answer(found: Tuning | Bench, options: argparse.Namespace) -> int:
     if options.json:
         _print_json(found.as_dict())
     else:
-        print(found.call if options.quiet else found.text())
+        print(found.call if options.quiet else found)
     if options.plot is not None:  # last: a file that cannot be written costs no answer
         from ..tuning import plot as plotting
 
@@ -580,7 +591,7 @@ def _show_packed(done: Sequence[Packed], options: argparse.Namespace) -> int:
         _print_json({"dry_run": dry, "datasets": datasets})
     elif not options.quiet:
         for one in done:
-            print(one.text(skips))
+            print(one)
     rejected = any(one.rejected for one in done)
     return FAILED if rejected and dry and not skips else SKIPPED if rejected else DONE
 

@@ -19,15 +19,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.packing import grouped
 from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scene
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate, native
+from shardio import (
+    CenterCrop,
+    Order,
+    RandomResizedCrop,
+    ShardDataset,
+    ShardLoader,
+    collate,
+    native,
+)
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
-from shardio.dataset.decode import Work
+from shardio.dataset.decode import Progress
 from shardio.dataset.fetch import Fetch
+from shardio.dataset.ranks import Consumers
 from shardio.errors import (
     CollateError,
     DamageError,
@@ -42,9 +52,11 @@ from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
 from shardio.images import transforms
-from shardio.packing import build_shard as building
+from shardio.packing import build_shard
 from shardio.packing.export import export
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.options import ImageOptions, PlanOptions
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.storage.location import locate
@@ -57,7 +69,7 @@ def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path
 
 
 def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 5, "encode": "raw"} | options)
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 5, "encode": "raw"} | options))
     return done
 
 
@@ -143,14 +155,14 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     for part in ("2/2", "1/2"):
         pack_raw(source, tmp_path / "parts", part=part)
     commit(tmp_path / "parts", jobs=1)
-    real = building._build
+    real = build_shard._build
 
-    def dying(reader: Any, task: Any, add: Any) -> Any:
+    def dying(work: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             raise KeyboardInterrupt
-        return real(reader, task, add)
+        return real(work, task, add)
 
-    monkeypatch.setattr(building, "_build", dying)
+    monkeypatch.setattr(build_shard, "_build", dying)
     with pytest.raises(KeyboardInterrupt):
         pack_raw(source, tmp_path / "killed")
     monkeypatch.undo()
@@ -186,10 +198,10 @@ def test_the_options_say_it_and_another_encoding_is_another_dataset(tmp_path: Pa
     assert made.options["quality"] is None
     assert pack_raw(source, tmp_path / "out").already
     with pytest.raises(ExistsError, match="option encode: was 'raw', now not given"):
-        pack(source, tmp_path / "out", jobs=1, max_records=5)
+        pack(source, tmp_path / "out", jobs=1, plan=PlanOptions(max_records=5))
     with pytest.raises(ExistsError, match="option resize: was not given, now 4"):
         pack_raw(source, tmp_path / "out", resize=4)
-    [plain] = pack(source, tmp_path / "plain", jobs=1, max_records=5)
+    [plain] = pack(source, tmp_path / "plain", jobs=1, plan=PlanOptions(max_records=5))
     with pytest.raises(ExistsError, match="option encode: was not given, now 'raw'"):
         pack_raw(source, tmp_path / "plain")
     options = manifest.load(locate(tmp_path / "plain")).options
@@ -200,7 +212,7 @@ def test_splits_and_lmdb_take_raw_pixels_too(tmp_path: Path) -> None:
     source = tmp_path / "src"
     for split, size in (("train", 6), ("val", 9)):
         folder(source / split, 5, size, size)
-    done = pack(source, tmp_path / "out", jobs=1, encode="raw", format="lmdb")
+    done = pack(source, tmp_path / "out", jobs=1, format="lmdb", images=ImageOptions(encode="raw"))
     assert [(one.split, one.pixels) for one in done] == [("train", (6, 6)), ("val", (9, 9))]
     [one] = {s["image"].shape for s in sequences.open(tmp_path / "out/val", decode="numpy")}
     assert one == (9, 9, 3)
@@ -242,7 +254,7 @@ def test_options_that_make_no_sense_are_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        pack(folder(tmp_path / "src"), tmp_path / "out", jobs=1, **options)
+        pack(folder(tmp_path / "src"), tmp_path / "out", **grouped({"jobs": 1} | options))
     assert not (tmp_path / "out").exists()
 
 
@@ -258,7 +270,7 @@ def test_a_source_without_images_is_refused(tmp_path: Path, kind: str | None) ->
         classes=None,
     )
     with pytest.raises(OptionError, match=r"--encode raw: makes pixels of the field `image`"):
-        pack(tmp_path / "src", tmp_path / "out", jobs=1, encode="raw")
+        pack(tmp_path / "src", tmp_path / "out", jobs=1, images=ImageOptions(encode="raw"))
 
 
 def test_a_packed_dataset_can_be_packed_again_raw(tmp_path: Path) -> None:
@@ -318,7 +330,7 @@ def test_grouped_files_are_unpacked_as_ppm(tmp_path: Path) -> None:
     tree: dict[str | bytes, bytes | None] = {}
     for i in range(3):
         tree |= {f"{i}.png": encoded(scene(i)), f"{i}.txt": b"text %d" % i}
-    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", from_="files")
+    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", kind="files")
     unpack(tmp_path / "out", tmp_path / "back")
     back = content(tmp_path / "back")
     assert set(back) == {b"%d.%s" % (i, e) for i in range(3) for e in (b"ppm", b"txt")}
@@ -490,8 +502,8 @@ def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     for rows, again in zip(at_once, by_item, strict=True):
-        whole = data._whole(at_once, rows, empty)
-        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
+        whole = data._raw.batch(at_once, rows, empty)
+        items = [data._made(data.seed, 0, False, row, Progress()) for row in by_item.rows(again)]
         yield whole, collate(items), at_once.policy
 
 
@@ -505,8 +517,7 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=8,
-        unit=4,
-        canonical_workers=4,
+        order=Order(unit=4, spans=4),
         fields=("score", "image", "label", "good", "label"),
         decode="numpy",
         shuffle_buffer=buffer,
@@ -578,7 +589,7 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
         fetch = Fetch(fresh._reader, fresh.share_of(0))
         [rows] = fetch
         with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
-            fresh._whole(fetch, rows, empty)
+            fresh._raw.batch(fetch, rows, empty)
         with pytest.raises(DamageError) as ordinary:
             fresh._reader.shard(0).read(2)
         assert str(raised.value) == str(ordinary.value)
@@ -610,13 +621,13 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=6,
-        unit=1,
+        order=Order(unit=1),
         shuffle=False,
         fields=("image", "label", "score"),
         decode="numpy",
     )
     at_once = Fetch(data._reader, data.share_of(0))
-    made = [data._whole(at_once, rows, empty) for rows in at_once]
+    made = [data._raw.batch(at_once, rows, empty) for rows in at_once]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
         # And it comes nevertheless, or what makes the record unlike the others is said.
@@ -671,7 +682,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
         fetch = Fetch(data._reader, data.share_of(0))
         for rows in fetch:
-            data._whole(fetch, rows, empty)
+            data._raw.batch(fetch, rows, empty)
 
 
 @pytest.mark.parametrize(
@@ -693,10 +704,11 @@ def test_other_datasets_are_read_the_ordinary_way(tmp_path: Path, options: dict[
     raw_data(tmp_path / "out", [6])
     usual = {"batch_size": 6, "fields": ("image", "label"), "decode": "numpy"}
     data = ShardDataset(tmp_path / "out", **usual | options)
-    fetch = Fetch(data._reader, data.share_of(0))
-    assert all(data._whole(fetch, rows, empty) is None for rows in fetch)
+    pending = data.read_batches(data.share_of(0), Consumers(1, 1))
+    assert all(one.at_once is None or one.at_once(empty) is None for one in pending)
     data = ShardDataset(tmp_path / "out", **usual)
-    assert data._whole(fetch, next(iter(Fetch(data._reader, data.share_of(0)))), empty) is not None
+    [one] = data.read_batches(data.share_of(0), Consumers(1, 1))
+    assert one.at_once is not None and one.at_once(empty) is not None
 
 
 def test_no_memory_is_taken_for_pixels_that_are_not_there(tmp_path: Path) -> None:

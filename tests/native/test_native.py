@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.trees import environment, picture, plant
 
-from shardio import native, pack
+from shardio import ImageOptions, native, pack
 
 CORE = Path(__file__).resolve().parent.parent.parent / "shardio" / "native"
 core = native.core
@@ -107,7 +107,8 @@ def test_what_is_slower_without_the_core_is_said_once_in_a_process(tmp_path: Pat
     for kind in ("JPEG", "PNG"):
         tree = {f"c{i}/{i}.{kind}": picture(12, 12, kind) for i in range(4)}
         pack(plant(tmp_path / "src" / kind, tree), tmp_path / kind.lower(), jobs=1)
-    pack(tmp_path / "src" / "PNG", tmp_path / "raw", encode="raw", resize=12, jobs=1)
+    raw = ImageOptions(encode="raw")
+    pack(tmp_path / "src" / "PNG", tmp_path / "raw", images=raw, resize=12, jobs=1)
     calls = [f"ShardDataset({how}, batch_size=2, fields=('image', 'label'))" for how in SLOWER]
     found = subprocess.run(
         [sys.executable, "-c", ADVISED, *calls],

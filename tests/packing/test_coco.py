@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.packing import grouped
 from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import RandomResizedCrop, ShardDataset
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
-from shardio.packing import build_shard as building
-from shardio.packing import sources
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing import build_shard, sources
+from shardio.packing.options import SourceOptions
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, Wanted
 from shardio.packing.unpack import unpack
 
@@ -80,7 +82,7 @@ def records(found: Listing) -> dict[bytes, dict[str, Any]]:
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 3} | options)
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 3} | options))
     return done
 
 
@@ -197,7 +199,7 @@ def test_a_folder_of_it_is_refused_with_the_files_to_give(tmp_path: Path, given:
     write(tmp_path, {}, "annotations/captions_val2017.json")
     for kind in (None, "coco"):
         with pytest.raises(OptionError) as caught:
-            pack(tmp_path / given, tmp_path.parent / "out", from_=kind)
+            pack(tmp_path / given, tmp_path.parent / "out", read=SourceOptions(kind=kind))
         for name in ("instances_train2017.json", "captions_val2017.json"):
             assert f"annotations/{name}" in str(caught.value)
     plant(tmp_path / "images", {"annotations/x.jpg": JPEG, "annotations/y.json": b"{}"})
@@ -345,15 +347,15 @@ def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packing that died before its third shard."""
-    real = building._build
+    real = build_shard._build
 
-    def build(reader: Any, task: Any, add: Any) -> Any:
+    def build(work: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             raise KeyboardInterrupt
-        return real(reader, task, add)
+        return real(work, task, add)
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "_build", build)
+        patch.setattr(build_shard, "_build", build)
         with pytest.raises(KeyboardInterrupt):
             pack_one(source, out)
     assert len(shards(out)) == 2

@@ -26,10 +26,12 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.packing import pack as packing
 from shardio.packing.gc import gc
+from shardio.packing.options import PlanOptions
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
 from shardio.storage import local, lock
+from shardio.storage.location import locate
 
 
 def samples(count: int = 10) -> Iterator[dict[str, Any]]:
@@ -178,7 +180,7 @@ def test_equal_streams_under_equal_ids_give_equal_bytes(tmp_path: Path) -> None:
     for name, id in (("a", "x"), ("b", "x"), ("c", "y"), ("d", None), ("e", None)):
         write(tmp_path / name, id=id)
     assert content(tmp_path / "a") == content(tmp_path / "b")
-    ids = {manifest.load(sequences.locate(tmp_path / n)).dataset_id for n in "acde"}
+    ids = {manifest.load(locate(tmp_path / n)).dataset_id for n in "acde"}
     assert len(ids) == 4
 
 
@@ -334,7 +336,7 @@ def test_neither_splits_nor_an_unfinished_packing_are_touched(tmp_path: Path) ->
     with pytest.raises(ExistsError, match="splits"), Writer(tmp_path / "out", overwrite=True):
         pass
     source = plant(tmp_path / "src2", images())
-    packing.pack(source, tmp_path / "part", jobs=1, part=(1, 2), max_records=4)
+    packing.pack(source, tmp_path / "part", jobs=1, plan=PlanOptions(part=(1, 2), max_records=4))
     before = content(tmp_path / "part")
     with pytest.raises(ExistsError, match="unfinished"), Writer(tmp_path / "part", overwrite=True):
         pass

@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import OptionError, SourceChangedError, SourceError, printable
 from ...formats.sample import MAX_BODY, MAX_HEAD, MAX_KEY, Sample
 from ...names import KEY
-from ...order.subset import where as chosen
+from ...order.subset import select_where
 from ..process_pool import Progress
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -113,7 +113,7 @@ def select(
     """
     if not count:
         raise SourceError(f"{shown}: there is nothing in it that could be selected")
-    return chosen(where, column, np.array([0, count]), classes).numbers
+    return select_where(where, column, np.array([0, count]), classes).numbers
 
 
 def read_file(folder: int, path: bytes, size: int, mtime_ns: int) -> bytes:
