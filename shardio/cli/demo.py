@@ -161,10 +161,10 @@ def demo(
 
     folder      images, which are only read; default: some that are made, small and large
     out         keep the shards here, of all images; else a sample of a large folder is packed
-    batch_size  images in a batch
+    batch_size  images in a batch; default 64
     workers     processes of each loader; default: one a core, 8 at most
     size        pixels of the crops; default 224, and of small images less
-    seconds     the most that a pass takes; the rest of its images is not read
+    seconds     the most that a pass takes; default 6. The rest of its images is not read
     say         called with each paragraph of what was found, when it was found
 
     Raises OptionError, SourceError, ExistsError, StorageError and what packing raises.
