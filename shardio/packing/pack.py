@@ -48,7 +48,7 @@ from .journal import Problem
 from .plan import Plan
 from .reencode import Recoded, Recoding
 from .shard_writer import check_packed
-from .sources.field_names import described as fields_text
+from .sources.field_names import fields_text
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
@@ -257,8 +257,8 @@ def pack(
             "{'image': 'jpg'}"
         )
     source, out = os.fsencode(local_path(source)), local_path(out)
-    asked = sources.tell(
-        sources.Wanted(
+    asked = sources.detect_kind(
+        sources.SourceRequest(
             path=source,
             kind=from_,
             splits=_splits(splits),
@@ -292,7 +292,7 @@ def pack(
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
     recoding.check_tools(wanted)
-    names = sources.names(asked)
+    names = sources.split_names(asked)
     destination.check(out, source, names)
     folders = {name: manifest.split_folder(out, name) for name in names}
     for name, folder in folders.items():
@@ -300,7 +300,7 @@ def pack(
         if not overwrite:
             destination.refuse_other(folder, wanted | _of_split(name, names))
     numbering = None if classes is None else manifest.classes_of(local_path(classes))
-    listings = sources.find(asked)
+    listings = sources.list_records(asked)
     if numbering is not None:
         listings = {
             name: listing if listing.classes is None else sources.renumber(listing, numbering)

@@ -25,7 +25,7 @@ from ..images import jpeg_rewrite
 from ..images.resize import resize_short, square
 from ..names import KEY
 from ..storage import locate
-from .sources.base import Listing, Problem, Rejected, Wanted, listed
+from .sources.base import Listing, Problem, Rejected, SourceRequest, listed
 
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 ORIGINAL = "original"  # with keep_original, the field of a file's own bytes; None: `image` has them
@@ -274,7 +274,7 @@ def size(listing: Listing, wanted: Mapping[str, Any]) -> tuple[int, int]:
     )
 
 
-def with_originals(listing: Listing, asked: Wanted, split: str, keep: bool) -> Listing:
+def with_originals(listing: Listing, asked: SourceRequest, split: str, keep: bool) -> Listing:
     """With the field of the files' own bytes, where it is asked for, or the source has it.
 
     Raises OptionError where another field has its name.

@@ -17,7 +17,7 @@ from shardio.errors import OptionError, ShardioError, SourceChangedError, Source
 from shardio.packing import build_shard as building
 from shardio.packing import sources
 from shardio.packing.pack import Packed, commit, pack
-from shardio.packing.sources import Listing, Wanted
+from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 FILE = "annotations/instances_train2017.json"
@@ -64,9 +64,9 @@ def coco(root: Path, count: int = 12, folder: str = "train2017") -> Path:
 
 
 def listing(path: Path, **wanted: Any) -> Listing:
-    asked = sources.tell(Wanted(os.fsencode(path), **wanted))
+    asked = sources.detect_kind(SourceRequest(os.fsencode(path), **wanted))
     assert asked.kind == "coco"
-    found = sources.find(asked)
+    found = sources.list_records(asked)
     assert list(found) == [""]
     return found[""]
 
@@ -201,7 +201,9 @@ def test_a_folder_of_it_is_refused_with_the_files_to_give(tmp_path: Path, given:
         for name in ("instances_train2017.json", "captions_val2017.json"):
             assert f"annotations/{name}" in str(caught.value)
     plant(tmp_path / "images", {"annotations/x.jpg": JPEG, "annotations/y.json": b"{}"})
-    assert sources.tell(Wanted(os.fsencode(tmp_path / "images"))).kind == "imagefolder"
+    assert (
+        sources.detect_kind(SourceRequest(os.fsencode(tmp_path / "images"))).kind == "imagefolder"
+    )
 
 
 # --- what is wrong --------------------------------------------------------------------------------

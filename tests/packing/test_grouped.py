@@ -28,7 +28,7 @@ from shardio.packing import build_shard as building
 from shardio.packing import index as indexing
 from shardio.packing import sources
 from shardio.packing.pack import Packed, commit, pack
-from shardio.packing.sources import Listing, Wanted
+from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 
@@ -48,11 +48,11 @@ def grouped(count: int = 12) -> dict[str | bytes, bytes | None]:
 
 
 def told(root: Path, **wanted: Any) -> str | None:
-    return sources.tell(Wanted(os.fsencode(root), **wanted)).kind
+    return sources.detect_kind(SourceRequest(os.fsencode(root), **wanted)).kind
 
 
 def listings(root: Path, **wanted: Any) -> dict[str, Listing]:
-    return sources.find(Wanted(os.fsencode(root), **{"kind": "files"} | wanted))
+    return sources.list_records(SourceRequest(os.fsencode(root), **{"kind": "files"} | wanted))
 
 
 def listing(root: Path, **wanted: Any) -> Listing:

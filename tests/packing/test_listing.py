@@ -25,7 +25,7 @@ from shardio.errors import (
 )
 from shardio.packing import sources
 from shardio.packing.pack import Packed, commit, pack
-from shardio.packing.sources import Listing, Wanted, tables
+from shardio.packing.sources import Listing, SourceRequest, tables
 from shardio.packing.sources.listing import is_listing
 
 arrow = pytest.importorskip("pyarrow")
@@ -75,7 +75,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def listing(path: Path, **wanted: Any) -> Listing:
-    found = sources.find(sources.tell(Wanted(os.fsencode(path), **wanted)))
+    found = sources.list_records(sources.detect_kind(SourceRequest(os.fsencode(path), **wanted)))
     assert list(found) == [""]
     return found[""]
 

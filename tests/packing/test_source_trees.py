@@ -13,7 +13,7 @@ from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import index as indexing
 from shardio.packing import sources
 from shardio.packing.pack import pack
-from shardio.packing.sources import Listing, Wanted
+from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 Files = dict[str | bytes, bytes | None]
@@ -32,8 +32,8 @@ def dataset(image: str, mask: str, count: int = 3) -> Files:
     return found
 
 
-def wanted(root: Path, **options: Any) -> Wanted:
-    return sources.tell(Wanted(os.fsencode(root), **options))
+def wanted(root: Path, **options: Any) -> SourceRequest:
+    return sources.detect_kind(SourceRequest(os.fsencode(root), **options))
 
 
 def told(root: Path, **options: Any) -> str | None:
@@ -43,8 +43,8 @@ def told(root: Path, **options: Any) -> str | None:
 def listings(root: Path, **options: Any) -> dict[str, Listing]:
     asked = wanted(root, **options)
     assert asked.kind == "trees"
-    found = sources.find(asked)
-    assert list(found) == sources.names(asked)
+    found = sources.list_records(asked)
+    assert list(found) == sources.split_names(asked)
     return found
 
 

@@ -172,7 +172,8 @@ def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
     found = listing(root)
     assert found.classes == ("b", "c")
     assert reasons(found) == {b"a": "is a link to a folder that contains it"}
-    assert imagefolder.split_names(os.fsencode(root)) == [""]
+    request = sources.SourceRequest(os.fsencode(root), "imagefolder")
+    assert sources.split_names(request) == [""]
 
 
 def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:

@@ -27,25 +27,23 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
-from ...images.filetype import image_type
 from ...names import KEY
 from . import tables
 from .base import (
     Ints,
     Listing,
+    Listings,
     Problem,
     Read,
-    Rejected,
-    Wanted,
+    Source,
+    SourceRequest,
     check_key,
     check_some,
-    mtime,
-    opened_folder,
-    read_file,
+    renamed,
     select,
 )
 from .field_names import LABELS, PATHS, known, nameable
-from .imagefolder import no_image, twins, unfit
+from .files import check_image, mtime, opened_folder, read_file, twins, unfit
 from .tables import Column
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
@@ -54,7 +52,7 @@ _URL = re.compile(rb"\A([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MISSING = "there is no such file"
 
 
-class Rows:
+class Rows(Source):
     """The records of a listing. Fields are columns of all rows, of which `rows` are records."""
 
     def __init__(
@@ -94,16 +92,15 @@ class Files:
     mtimes: Ints
 
     def read(self, folder: int, place: int, row: int) -> bytes:
+        """Return the image of a row. Raises Rejected, SourceChangedError."""
         path, _ = _resolved(self.paths.get(row).encode())
         data = read_file(folder, path, int(self.sizes[place]), int(self.mtimes[place]))
-        if image_type(data) is None:
-            raise Rejected(no_image(data))
-        return data
+        return check_image(data)
 
 
 @dataclass
 class _Chosen:
-    """What the columns of a table are taken for, by their names."""
+    """The columns of a table by what they are taken for."""
 
     paths: str | None
     fields: dict[str, str] = field(default_factory=dict)  # our names and theirs, but for the image
@@ -112,7 +109,7 @@ class _Chosen:
 
 
 def is_listing(path: bytes) -> bool:
-    """Whether a file is one, by its name; a Parquet file with binary data is a dataset instead.
+    """Tell whether a file is one, by its name; Parquet with binary data is a dataset instead.
 
     Raises SourceError for a compressed listing; DamageError, DependencyError.
     """
@@ -124,26 +121,26 @@ def is_listing(path: bytes) -> bool:
     return found not in (".parquet", ".pq") or not tables.holds_bytes(path)
 
 
-def find(wanted: Wanted) -> dict[str, Listing]:
-    """The one dataset of a listing. Raises SourceError, OptionError, DamageError."""
-    table = tables.read(wanted.path)
+def list_records(request: SourceRequest) -> Listings:
+    """List the records of a listing. Raises SourceError, OptionError, DamageError."""
+    table = tables.read(request.path)
     if not table.rows:
-        raise SourceError(f"{wanted.shown}: there are no rows in it")
-    chosen = _choose(table, wanted)
+        raise SourceError(f"{request.shown}: there are no rows in it")
+    chosen = _choose(table, request)
     fields = {name: table.columns[theirs] for name, theirs in chosen.fields.items()}
     classes = None
     label = fields.get("label")
     if label is not None and label.kind == "str" and _has_some(label):
         fields["label"], classes = _classes(label)
     rows = np.arange(table.rows)
-    if wanted.where is not None:
-        rows = _selected(table, fields, classes, wanted)
+    if request.where is not None:
+        rows = _selected(table, fields, classes, request)
     paths = None if chosen.paths is None else table.columns[chosen.paths]
     if paths is None:
-        listing = _of_rows(fields, rows, chosen, wanted)
+        listing = _of_rows(fields, rows, chosen, request)
     else:
-        listing = _of_files(fields, paths, rows, chosen, wanted)
-    if wanted.where is None or "split" not in wanted.where:
+        listing = _of_files(fields, paths, rows, chosen, request)
+    if request.where is None or "split" not in request.where:
         listing.notes.extend(_splits(table, rows))
     return {"": replace(listing, classes=classes)}
 
@@ -151,50 +148,27 @@ def find(wanted: Wanted) -> dict[str, Listing]:
 # --- what columns are -----------------------------------------------------------------------------
 
 
-def _choose(table: tables.Table, wanted: Wanted) -> _Chosen:
-    """Raises OptionError, SourceError."""
-    columns, asked = table.columns, wanted.fields
-    _check_asked(columns, wanted)
+def _choose(table: tables.Table, request: SourceRequest) -> _Chosen:
+    """Decide what the columns are, by their names. Raises OptionError, SourceError."""
+    columns, asked = table.columns, request.fields
+    _check_asked(columns, request)
     free = {name: column for name, column in columns.items() if name not in asked.values()}
-    paths = asked.get("image") or known(
-        PATHS, [name for name, column in free.items() if column.kind == "str" and _has_some(column)]
-    )
-    if paths is not None and KEY in asked:
-        raise OptionError(
-            f"--fields {KEY}={printable(asked[KEY])}: records that are files, by column "
-            f"{printable(paths)!r}, have their paths as keys"
-        )
+    chosen = _Chosen(_choose_paths(columns, free, request))
+    key = _choose_key(table, chosen, request) if chosen.paths is None else None
     label = asked.get("label") or known(
         LABELS,
-        [n for n, column in free.items() if n != paths and column.kind in ("int", "float", "str")],
+        [
+            name
+            for name, column in free.items()
+            if name != chosen.paths and column.kind in ("int", "float", "str")
+        ],
     )
-    chosen = _Chosen(paths)
-    key = None
-    if paths is None:
-        if wanted.root is not None:
-            raise OptionError(
-                f"--root: {wanted.shown} has no column of paths, of a name such as path or "
-                f"filename; name it by --fields image=NAME. There are {_names(columns)}"
-            )
-        key = _choose_key(table, chosen, wanted)
     left_out = []
     for theirs in columns:
         ours = [n for n, source in asked.items() if source == theirs and n not in ("image", KEY)]
-        if not ours:
-            if theirs in (paths, key) or theirs in asked.values():
-                continue
+        if not ours and theirs not in (chosen.paths, key, *asked.values()):
             ours = ["label" if theirs == label else theirs]
-        for name in ours:
-            if name == KEY or not nameable(name):
-                left_out.append(theirs)
-            elif name in chosen.fields or (name == "image" and paths is not None):
-                raise OptionError(
-                    f"two fields would be called {name!r}: columns {printable(theirs)!r} and "
-                    f"{printable(chosen.fields.get(name, paths or ''))!r}; name both of them by "
-                    "--fields"
-                )
-            else:
-                chosen.fields[name] = theirs
+        left_out += [theirs for name in ours if not _add_field(chosen, name, theirs)]
     if left_out:
         chosen.notes.append(
             "columns whose names no field can have were left out: "
@@ -205,9 +179,46 @@ def _choose(table: tables.Table, wanted: Wanted) -> _Chosen:
     return chosen
 
 
-def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
-    """Raises OptionError."""
-    for name, theirs in wanted.fields.items():
+def _choose_paths(
+    columns: Mapping[str, Column], free: Mapping[str, Column], request: SourceRequest
+) -> str | None:
+    """Return the column of paths, if there is one. Raises OptionError.
+
+    free: the columns that no option names.
+    """
+    paths = request.fields.get("image") or known(
+        PATHS, [name for name, column in free.items() if column.kind == "str" and _has_some(column)]
+    )
+    if paths is None and request.root is not None:
+        raise OptionError(
+            f"--root: {request.shown} has no column of paths, of a name such as path or "
+            f"filename; name it by --fields image=NAME. There are {_names(columns)}"
+        )
+    if paths is not None and KEY in request.fields:
+        raise OptionError(
+            f"--fields {KEY}={printable(request.fields[KEY])}: records that are files, by column "
+            f"{printable(paths)!r}, have their paths as keys"
+        )
+    return paths
+
+
+def _add_field(chosen: _Chosen, name: str, theirs: str) -> bool:
+    """Make a column a field; return False if no field can have the name. Raises OptionError."""
+    if name == KEY or not nameable(name):
+        return False
+    if name in chosen.fields or (name == "image" and chosen.paths is not None):
+        raise OptionError(
+            f"two fields would be called {name!r}: columns {printable(theirs)!r} and "
+            f"{printable(chosen.fields.get(name, chosen.paths or ''))!r}; name both of them by "
+            "--fields"
+        )
+    chosen.fields[name] = theirs
+    return True
+
+
+def _check_asked(columns: Mapping[str, Column], request: SourceRequest) -> None:
+    """Raise OptionError for `--fields` that name no column, or no field."""
+    for name, theirs in request.fields.items():
         option = f"--fields {printable(name)}={printable(theirs)}"
         if theirs not in columns:
             raise OptionError(
@@ -222,9 +233,9 @@ def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
             )
 
 
-def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | None:
-    """Take keys from a column, if one has them. The column, if it is nothing but keys."""
-    asked = wanted.fields.get(KEY)
+def _choose_key(table: tables.Table, chosen: _Chosen, request: SourceRequest) -> str | None:
+    """Take keys from a column, if one has them; return it, if it is nothing but keys."""
+    asked = request.fields.get(KEY)
     there = [asked] if asked is not None else [name for name in _KEYS if name in table.columns]
     for name in there:
         keys, why = _keys_of(table.columns[name])
@@ -235,7 +246,7 @@ def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | N
             return name if asked is not None or name in _KEYS[:2] else None
         if asked is not None:
             raise SourceError(
-                f"{wanted.shown}: column {printable(name)!r} cannot be the keys: {why}"
+                f"{request.shown}: column {printable(name)!r} cannot be the keys: {why}"
             )
         chosen.notes.append(
             f"keys are the numbers of rows, and not the values of {printable(name)!r}: {why}"
@@ -244,7 +255,7 @@ def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | N
 
 
 def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
-    """The values of a column as keys; or why they are none."""
+    """Return the values of a column as keys; or why they are none."""
     if column.kind not in ("int", "str", "bytes"):
         return None, f"they are of kind {column.kind}"
     keys = []
@@ -263,7 +274,7 @@ def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
 
 
 def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
-    """Text to numbers of classes, and their names, in bytewise order."""
+    """Make text numbers of classes; return their names, too, in bytewise order."""
     rows = np.arange(len(column))
     seen: dict[bytes, int] = {}
     codes = np.fromiter(
@@ -285,10 +296,10 @@ def _selected(
     table: tables.Table,
     fields: Mapping[str, Column],
     classes: tuple[str, ...] | None,
-    wanted: Wanted,
+    request: SourceRequest,
 ) -> Ints:
-    """The rows that are wanted, by the columns as fields or by their own names."""
-    assert wanted.where is not None
+    """Return the rows that are asked for, by the columns as fields or by their own names."""
+    assert request.where is not None
     there = {**table.columns, **fields}
 
     def column(name: str) -> Any:
@@ -304,11 +315,11 @@ def _selected(
             )
         return found.array()
 
-    return select(wanted.where, column, table.rows, classes, wanted.shown)
+    return select(request.where, column, table.rows, classes, request.shown)
 
 
 def _splits(table: tables.Table, rows: Ints) -> list[str]:
-    """A note, where records of several splits are packed as one dataset."""
+    """Return a note, where records of several splits are packed as one dataset."""
     column = table.columns.get("split")
     if column is None or column.kind != "str":
         return []
@@ -324,8 +335,10 @@ def _splits(table: tables.Table, rows: Ints) -> list[str]:
 # --- records --------------------------------------------------------------------------------------
 
 
-def _of_rows(fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, wanted: Wanted) -> Listing:
-    """Each row a record."""
+def _of_rows(
+    fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, request: SourceRequest
+) -> Listing:
+    """List each row as a record."""
     if chosen.keys is None:
         keys = [b"%08d" % row for row in rows.tolist()]
     else:
@@ -336,17 +349,17 @@ def _of_rows(fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, wanted: 
     for column in fields.values():
         size = column.sizes()
         sizes += size if column.ends is None else size[rows]
-    return _listing(fields, rows, keys, None, sizes, chosen, wanted)
+    return _listing(fields, rows, keys, None, sizes, chosen, request)
 
 
 def _of_files(
-    fields: Mapping[str, Column], paths: Column, rows: Ints, chosen: _Chosen, wanted: Wanted
+    fields: Mapping[str, Column], paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
 ) -> Listing:
-    """Each file that a row names a record."""
-    root = os.path.dirname(os.path.abspath(wanted.path))
-    if wanted.root is not None:
-        root = os.path.abspath(os.fsencode(wanted.root))
-    keys, kept, odd, problems = _named(paths, rows, wanted)
+    """List each file that a row names as a record."""
+    root = os.path.dirname(os.path.abspath(request.path))
+    if request.root is not None:
+        root = os.path.abspath(os.fsencode(request.root))
+    keys, kept, odd, problems = _named(paths, rows, request)
     order = sorted(range(len(keys)), key=keys.__getitem__)
     sizes, mtimes, good = array("q"), array("q"), []
     before: bytes | None = None
@@ -372,7 +385,7 @@ def _of_files(
             f"{error.strerror}; --root names another"
         ) from None
     if keys and missing == len(keys):
-        raise SourceError(_nothing_there(problems, root, chosen, wanted))
+        raise SourceError(_nothing_there(problems, root, chosen, request))
     found = [keys[i] for i in good]
     kept_rows = np.array(kept, np.int64)[good]
     sized = np.array(sizes, np.int64), np.array(mtimes, np.int64)
@@ -387,16 +400,16 @@ def _of_files(
         sized = sized[0][again], sized[1][again]
     chosen.notes.extend(twins(found))
     files = Files(root, paths, *sized)
-    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, wanted)
+    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, request)
     listing = replace(listing, root=root, mtimes=files.mtimes, problems=sorted(problems))
-    check_some(listing, wanted.shown)
+    check_some(listing, request.shown)
     return listing
 
 
 def _named(
-    paths: Column, rows: Ints, wanted: Wanted
+    paths: Column, rows: Ints, request: SourceRequest
 ) -> tuple[list[bytes], array[int], bytearray, list[Problem]]:
-    """Keys, their rows, which of them are not the paths themselves; rows without a path."""
+    """Return keys, their rows, which of them are not the paths themselves; rows without a path."""
     keys: list[bytes] = []
     kept, odd = array("q"), bytearray()
     problems: list[Problem] = []
@@ -407,7 +420,7 @@ def _named(
         try:
             path, key = _resolved(bytes(text))
         except ValueError as error:
-            raise SourceError(f"{wanted.shown}: row {row}: {error}") from None
+            raise SourceError(f"{request.shown}: row {row}: {error}") from None
         keys.append(key)
         kept.append(row)
         odd.append(path != key)
@@ -421,17 +434,16 @@ def _listing(
     files: Files | None,
     sizes: Ints,
     chosen: _Chosen,
-    wanted: Wanted,
+    request: SourceRequest,
 ) -> Listing:
     kinds = [(name, column.kind) for name, column in fields.items()]
     theirs = chosen.fields if files is None else {"image": chosen.paths, **chosen.fields}
-    renamed = {name: source for name, source in theirs.items() if name != source}
     seal = hashlib.sha256()
     for name, column in fields.items():
         seal.update(name.encode() + b"\0")
         column.seal(seal, rows)
     return Listing(
-        root=os.path.dirname(os.path.abspath(wanted.path)),
+        root=os.path.dirname(os.path.abspath(request.path)),
         keys=keys,
         sizes=sizes,
         mtimes=np.zeros(len(rows), np.int64),
@@ -439,15 +451,12 @@ def _listing(
         fields=tuple(kinds if files is None else [("image", "image"), *kinds]),
         classes=None,
         notes=chosen.notes,
-        options={
-            "values": seal.hexdigest()[:32],
-            **({"fields": renamed} if renamed else {}),
-        },
+        options={"values": seal.hexdigest()[:32], **renamed(theirs)},
     )
 
 
 def _resolved(text: bytes) -> tuple[bytes, bytes]:
-    """A path as it is opened, and as a key. Raises ValueError for URLs of other places."""
+    """Return a path as it is opened, and as a key. Raises ValueError for URLs of other places."""
     if text[0] not in b"./" and b"/." not in text and b"//" not in text and text[-1:] != b"/":
         return text, text  # most are so, and this takes a tenth of what follows
     url = _URL.match(text)
@@ -463,7 +472,7 @@ def _resolved(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _stat(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
-    """What a path leads to, and why it can be no file of a record."""
+    """Return what a path leads to, and why it can be no file of a record."""
     try:
         status = os.stat(path, dir_fd=folder)
         return status, unfit(status)
@@ -479,7 +488,7 @@ def _stat(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
 
 
 def _unique(keys: list[bytes]) -> int:
-    """Number keys, in bytewise order, that are there again; how many these are."""
+    """Number keys, in bytewise order, that are there again; return how many these are."""
     taken: set[bytes] = set()
     order = list(keys)
     times, count = 1, 0
@@ -499,17 +508,19 @@ def _unique(keys: list[bytes]) -> int:
     return count
 
 
-def _nothing_there(problems: list[Problem], root: bytes, chosen: _Chosen, wanted: Wanted) -> str:
+def _nothing_there(
+    problems: list[Problem], root: bytes, chosen: _Chosen, request: SourceRequest
+) -> str:
     first = next(key for key, why in problems if why == _MISSING)
     column = chosen.paths or ""
     other = ""
-    if "image" not in wanted.fields:
+    if "image" not in request.fields:
         other = (
             f". If column {printable(column)!r} names no images, --fields "
             f"{printable(column)}={printable(column)} makes a field of it, as of others"
         )
     return (
-        f"{wanted.shown}: none of the files in column {printable(column)!r} is there, such as "
+        f"{request.shown}: none of the files in column {printable(column)!r} is there, such as "
         f"{printable(first)}, in {printable(root)}; --root says where they are{other}"
     )
 

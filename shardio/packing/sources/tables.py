@@ -70,6 +70,7 @@ class Column:
         return len(self.values) if self.ends is None else len(self.ends) - 1
 
     def get(self, row: int) -> Any:
+        """Return the value of a row."""
         if self.missing is not None and self.missing[row]:
             return None
         if self.ends is None:
@@ -77,20 +78,20 @@ class Column:
         return _DECODE[self.kind](self.values[self.ends[row] : self.ends[row + 1]])
 
     def decoded(self, rows: Ints) -> Iterator[Any]:
-        """The values of these rows."""
+        """Yield the values of these rows."""
         decode = _DECODE.get(self.kind)
         for value in self.raw(rows):
             yield value if value is None or decode is None else decode(value)
 
     def raw(self, rows: Ints) -> Iterator[Any]:
-        """The values of these rows: numbers, or the bytes of others; None where there is none."""
+        """Yield the values of these rows: numbers, or bytes of others; None where there is none."""
         for piece in _pieces(rows):
             found = self.values[piece].tolist() if self.ends is None else self._cut(piece)
             for value, empty in zip(found, self._missing(piece).tolist(), strict=True):
                 yield None if empty else value
 
     def array(self) -> Any:
-        """(rows,) as a selection takes it: numbers, or objects of text; masked where None."""
+        """Return (rows,) values to select by: numbers, or objects of text; masked where None."""
         values = self.values
         if self.ends is not None:
             values = np.empty(len(self), object)
@@ -98,7 +99,7 @@ class Column:
         return values if self.missing is None else np.ma.MaskedArray(values, self.missing)
 
     def sizes(self) -> Any:
-        """Bytes of each value: (rows,) int64, or one for all."""
+        """Return the bytes of each value: (rows,) int64, or one for all."""
         return 8 if self.ends is None else np.diff(self.ends)
 
     def seal(self, seal: Seal, rows: Ints) -> None:
@@ -125,12 +126,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """The columns of a table, and how many rows they have."""
+
     columns: dict[str, Column]  # in the order of the file
     rows: int
 
 
 def read(path: bytes) -> Table:
-    """The table in a file. Raises SourceError, DamageError, DependencyError."""
+    """Read the table in a file. Raises SourceError, DamageError, DependencyError."""
     shown, form = printable(path), ending(path)
     if form is None:
         raise SourceError(
@@ -146,7 +149,7 @@ def read(path: bytes) -> Table:
 
 
 def ending(path: bytes) -> str | None:
-    """The ending of a listing's name; None when it is of no listing.
+    """Return the ending of a listing's name; None when it is of no listing.
 
     Raises SourceError for one that is compressed, with the command that unpacks it.
     """
@@ -160,7 +163,7 @@ def ending(path: bytes) -> str | None:
 
 
 def holds_objects(path: bytes) -> bool:
-    """Whether a JSON file begins as an array does."""
+    """Tell whether a JSON file begins as an array does."""
     try:
         with open(path, "rb") as file:
             return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
@@ -169,7 +172,7 @@ def holds_objects(path: bytes) -> bool:
 
 
 def holds_bytes(path: bytes) -> bool:
-    """Whether a Parquet file has binary data. Raises DamageError, SourceError, DependencyError."""
+    """Tell whether a Parquet file has bytes. Raises DamageError, SourceError, DependencyError."""
     with _parquet_file(path) as file:
         return file.holds_bytes
 
@@ -218,6 +221,7 @@ class _Lines:
             self._file.close()
 
     def error(self, why: str, number: int | None = None) -> SourceError:
+        """Return the error to raise for a line; default: the one that was read last."""
         return SourceError(f"{self.shown}: line {number or self.number}: {why}")
 
 
@@ -279,7 +283,7 @@ def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
 
 
 def _check_header(lines: _Lines, names: list[str], delimiter: str) -> None:
-    """Raises SourceError."""
+    """Raise SourceError for a first line that does not name all columns."""
     if not names:
         raise SourceError(
             f"{lines.shown}: expected a first line with the names of columns; the file is empty"
@@ -303,7 +307,7 @@ def _check_header(lines: _Lines, names: list[str], delimiter: str) -> None:
 
 
 def _inferred(cells: _Cells) -> Column:
-    """A column of text cells, by what all of them look like."""
+    """Make a column of text cells, by what all of them look like."""
     looks: dict[str, Callable[[str], Any]] = {
         "bool": _BOOL.fullmatch,
         "int": _INT.fullmatch,
@@ -354,6 +358,7 @@ class _Growing:
         self._count = 0
 
     def add(self, row: Any, number: int) -> None:
+        """Add an object. number: of its line or row. Raises SourceError."""
         if type(row) is not dict:
             raise self._error(f"expected an object, found {_JSON_TYPES[type(row)]}", number)
         if not row.keys() <= self._columns.keys():
@@ -367,6 +372,7 @@ class _Growing:
             self.flush()
 
     def flush(self) -> None:
+        """Pack the rows that were added."""
         if not self._rows:
             return
         for name, column in self._columns.items():
@@ -391,6 +397,7 @@ class _Growing:
         self._numbers.clear()
 
     def table(self) -> Table:
+        """Return the table of all that was added."""
         self.flush()
         found: dict[str, Column] = {}
         for name in list(self._columns):
@@ -417,7 +424,7 @@ def _json_lines(path: bytes) -> Table:
 
 
 def _json(path: bytes) -> Table:
-    """An array of objects; or lines of them, under a name that does not say so."""
+    """Read an array of objects; or lines of them, under a name that does not say so."""
     if not holds_objects(path):
         return _json_lines(path)
     shown = printable(path)
@@ -533,7 +540,7 @@ class _Cells:
         self.types: set[str] = set()
 
     def add(self, values: Iterable[Any]) -> None:
-        """Raises ValueError, RecursionError for what cannot be kept."""
+        """Pack values. Raises ValueError, RecursionError for what cannot be kept."""
         values = list(values)
         self.types |= {kind.__name__ for kind in set(map(type, values))} - {"NoneType"}
         try:
@@ -571,7 +578,7 @@ def _is_large(value: int) -> bool:
 
 
 def _fitting(value: Any) -> Any:
-    """The same with integers beyond 64 bits as text."""
+    """Return the same with integers beyond 64 bits as text."""
     if type(value) is list:
         return [_fitting(one) for one in value]
     if type(value) is dict:
@@ -582,7 +589,7 @@ def _fitting(value: Any) -> Any:
 
 
 def _native(cells: _Cells, kind: str | None = None) -> Column:
-    """A column of values that have types; of this kind, or of the one that fits all."""
+    """Make a column of values that have types; of this kind, or of the one that fits all."""
     kind = kind or next(kind for kind, fitting in _FITTING if cells.types <= fitting)
     column = None
     if kind in ("int", "float", "bool"):
@@ -599,7 +606,7 @@ def _native(cells: _Cells, kind: str | None = None) -> Column:
 
 
 def _numbers(kind: str, pieces: Iterable[list[Any]]) -> Column | None:
-    """A column of numbers; None when no type of 64 bits holds all of them."""
+    """Make a column of numbers; None when no type of 64 bits holds all of them."""
     arrays: list[Any] = []
     masks = [np.zeros(0, np.bool_)]
     lowest = highest = 0
