@@ -21,15 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from .. import machine
-from .. import native as engine
+from .. import machine, native
 from ..dataset import sequence
 from ..errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
 from ..formats import manifest
-from ..images import decode as image
+from ..images import decode
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
 from ..packing.pack import pack
@@ -66,7 +65,7 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """ShardLoader's rate over that of the image folder."""
+        """The rate of ShardLoader over that of the image folder."""
         if not self.images_per_s:
             return None
         return self.images_per_s["shardloader"] / self.images_per_s["folder"]
@@ -124,7 +123,7 @@ class Demo:
     counted: str = ""  # whose requests were counted; "": none
 
     def next_steps(self, out: str | None) -> str:
-        """What to run next, and the lines of a training."""
+        """Return what to run next, and the lines of a training."""
         at = "OUT" if out is None else printable(out, 4096)
         tiles = " --jpeg-tiles" if self.parts[-1].tiles else ""
         pack = "" if out is not None else f"  shardio pack FOLDER {at}{tiles}\n"
@@ -139,7 +138,7 @@ class Demo:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the demo as plain JSON."""
         found = asdict(self)
         for part, shown in zip(self.parts, found["parts"], strict=True):
             for row, one in zip(part.rows, shown["rows"], strict=True):
@@ -178,13 +177,14 @@ def demo(
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for a pass")
     given = None if folder is None else _checked(os.fsdecode(folder), out)
     tell = say or (lambda text: None)
-    pil = image.engine()
+    pil = decode.engine()
     with _scratch() as scratch, Host() as host:
-        stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, out)
+        keeps = None if out is None else os.fsdecode(out)
+        stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, keeps)
         parts, damage, resumed = stage.show(given)
     return Demo(
         pil=f"{pil['name']} {pil['version']}",
-        core=engine.core is not None,
+        core=native.core is not None,
         batch_size=batch_size,
         workers=processes,
         cores=machine.cores(),
@@ -200,28 +200,23 @@ def demo(
 # --- what is shown --------------------------------------------------------------------------------
 
 
+@dataclass
 class _Stage:
     """One demo, from its images to its last paragraph."""
 
-    def __init__(
-        self,
-        scratch: str,
-        host: Host,
-        batch_size: int,
-        workers: int,
-        size: int | None,
-        seconds: float,
-        say: Say,
-        out: str | os.PathLike[str] | None,
-    ) -> None:
-        self.scratch, self.host, self.say = scratch, host, say
-        self.batch_size, self.workers, self.size = batch_size, workers, size
-        self.seconds = seconds
-        self.out = None if out is None else os.fsdecode(out)
-        self.counted = ""
-        self.refused = ""  # why reads are not held to a limit
+    scratch: str
+    host: Host
+    batch_size: int
+    workers: int
+    size: int | None
+    seconds: float
+    say: Say
+    out: str | None
+    counted: str = ""
+    refused: str = ""  # why reads are not held to a limit
 
     def show(self, given: str | None) -> tuple[list[Part], Damage | None, Resumed | None]:
+        """Pack and read all folders, and show what comes of damage and of a kill."""
         parts: list[Part] = []
         packed: list[_Packed] = []
         self.say(_heading(self.batch_size, self.workers))
@@ -239,7 +234,7 @@ class _Stage:
         return parts, damage, resumed
 
     def _sources(self, given: str | None) -> Iterator[tuple[str, str, bool | None]]:
-        """Folders, what they are called, and whether tiles suit them (None: to be looked at)."""
+        """Yield folders, their names, and whether tiles suit them (None: to be looked at)."""
         if given is not None:
             yield given, printable(given, 4096), None
             return
@@ -255,7 +250,7 @@ class _Stage:
 
     def _pack(self, source: str, name: str, tiles: bool | None) -> _Packed:
         out = os.path.join(self.scratch, f"{os.path.basename(source)}.shards")
-        listed, root, part = source, None, ""
+        listed, root, of_them = source, None, ""
         if self.out is not None:
             out = self.out
             if name.endswith("made for this"):
@@ -263,7 +258,7 @@ class _Stage:
         else:
             found = _listing(source)
             if found.left:
-                part = f", {found.count:,} of them"
+                of_them = f", {found.count:,} of them"
                 listed, root = os.path.join(self.scratch, "sample.csv"), source
                 found.write(listed)
         if tiles is None:
@@ -276,38 +271,37 @@ class _Stage:
         split = "train" if "train" in folders else next(iter(folders))
         if split:
             source, out = os.path.join(source, split), folders[split]
-        made = manifest.load(locate(out))
-        if not made.records:
+        dataset = manifest.load(locate(out))
+        if not dataset.records:
             raise SourceError(f"{printable(source, 4096)}: no image in it could be packed")
         first = sequence.open(out, fields=("image",))[0][0]
         os.sync()  # pages that are not written yet could not be dropped
-        skipped = sum(len(one.rejected) for one in (done,))
+        skipped = len(done.rejected)
         left = f"; {show_count(skipped, 'file')} left out" if skipped else ""
         flag = " --jpeg-tiles" if tiles else ""
-        apart = ""
+        elsewhere = ""
         if os.stat(source).st_dev != os.stat(out).st_dev:
-            apart = "\n  (The shards lie on another disk than the images: --out DIR says where.)"
-        records = min(made.records, MOST_IMAGES)
+            elsewhere = (
+                "\n  (The shards lie on another disk than the images: --out DIR says where.)"
+            )
+        files = f"{show_count(dataset.shards, 'file')} instead of {dataset.records:,}"
         self.say(
-            f"{name}: {show_count(made.records, 'image')}{part}, "
-            f"{show_size(made.size / made.records)} each{left}\n"
+            f"{name}: {show_count(dataset.records, 'image')}{of_them}, "
+            f"{show_size(dataset.size / dataset.records)} each{left}\n"
             f"  $ shardio pack FOLDER OUT{flag}\n"
-            f"  {seconds:.1f} s; {show_count(made.shards, 'file')} instead of {made.records:,}"
-            + apart
+            f"  {seconds:.1f} s; {files}{elsewhere}"
         )
-        return _Packed(
+        part = Part(
             name=name,
-            source=source,
-            out=out,
-            records=records,
-            mean_bytes=made.size / made.records,
+            images=min(dataset.records, MOST_IMAGES),
+            mean_bytes=dataset.size / dataset.records,
             sides=first.size,
             size=self.size or _crop(first.size),
             tiles=bool(tiles),
-            fields=("image", "label") if "label" in made.schema.names else ("image",),
-            shards=made.shards,
-            seconds=seconds,
+            shards=dataset.shards,
+            pack_seconds=seconds,
         )
+        return _Packed(part, source, out, "label" in dataset.schema.names)
 
     def _compare(self, packed: _Packed) -> Part:
         rows = [
@@ -319,17 +313,7 @@ class _Stage:
             rows.append(Row(limited, refused=rows[1].refused or self.refused))
         else:
             rows.append(self._row(packed, limited, cold=True, reads_per_s=READS_PER_S))
-        part = Part(
-            name=packed.name,
-            images=packed.records,
-            mean_bytes=packed.mean_bytes,
-            sides=packed.sides,
-            size=packed.size,
-            tiles=packed.tiles,
-            shards=packed.shards,
-            pack_seconds=packed.seconds,
-            rows=tuple(rows),
-        )
+        part = replace(packed.part, rows=tuple(rows))
         self.say(table(part))
         return part
 
@@ -360,7 +344,7 @@ class _Stage:
     def _group(
         self, path: str, reads_per_s: int | None, cold: bool
     ) -> Iterator[throttle.Group | None]:
-        """A control group where one can be made: without a limit it counts."""
+        """Make a control group where that can be: without a limit it counts."""
         if not cold or self.refused:
             yield None
             return
@@ -390,8 +374,8 @@ class _Stage:
             "out": packed.out,
             "source": packed.source,
             "records": packed.records,
-            "fields": packed.fields,
-            "size": packed.size,
+            "fields": ("image", "label") if packed.labels else ("image",),
+            "size": packed.part.size,
             "batch_size": self.batch_size,
             "workers": self.workers,
         } | more
@@ -441,22 +425,22 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Packed:
-    name: str
+    """A folder of images as it was packed: what is shown of it, and where it is."""
+
+    part: Part
     source: str
     out: str
-    records: int  # that are read
-    mean_bytes: float
-    sides: tuple[int, int]
-    size: int
-    tiles: bool
-    fields: tuple[str, ...]
-    shards: int
-    seconds: float
+    labels: bool  # whether images have them
+
+    @property
+    def records(self) -> int:
+        """The records that are read."""
+        return self.part.images
 
 
 def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
-    """A copy of a dataset, with one bit of one record flipped: all other files are links."""
-    made = manifest.load(locate(out))
+    """Copy a dataset, with one bit of one record flipped: all other files are links."""
+    dataset = manifest.load(locate(out))
     packed = sequence.open(out, decode=None)
     shard, record = packed._reader.locate(number)
     opened = packed._reader.shard(shard)
@@ -465,7 +449,7 @@ def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
     for name in os.listdir(out):
         if not os.path.isfile(os.path.join(out, name)):
             continue
-        if name == made.shard(shard).name:
+        if name == dataset.shard(shard).name:
             shutil.copyfile(os.path.join(out, name), os.path.join(copy, name))
             with open(os.path.join(copy, name), "r+b") as file:
                 file.seek(at)
@@ -494,9 +478,11 @@ class _Listing:
 
     @property
     def count(self) -> int:
+        """The number of images."""
         return len(self.rows)
 
     def write(self, path: str) -> None:
+        """Write them as a listing for `pack`."""
         classes = any(label for _, label in self.rows)
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -505,7 +491,7 @@ class _Listing:
 
 
 def _listing(folder: str) -> _Listing:
-    """As many images as a demo packs; nothing more of a large folder is looked at."""
+    """List as many images as a demo packs; nothing more of a large folder is looked at."""
     tops = sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
     groups = [(top, _images(os.path.join(folder, top))) for top in tops]
     if not tops:
@@ -538,7 +524,7 @@ def _images(folder: str) -> Iterator[str]:
 
 
 def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
-    """The folder to be packed: of splits, that of training."""
+    """Return the folder to be packed: of splits, that of training."""
     if not os.path.isdir(folder):
         problem = "not a folder" if os.path.exists(folder) else "no such folder"
         raise OptionError(f"{printable(folder, 4096)}: {problem}; give a folder of images")
@@ -558,14 +544,14 @@ def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
 
 
 def _large(folder: str) -> bool:
-    """Whether most of the first images are JPEGs so large that crops gain by tiles."""
+    """Tell whether most of the first images are JPEGs so large that crops gain by tiles."""
     jpegs = looked = 0
     for path in _images(folder):
         with open(path, "rb") as file:
             data = file.read()
         looked += 1
         try:
-            wide, high = image.decode(data).size
+            wide, high = decode.decode(data).size
         except DecodeError:
             continue
         jpegs += data.startswith(b"\xff\xd8\xff") and wide * high >= LARGE
@@ -575,7 +561,7 @@ def _large(folder: str) -> bool:
 
 
 def _crop(sides: tuple[int, int]) -> int:
-    """Pixels of the crops: as bench has it, and less than 224 where that were mostly enlarging."""
+    """Return the pixels of crops: as bench has it, but less where that were mostly enlarging."""
     return 224 if max(sides) >= 256 else min(112, min(sides))
 
 
@@ -595,7 +581,7 @@ def _check_room(source: str, out: str, size: int | None) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A temporary folder, on a disk where there is one: a RAM disk is never cold."""
+    """Give a temporary folder, on a disk where there is one: a RAM disk is never cold."""
     places = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     for place in places:
         try:
@@ -615,7 +601,7 @@ def _scratch() -> Iterator[str]:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """A kill (SIGTERM) becomes an exception meanwhile, so that the temporary folder goes."""
+    """Make a kill (SIGTERM) an exception meanwhile, so that the temporary folder goes."""
     try:
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     except ValueError:  # not the main thread
@@ -631,14 +617,13 @@ def _terminated() -> Iterator[None]:
 
 
 def _heading(batch_size: int, workers: int) -> str:
-    pil = image.engine()
-    engine_text = f"{pil['name']} {pil['version']}"
-    core = "built" if engine.core is not None else f"not built ({engine.missing})"
+    pil = decode.engine()
+    decoder = f"{pil['name']} {pil['version']}"
+    core = "built" if native.core is not None else f"not built ({native.missing})"
     lines = [
         f"Batches of {batch_size}, shuffled, decoded, cropped at random and mirrored; "
         f"{show_count(workers, 'worker')} each.",
-        f"  image folder   files, {engine_text}, torch's DataLoader: what one writes without a "
-        "library",
+        f"  image folder   files, {decoder}, torch's DataLoader: what one writes without a library",
         "  DataLoader     shards, in the same DataLoader",
         f"  ShardLoader    shards, as recommended; compiled core: {core}",
     ]
@@ -651,7 +636,7 @@ def _heading(batch_size: int, workers: int) -> str:
 
 
 def table(part: Part) -> str:
-    """A part's rows, for a terminal."""
+    """Return the rows of a part, for a terminal."""
     lines = [
         [f"images/s, {part.sides[0]} x {part.sides[1]} -> {part.size} px", "image folder",
          "DataLoader", "ShardLoader", "gain"],
@@ -676,7 +661,7 @@ def table(part: Part) -> str:
 
 
 def gain_text(gain: float | None) -> str:
-    """A ratio in words."""
+    """Return a ratio in words."""
     if gain is None:
         return ""
     if abs(gain - 1) <= EQUAL:
@@ -685,7 +670,7 @@ def gain_text(gain: float | None) -> str:
 
 
 def fewer_text(row: Row) -> str:
-    """How many times fewer reads ShardLoader asks of the disk than the image folder."""
+    """Return how many times fewer reads ShardLoader asks of the disk than the image folder."""
     if not {"folder", "shardloader"} <= set(row.requests):
         return ""
     fewer = row.requests["folder"] / max(1, row.requests["shardloader"])
@@ -693,6 +678,7 @@ def fewer_text(row: Row) -> str:
 
 
 def damage_text(damage: Damage) -> str:
+    """Return the paragraph on a flipped bit."""
     quoted = "\n".join(f"  > {line}" for line in damage.message.splitlines())
     file = f"an error: {damage.file_error}"
     if damage.file_error is None:
@@ -704,6 +690,7 @@ def damage_text(damage: Damage) -> str:
 
 
 def resumed_text(resumed: Resumed) -> str:
+    """Return the paragraph on a run that was killed."""
     before, after = resumed.workers
     verdict = "all equal, byte for byte" if resumed.equal else "NOT EQUAL"
     return (

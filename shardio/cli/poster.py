@@ -43,7 +43,7 @@ def save(found: Demo, path: str | os.PathLike[str]) -> None:
 
 
 def draw(found: Demo, kind: str) -> bytes:
-    """The content of such a file. HTML holds the picture as SVG."""
+    """Return the content of such a file. HTML holds the picture as SVG."""
     import matplotlib
 
     if kind == "html":
@@ -95,7 +95,7 @@ def _legend(figure: Figure, y: float) -> None:
 
 
 def _bars(axes: Axes, part: Part) -> None:
-    """Three bars for each place that the images lie at; ShardLoader's with its gain."""
+    """Draw three bars for each place that the images lie at; ShardLoader's with its gain."""
     _bare(axes)
     wide, high = part.sides
     axes.set_title(
@@ -131,7 +131,7 @@ def _bars(axes: Axes, part: Part) -> None:
 
 
 def _dots(axes: Axes, part: Part) -> None:
-    """A dot for each read of the disk: a field of them for files, and one for shards."""
+    """Draw a dot for each read of the disk: a field of them for files, and one for shards."""
     _bare(axes)
     counted = [row.requests for row in part.rows if {"folder", "shardloader"} <= set(row.requests)]
     axes.set_title(
@@ -183,7 +183,7 @@ def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> N
 
 
 def _resumed(axes: Axes, found: Demo) -> None:
-    """A square for each batch: of the run that was killed, and of the one that went on."""
+    """Draw a square for each batch: of the run that was killed, and of the one that went on."""
     _bare(axes, title="a run is killed, and goes on: the batches")
     run = found.resumed
     if run is None:
@@ -203,7 +203,7 @@ def _resumed(axes: Axes, found: Demo) -> None:
 
 
 def _bare(axes: Axes, title: str = "") -> None:
-    """Without a frame and ticks."""
+    """Leave out frame and ticks."""
     for side in axes.spines.values():
         side.set_visible(False)
     axes.set_xticks([])
@@ -215,7 +215,7 @@ def _bare(axes: Axes, title: str = "") -> None:
 
 
 def _place(row: Row) -> str:
-    """On two lines, where that is long."""
+    """Return where the images lie, on two lines where that is long."""
     return row.name.replace("on a disk of ", "on a disk of\n")
 
 

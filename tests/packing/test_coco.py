@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.conformance import FileSourceConformance
 from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import RandomResizedCrop, ShardDataset
@@ -16,7 +17,7 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
 from shardio.packing import build_shard as building
 from shardio.packing import sources
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.pack import Packed, pack
 from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
@@ -332,17 +333,17 @@ def test_annotations_that_no_record_holds_leave_out_their_image(tmp_path: Path) 
     assert key == "over.jpg" and "1,048,577 bytes" in why and "1,048,576" in why
 
 
-# --- the same bytes, resumed, or another plan -----------------------------------------------------
+# --- resumed, or another plan ---------------------------------------------------------------------
 
 
-def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
-    path = coco(tmp_path)
-    assert pack_one(path, tmp_path / "one").source == "coco"
-    pack_one(path, tmp_path / "two", jobs=2)
-    for part in (3, 1, 2):
-        pack_one(path, tmp_path / "parts", part=(part, 3))
-    commit(tmp_path / "parts", jobs=1)
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
+class TestCoco(FileSourceConformance):
+    KIND = "coco"
+
+    def make(self, root: Path) -> Path:
+        return coco(root)
+
+    def file(self, path: Path) -> Path:
+        return path.parent.parent / "train2017" / "000000000000.jpg"
 
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,17 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance import SourceConformance
 from support.trees import images, noise, picture, plant
 
 import shardio
-from shardio import Writer, commit, pack
+from shardio import Writer, pack
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
@@ -66,21 +68,25 @@ def test_it_is_shuffled_by_the_seed_or_kept_in_stored_order(source: Path, tmp_pa
     assert sorted(orders[0]) == sorted(stored)
 
 
-def test_processes_and_parts_make_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    for name, jobs in (("one", 1), ("two", 2)):
-        pack(source, tmp_path / name, jobs=jobs, max_records=5, where={"label": ["class1"]})
-    for part in ("1/2", "2/2"):
-        pack(
-            source,
-            tmp_path / "parts",
-            jobs=1,
-            max_records=5,
-            part=part,
-            where={"label": ["class1"]},
-        )
-    commit(tmp_path / "parts", jobs=1)
-    assert len(samples(tmp_path / "one")) == 8
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
+class TestDataset(SourceConformance):
+    KIND = "dataset"
+
+    def make(self, root: Path, salt: str = "") -> Path:
+        tree = {f"c{i % 3}/{i}.jpg": b"\xff\xd8\xff" + noise(f"{salt}{i}", 50) for i in range(12)}
+        pack(plant(root / "src", tree), root / "packed", jobs=1, max_records=5)
+        return root / "packed"
+
+    def change(self, path: Path) -> None:
+        shutil.rmtree(path.parent)
+        self.make(path.parent, "other")
+
+
+class TestFilesOfAnotherFormat(TestDataset):
+    KIND = "webdataset"
+
+    def make(self, root: Path, salt: str = "") -> Path:
+        shardio.export(super().make(root, salt), root / "wds", format="webdataset")
+        return root / "wds"
 
 
 def test_fields_of_every_kind_go_over_with_new_names(tmp_path: Path) -> None:

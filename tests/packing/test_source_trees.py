@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance import FileSourceConformance
 from support.trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio.dataset import sequence as sequences
@@ -238,6 +239,16 @@ def test_folders_that_cannot_be_fields_are_refused(
     root = plant(tmp_path, dataset("images/{}.jpg", "masks/{}.png"))
     with pytest.raises((OptionError, SourceError), match=message):
         listings(root, fields=fields)
+
+
+class TestTrees(FileSourceConformance):
+    KIND = "trees"
+
+    def make(self, root: Path) -> Path:
+        return plant(root, dataset("images/{:02d}.jpg", "masks/{:02d}.png", self.COUNT))
+
+    def file(self, path: Path) -> Path:
+        return path / "masks" / "00.png"
 
 
 def test_a_changed_mask_is_another_packing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.conformance import FileSourceConformance
 from support.trees import JPEG, images, noise, picture, plant
 
 from shardio.errors import OptionError, SourceChangedError, SourceError
@@ -317,6 +318,16 @@ def test_images_are_told_by_their_first_bytes() -> None:
         b"hi",
     ):
         assert image_type(start) is None, start
+
+
+class TestImageFolder(FileSourceConformance):
+    KIND = "imagefolder"
+
+    def make(self, root: Path) -> Path:
+        return plant(root, images(each=4))
+
+    def file(self, path: Path) -> Path:
+        return path / "class0" / "000.jpg"
 
 
 def read(root: Path, key: bytes, size: int, mtime_ns: int = 10**18) -> bytes:

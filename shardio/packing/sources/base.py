@@ -80,6 +80,19 @@ class SourceRequest:
         """The name of the source in messages."""
         return printable(self.path)
 
+    def select(
+        self, column: Callable[[str], Any], count: int, classes: Sequence[str] | None
+    ) -> Ints:
+        """Return the places, ascending, of records that meet all conditions.
+
+        column: (count,) values of a field, masked where None; raises OptionError when there is
+        none. Raises OptionError, SourceError.
+        """
+        assert self.where is not None
+        if not count:
+            raise SourceError(f"{self.shown}: there is nothing in it that could be selected")
+        return chosen(self.where, column, np.array([0, count]), classes).numbers
+
     def refuse_where_and_root(self, kind: str) -> None:
         """Raise OptionError for options that a source of whole files does not take."""
         if self.where is not None:
@@ -113,6 +126,12 @@ class Listing:
     places: Ints | None = None  # of these records for `source`; None: 0, 1, 2, ...
     shuffled: bool = True  # when nothing is said: where reading in another order costs too much, no
 
+    def check_some(self, shown: str, what: str = "images") -> None:
+        """Raise SourceError when nothing is listed. shown: the name of the source."""
+        if not self.keys:
+            found = f"\n{listed(self.problems)}" if self.problems else ""
+            raise SourceError(f"{shown}: there are no {what} in it{found}")
+
     def take(self, numbers: Ints) -> Listing:
         """Return some of the records, by their places here."""
         return dataclasses.replace(
@@ -125,23 +144,6 @@ class Listing:
 
 
 Listings = dict[str, Listing]  # by split; of "" where there are no splits
-
-
-def select(
-    where: Mapping[str, Any],
-    column: Callable[[str], Any],
-    count: int,
-    classes: Sequence[str] | None,
-    shown: str,
-) -> Ints:
-    """Return the places, ascending, of records that meet all conditions.
-
-    column: (count,) values of a field, masked where None; raises OptionError when there is none.
-    Raises OptionError, SourceError.
-    """
-    if not count:
-        raise SourceError(f"{shown}: there is nothing in it that could be selected")
-    return chosen(where, column, np.array([0, count]), classes).numbers
 
 
 def renumber(listing: Listing, classes: Sequence[str]) -> Listing:
@@ -208,13 +210,6 @@ def check_key(key: bytes) -> str | None:
     if 1 <= len(key) <= MAX_KEY:
         return None
     return f"its {KEY} is {len(key):,} bytes long; 1 to {MAX_KEY:,} are allowed"
-
-
-def check_some(listing: Listing, shown: str, what: str = "images") -> None:
-    """Raise SourceError when nothing is listed."""
-    if not listing.keys:
-        found = f"\n{listed(listing.problems)}" if listing.problems else ""
-        raise SourceError(f"{shown}: there are no {what} in it{found}")
 
 
 def listed(entries: Sequence[Problem]) -> str:

@@ -36,18 +36,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, Schema, pack, unpack
 from ...names import KEY, key_bytes, key_text
-from .base import (
-    Ints,
-    Listing,
-    Listings,
-    Problem,
-    SourceRequest,
-    check_key,
-    check_some,
-    listed,
-    renamed,
-    select,
-)
+from .base import Ints, Listing, Listings, Problem, SourceRequest, check_key, listed, renamed
 from .field_names import check_known_fields
 from .files import FileSource, check_image, mtime, opened_folder, read_file, twins, unfit
 
@@ -141,7 +130,7 @@ def list_records(request: SourceRequest) -> Listings:
     places = np.arange(len(entries.keys))
     if request.where is not None:
         column, count = entries.column, len(entries.keys)
-        places = select(request.where, column, count, None, request.shown).astype(np.int64)
+        places = request.select(column, count, None).astype(np.int64)
     source = Images(entries, root, names)
     places, problems = _look(source, entries, root, places)
     fields = tuple((names[name], kind) for name, kind in _FIELDS.items())
@@ -161,7 +150,7 @@ def list_records(request: SourceRequest) -> Listings:
             **renamed({ours: theirs for theirs, ours in names.items()}),
         },
     ).take(places)
-    check_some(listing, request.shown)
+    listing.check_some(request.shown)
     return {"": listing}
 
 

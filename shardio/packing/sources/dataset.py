@@ -19,19 +19,8 @@ from ...errors import DamageError, OptionError, SourceError, StorageError, print
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
-from .. import index as indexing
-from .base import (
-    Listing,
-    Listings,
-    Read,
-    Rejected,
-    Source,
-    SourceRequest,
-    check_key,
-    check_some,
-    renamed,
-    select,
-)
+from ..index import in_memory
+from .base import Listing, Listings, Read, Rejected, Source, SourceRequest, check_key, renamed
 from .field_names import check_known_fields
 
 # Of these, records in another order cost a piece of the file each.
@@ -83,16 +72,16 @@ def list_foreign(request: SourceRequest) -> Listings:
             f"--root: for listings, COCO files and indexes; files of {request.kind} are where SRC "
             "is"
         )
-    made, index, data, left_out = indexing.in_memory(
+    dataset, index, data, left_out = in_memory(
         os.fsdecode(request.path),
         format=request.kind,
         fields=request.fields,
         jobs=request.jobs,
         progress=request.progress,
     )
-    decoder = Decoder(made.schema, fields=None, decode=None, transform=None)
-    rows = range(made.records)
-    records = ShardSequence(Reader(index, made, root=data), decoder, rows, text=False)
+    decoder = Decoder(dataset.schema, fields=None, decode=None, transform=None)
+    rows = range(dataset.records)
+    records = ShardSequence(Reader(index, dataset, root=data), decoder, rows, text=False)
     listing = listing_of(records, replace(request, fields={}))
     if left_out:
         listing.notes.append(
@@ -100,15 +89,15 @@ def list_foreign(request: SourceRequest) -> Listings:
             + ", ".join(repr(printable(name, 40)) for name in left_out[:10])
             + "; --fields NAME=THEIRS gives one"
         )
-    return {"": replace(listing, options={**listing.options, **renamed(made.options["fields"])})}
+    return {"": replace(listing, options={**listing.options, **renamed(dataset.options["fields"])})}
 
 
 def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
     """List the records of one dataset, in storage order; their keys here are their numbers."""
-    made = records.manifest
-    kinds = dict(made.schema.fields[1:])
+    dataset = records.manifest
+    kinds = dict(dataset.schema.fields[1:])
     theirs = _mapped(kinds, request)
-    count = made.records
+    count = dataset.records
     listing = Listing(
         root=os.path.abspath(request.path),
         keys=[b"%d" % number for number in range(count)],
@@ -116,16 +105,16 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
         mtimes=np.zeros(count, np.int64),
         source=Records(records, theirs),
         fields=tuple((name, kinds[source]) for name, source in theirs.items()),
-        classes=_classes(made, theirs),
-        absent=_absent(made),
+        classes=_classes(dataset, theirs),
+        absent=_absent(dataset),
         options={
-            "from": made.format,
-            "from_id": hashlib.sha256(made.dump()).hexdigest()[:32],
+            "from": dataset.format,
+            "from_id": hashlib.sha256(dataset.dump()).hexdigest()[:32],
             **renamed(theirs),
         },
-        shuffled=made.format not in _IN_ORDER,
+        shuffled=dataset.format not in _IN_ORDER,
     )
-    check_some(listing, request.shown, "records")
+    listing.check_some(request.shown, "records")
     if request.where is None:
         return listing
 
@@ -138,7 +127,7 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
             )
         return records.columns(theirs[name])
 
-    return listing.take(select(request.where, column, count, listing.classes, request.shown))
+    return listing.take(request.select(column, count, listing.classes))
 
 
 def _mapped(kinds: Mapping[str, str], request: SourceRequest) -> dict[str, str]:
@@ -154,10 +143,10 @@ def _mapped(kinds: Mapping[str, str], request: SourceRequest) -> dict[str, str]:
     return dict(zip(named, kinds, strict=True))
 
 
-def _classes(made: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:
+def _classes(dataset: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return names of classes, if `label` is the field they are of; or, as in COCO's, none is."""
-    of_no_field = "label" not in theirs and "label" not in dict(made.schema.fields)
-    return made.classes if of_no_field or theirs.get("label") == "label" else None
+    of_no_field = "label" not in theirs and "label" not in dict(dataset.schema.fields)
+    return dataset.classes if of_no_field or theirs.get("label") == "label" else None
 
 
 def _sizes(records: ShardSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -167,6 +156,6 @@ def _sizes(records: ShardSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
         raise SourceError(str(error)) from None
 
 
-def _absent(made: manifest.Manifest) -> tuple[str, ...]:
-    classes = made.classes or ()
-    return tuple(classes[i] for i in made.options.get("absent", ()) if 0 <= i < len(classes))
+def _absent(dataset: manifest.Manifest) -> tuple[str, ...]:
+    classes = dataset.classes or ()
+    return tuple(classes[i] for i in dataset.options.get("absent", ()) if 0 <= i < len(classes))

@@ -35,14 +35,14 @@ def _kind(request: SourceRequest) -> str:
             return "dataset"
         if os.path.lexists(os.path.join(path, MANIFEST.encode())):
             try:
-                made = load(locate(os.fsdecode(path)))
+                dataset = load(locate(os.fsdecode(path)))
             except DamageError as error:
                 raise DamageError(
                     f"{error}\nIf it is none of shardio's, --from imagefolder, or --from files, "
                     "packs what lies beside it"
                 ) from None
             # In place it is the folder itself; --root says that only its index lies here.
-            own = made.format == "imagefolder" and request.root is None
+            own = dataset.format == "imagefolder" and request.root is None
             return "imagefolder" if own else "dataset"
         return "imagefolder"  # or what `_folder` finds
     if not os.path.lexists(path):

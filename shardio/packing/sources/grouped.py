@@ -23,17 +23,7 @@ from ...formats.sample import MAX_FIELDS, Sample, Schema
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ...order import rng
-from .base import (
-    Ints,
-    Listing,
-    Listings,
-    Problem,
-    Rejected,
-    SourceRequest,
-    check_some,
-    renamed,
-    some_of,
-)
+from .base import Ints, Listing, Listings, Problem, Rejected, SourceRequest, renamed, some_of
 from .field_names import nameable
 from .files import (
     MAX_FILE,
@@ -207,7 +197,7 @@ def list_records(request: SourceRequest) -> Listings:
     listings = {}
     for name, files in found.items():
         listing = listings[name] = _listing(roots[name], files, named, plain, ignored[name])
-        check_some(listing, request.show(name), "files")
+        listing.check_some(request.show(name), "files")
     return listings
 
 

@@ -27,7 +27,7 @@ from ...images.filetype import image_type
 from ...names import KEY, key_bytes, key_text
 from ...storage import locate
 from . import grouped
-from .base import Ints, Listing, Listings, Rejected, SourceRequest, check_some, renumber, select
+from .base import Ints, Listing, Listings, Rejected, SourceRequest, renumber
 from .files import (
     SPLITS,
     FileSource,
@@ -98,8 +98,8 @@ def list_records(request: SourceRequest) -> Listings:
 def _numbered(path: bytes) -> tuple[str, ...] | None:
     """Return the classes in the index of a folder of images, if one lies there: its labels hold."""
     with contextlib.suppress(NotPackedError, DamageError, VersionError):
-        made = load(locate(os.fsdecode(path)))
-        return made.classes if made.format == "imagefolder" else None
+        dataset = load(locate(os.fsdecode(path)))
+        return dataset.classes if dataset.format == "imagefolder" else None
     return None
 
 
@@ -118,7 +118,7 @@ def image_folder(source: bytes, splits: bool | None = None) -> Listings:
     found = {}
     for name, (inner, loose, _) in tops.items():
         found[name] = _listing(folders[name], inner, loose, classes)
-        check_some(found[name], f"{shown}/{printable(name)}" if name else shown)
+        found[name].check_some(f"{shown}/{printable(name)}" if name else shown)
     alike = [name for name in classes if name in SPLITS]
     if splits is None and list(found) == [""] and len(alike) > 1:
         other = next(name for name in classes if name not in SPLITS)
@@ -180,7 +180,7 @@ def _chosen(listing: Listing, request: SourceRequest) -> Listing:
             raise OptionError(f"where: {printable(name)}: a folder of images can select by {known}")
         return _labels(listing.keys, list(map(key_bytes, classes)))
 
-    numbers = select(request.where, column, len(listing.keys), classes, request.shown)
+    numbers = request.select(column, len(listing.keys), classes)
     kept = listing.take(numbers)
     folders = {key[: key.index(b"/")] for key in kept.keys}
     problems = [one for one in listing.problems if one[0].partition(b"/")[0] in folders]

@@ -29,19 +29,7 @@ from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
 from ...names import KEY
 from . import tables
-from .base import (
-    Ints,
-    Listing,
-    Listings,
-    Problem,
-    Read,
-    Source,
-    SourceRequest,
-    check_key,
-    check_some,
-    renamed,
-    select,
-)
+from .base import Ints, Listing, Listings, Problem, Read, Source, SourceRequest, check_key, renamed
 from .field_names import LABELS, PATHS, known, nameable
 from .files import check_image, mtime, opened_folder, read_file, twins, unfit
 from .tables import Column
@@ -315,7 +303,7 @@ def _selected(
             )
         return found.array()
 
-    return select(request.where, column, table.rows, classes, request.shown)
+    return request.select(column, table.rows, classes)
 
 
 def _splits(table: tables.Table, rows: Ints) -> list[str]:
@@ -402,7 +390,7 @@ def _of_files(
     files = Files(root, paths, *sized)
     listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, request)
     listing = replace(listing, root=root, mtimes=files.mtimes, problems=sorted(problems))
-    check_some(listing, request.shown)
+    listing.check_some(request.shown)
     return listing
 
 
@@ -437,7 +425,7 @@ def _listing(
     request: SourceRequest,
 ) -> Listing:
     kinds = [(name, column.kind) for name, column in fields.items()]
-    theirs = chosen.fields if files is None else {"image": chosen.paths, **chosen.fields}
+    theirs = chosen.fields if files is None else {"image": chosen.paths or "", **chosen.fields}
     seal = hashlib.sha256()
     for name, column in fields.items():
         seal.update(name.encode() + b"\0")

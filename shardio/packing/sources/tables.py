@@ -516,7 +516,7 @@ def _parquet(path: bytes) -> Table:
                 get = group.get(name)
                 for start in range(0, group.rows, _ROWS):
                     rows = range(start, min(start + _ROWS, group.rows))
-                    columns[name].add([_plain(get(row)) for row in rows])
+                    columns[name].add([_without_arrays(get(row)) for row in rows])
         found: dict[str, Column] = {}
         for name, known in kinds.items():
             kind = next(iter(known)) if known and known <= _TYPED else None
@@ -524,7 +524,7 @@ def _parquet(path: bytes) -> Table:
         return Table(found, file.starts[-1])
 
 
-def _plain(value: Any) -> Any:
+def _without_arrays(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

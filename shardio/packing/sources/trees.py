@@ -21,7 +21,7 @@ from ...errors import OptionError, SourceError, printable
 from ...formats.sample import Sample, Schema
 from ...names import KEY, key_bytes, key_text
 from ...order import rng
-from .base import Ints, Listing, Listings, Problem, SourceRequest, check_some, some_of
+from .base import Ints, Listing, Listings, Problem, SourceRequest, some_of
 from .files import MAX_FILE, SPLITS, FileSource, Walk, are_splits, check_loose, top, twins
 from .grouped import decoder, kind_of, read_field
 
@@ -91,7 +91,7 @@ def list_records(request: SourceRequest) -> Listings:
     found = {}
     for split, folders in layout.splits.items():
         listing = found[split] = _listing(os.path.abspath(request.path), folders)
-        check_some(listing, request.show(split), "files")
+        listing.check_some(request.show(split), "files")
         listing.notes.extend(
             f"there is no folder of {printable(name)} for this split, so no such field"
             for name in sorted(fields.keys() - folders.keys())
