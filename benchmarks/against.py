@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from . import data
 from .compare import LOADERS, OPENED, PLAIN, TILES, ours
-from .harness import ROOT, BenchmarkError, Contestant, Result, interleave, show
+from .harness import ROOT, BenchmarkError, EntryProcess, Result, interleave, show
 from .loader import HERE, LOADER, RESIDENT, SHARDS
 from .raw import BUFFER, SAMPLES, SAMPLES_IN_ORDER
 
@@ -262,11 +262,11 @@ def _contest(
     show(f"{row.name}")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     while (left := rounds - len(found["new"])) > 0:
-        started: dict[str, Contestant] = {}
+        started: dict[str, EntryProcess] = {}
         try:
             for name, side in sides.items():
                 options = row.options | {"path": str(paths[side])}
-                started[name] = Contestant(
+                started[name] = EntryProcess(
                     "against:program", python_path=side.home, of=row.function,
                     home_of=str(side.home), options=options,
                 )  # fmt: skip
@@ -281,7 +281,7 @@ def _contest(
 
 
 def program(of: str, home_of: str, options: dict[str, Any]) -> Round:
-    """(contestant) A program of another module, run by the shardio below `home_of`."""
+    """(entry) A program of another module, run by the shardio below `home_of`."""
     import shardio
 
     assert shardio.__file__ is not None and shardio.__file__.startswith(home_of), shardio.__file__

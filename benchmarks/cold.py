@@ -3,7 +3,7 @@
 The 500 photographs, copied under other names until they are 2 GiB. Before every round the pages of
 all files are dropped by posix_fadvise(DONTNEED), after a sync, and mincore says how many stayed.
 Then one epoch through a DataLoader: at full speed without decoding, at a trainer's pace of 1,000
-images/s, with decoding, and with memory for half the data (held by a ballast process).
+images/s, with decoding, and with memory for half the data (the rest held by `memory_pressure`).
 
 Bytes read are those of /proc/self/io, which includes all children that were waited for; requests
 are those of /proc/diskstats for the whole device, so nothing else should use it. Directories and
@@ -31,7 +31,7 @@ from typing import Any
 from shardio.tuning.throttle import Group
 
 from . import data, rivals
-from .harness import BenchmarkError, Contestant, Result, interleave, median, ratio, show
+from .harness import BenchmarkError, EntryProcess, Result, interleave, median, ratio, show
 
 PARTS = ("disk", "limited", "network")
 LEAST = 2 << 30  # bytes of data
@@ -129,7 +129,7 @@ def _disk(source: data.Data, result: Result) -> None:
     slow: dict[str, Any] = {}
     if not source.quick:
         try:
-            with ballast(payload // 2) as check:
+            with memory_pressure(payload // 2) as check:
                 fast = compete(f"{half}, full speed, not decoded", both, 2)
                 slow = compete(f"{half}, {PACE:,} images/s, not decoded", both, 1, PACE)
                 check()
@@ -149,7 +149,7 @@ def _median(rounds: list[dict[str, Any]], key: str) -> float | None:
 class Cold:
     """Rounds that begin without a page of the data in memory, and what each costs the device.
 
-    group: contestants belong to this control group, and its requests are counted, which are theirs
+    group: entries belong to this control group, and its requests are counted, which are theirs
     alone; else those of the whole device.
     """
 
@@ -176,20 +176,20 @@ class Cold:
                 if options["way"] == "cat":
                     read = partial(_cat, path)
                 else:
-                    one = stack.enter_context(self._contestant(**options))
+                    one = stack.enter_context(self._process(**options))
                     read = partial(one.round, **asked)
                 ways[name] = partial(self._measured, path, read)
             return interleave(ways, rounds)
 
-    def _contestant(self, *, way: str, **options: Any) -> Contestant:
+    def _process(self, *, way: str, **options: Any) -> EntryProcess:
         options |= {"path": str(self.where[way]), "records": self.records, "payload": self.payload}
         if self.group is not None:
             options["members"] = self.group.members
         if way == "litdata":
-            return rivals.litdata_contestant("cold:litdata", self.scratch, **options)
+            return rivals.litdata_process("cold:litdata", self.scratch, **options)
         if way == "lmdb":
             options["folder"] = str(self.where["image_folder"])
-        return Contestant(f"cold:{WAYS.get(way, way)}", **options)
+        return EntryProcess(f"cold:{WAYS.get(way, way)}", **options)
 
     def _measured(self, path: Path, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         resident = drop(path)
@@ -299,23 +299,23 @@ def read_bytes() -> int:
 
 
 @contextlib.contextmanager
-def ballast(available: int) -> Iterator[Callable[[], None]]:
+def memory_pressure(available: int) -> Iterator[Callable[[], None]]:
     """Hold memory so that about `available` bytes are left for everyone else, page cache included.
 
     Not a control group: moving processes into one needs rights that a benchmark should not have.
-    Yields a function that raises BenchmarkError when the ballast is gone.
+    Yields a function that raises BenchmarkError when the memory_pressure is gone.
     """
-    command = [sys.executable, "-m", "benchmarks.ballast", str(available)]
+    command = [sys.executable, "-m", "benchmarks.memory_pressure", str(available)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     try:
-        show(f"  ballast: leaving {available / 1e9:.2f} GB")
+        show(f"  memory_pressure: leaving {available / 1e9:.2f} GB")
         if process.stdout.readline().strip() != "ready":
-            raise BenchmarkError("the ballast could not be held")
+            raise BenchmarkError("the memory_pressure could not be held")
 
         def check() -> None:
             if process.poll() is not None:
-                raise BenchmarkError("the ballast was killed for want of memory")
+                raise BenchmarkError("the memory_pressure was killed for want of memory")
 
         yield check
     finally:
@@ -329,7 +329,7 @@ def memory_available() -> int:
     return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _sizes(items: list[tuple[Any, int]]) -> Any:

@@ -134,7 +134,7 @@ def _written(here: list[Rival], folder: Path, scratch: Path, result: Result) -> 
             made[module] = folder
             continue
         try:
-            with rival.contestant("compare:writing", scratch, module=module) as one:
+            with rival.process("compare:writing", scratch, module=module) as one:
                 one.round(folder=str(folder), out=str(scratch / module))
         except BenchmarkError as error:
             result.note(f"{rival.title} was not measured: writing failed: {error}")
@@ -176,18 +176,18 @@ def _streams(
     for rival in here:
         if rival in paths:
             entries[rival.title] = start(
-                *(rival.contestant, "compare:streaming", scratch),
+                *(rival.process, "compare:streaming", scratch),
                 module=rival.module, package=rival.package, path=str(paths[rival]), **more,
             )  # fmt: skip
     for rival, function in zip(bare, ("images", "accurate"), strict=False):
         entries[rival.title] = start(
-            *(rival.contestant, "compare:streaming", scratch),
+            *(rival.process, "compare:streaming", scratch),
             module="bare", package=rival.package, which=function, path=folder, **more,
         )  # fmt: skip
     if FOLDER in here:  # the environment that has Pillow beside torch
         asked = more | {"path": str(shards[PLAIN]), "way": "ShardLoader", "core": False}
         entries[f"{ours('ShardLoader', PLAIN, False)}, Pillow"] = start(
-            FOLDER.contestant, "compare:sharded", scratch, **asked
+            FOLDER.process, "compare:sharded", scratch, **asked
         )
     return entries
 
@@ -211,10 +211,10 @@ def _readers(
     for rival in here:
         if rival.raw and rival in paths:
             asked = {"module": rival.module, "path": str(paths[rival])} | count
-            entries[rival.stores] = start(rival.contestant, "compare:reading", scratch, **asked)
+            entries[rival.stores] = start(rival.process, "compare:reading", scratch, **asked)
             if rival.module == "mosaicml":
                 asked |= {"which": "by_number"}
-                entries[BY_NUMBER] = start(rival.contestant, "compare:reading", scratch, **asked)
+                entries[BY_NUMBER] = start(rival.process, "compare:reading", scratch, **asked)
     return entries
 
 
@@ -229,7 +229,7 @@ def _damage(
         if rival.raw and rival in paths:
             asked = {"module": rival.module, "path": str(paths[rival])}
             starts[rival.stores] = functools.partial(
-                rival.contestant, "compare:flipped", scratch, **asked
+                rival.process, "compare:flipped", scratch, **asked
             )
     found: dict[str, str] = {}
     for name, start in starts.items():
@@ -291,7 +291,7 @@ def _contest(
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
     """`contest` without those that fail: an hour is not lost, and they are named in a note.
 
-    prepare: what a contestant does before the rounds; by default a warm-up.
+    prepare: what an entry does before the rounds; by default a warm-up.
     """
     started: dict[str, Guarded] = {}
     failed: set[str] = set()
@@ -369,7 +369,7 @@ def _stream_targets(result: Result, title: str, measured: dict[str, list[dict[st
         target(ours("DataLoader", TILES, core), FOLDER.title, "images_per_s", -1.5)
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def rounds(batches: Iterator[Any], records: int, versions: dict[str, str]) -> Round:

@@ -27,7 +27,7 @@ from . import data
 from .harness import (
     RIVALS,
     ROOT,
-    Contestant,
+    EntryProcess,
     Result,
     contest,
     interleave,
@@ -106,7 +106,7 @@ def _make(
             data.pack(folder, out, "--format", name)
             writers[name] = "shardio pack"
         elif rival and rival.write and rival.package in there:
-            with Contestant(f"formats:{rival.write}", python=RIVALS, folder=str(folder)) as one:
+            with EntryProcess(f"formats:{rival.write}", python=RIVALS, folder=str(folder)) as one:
                 one.round(out=str(out))
             writers[name] = rival.package
         elif name == PARQUET:
@@ -141,7 +141,7 @@ def _labelled(folder: str) -> Iterator[tuple[str, bytes, int]]:
 
 
 def write_webdataset(folder: str) -> Round:
-    """(these four: contestants of the rivals' environment)"""
+    """(these four: entries of the rivals' environment)"""
     import webdataset
 
     def one_round(out: str) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def write_parquet(folder: str) -> Round:
 
 def _index(made: dict[str, Path], size: str, rounds: int, result: Result) -> None:
     entries = {
-        name: Contestant("formats:indexing", path=str(path), out=str(_index_of(path)))
+        name: EntryProcess("formats:indexing", path=str(path), out=str(_index_of(path)))
         for name, path in made.items()
         if name not in (RECORD, LMDB)
     }
@@ -257,18 +257,18 @@ def _read(
     rounds: int,
     result: Result,
 ) -> None:
-    processes: list[Contestant] = []
+    processes: list[EntryProcess] = []
     entries: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, path in made.items():
         indexed = path if name in (RECORD, LMDB) else _index_of(path)
-        ours = Contestant("formats:ours", path=str(indexed), root=str(path), **count)
+        ours = EntryProcess("formats:ours", path=str(indexed), root=str(path), **count)
         processes.append(ours)
         for way in ("open", "dataset"):
             entries[f"{name}: {way}"] = partial(ours.round, way=way)
         rival = FORMATS[name]
         if rival and rival.package in there:
             function = f"formats:{rival.read}"
-            processes.append(Contestant(function, python=RIVALS, path=str(path), **count))
+            processes.append(EntryProcess(function, python=RIVALS, path=str(path), **count))
             entries[f"{name}: own"] = processes[-1].round
     try:
         for entry in entries.values():

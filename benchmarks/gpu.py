@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import data
-from .harness import Contestant, NotHere, Result, contest, ratio
+from .harness import EntryProcess, NotHere, Result, contest, ratio
 
 SIZE, BATCH = 224, 128
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -59,10 +59,10 @@ def run(source: data.Data, result: Result) -> None:
     for model, (title, shards) in itertools.product(MODELS, sets.items()):
         options = {"path": str(shards), "decoded": title == "pixels", "model": model}
         entries = {
-            SHARDIO: Contestant("gpu:shard_loader", **options),
-            PREFETCH: Contestant("gpu:prefetched", **options),
-            PINNED: Contestant("gpu:data_loader", pin=True, **options),
-            PLAIN: Contestant("gpu:data_loader", pin=False, **options),
+            SHARDIO: EntryProcess("gpu:shard_loader", **options),
+            PREFETCH: EntryProcess("gpu:prefetched", **options),
+            PINNED: EntryProcess("gpu:data_loader", pin=True, **options),
+            PLAIN: EntryProcess("gpu:data_loader", pin=False, **options),
         }
         measured = contest(entries, rounds)
         result.raw(f"{model}, {title}", measured)
@@ -85,7 +85,7 @@ def gpu() -> str:
     return torch.cuda.get_device_name()
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _dataset(path: str, decoded: bool, batch: int, size: int) -> Any:

@@ -1,8 +1,8 @@
 """What every benchmark shares: rounds that take turns, statistics, the machine, the stored result.
 
-Each contestant is a process of its own, started once and told to run one round at a time
-(`Contestant`), so that rivals of other virtual environments take turns with all others, and no
-contestant inherits another's heap or page tables. While one runs, the others sleep on a pipe.
+Each entry is a process of its own, started once and told to run one round at a time
+(`EntryProcess`), so that rivals of other virtual environments take turns with all others, and no
+entry inherits another's heap or page tables. While one runs, the others sleep on a pipe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NotHere(BenchmarkError):
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-class Contestant:
+class EntryProcess:
     """A process that has prepared `module:function(**options)` and runs a round when asked to.
 
     The function returns another, `round(**asked) -> dict`, which measures itself.
@@ -63,7 +63,7 @@ class Contestant:
         if home:  # LitData's optimize() deletes $TMPDIR/data, and it caches below HOME
             environment |= {"TMPDIR": home, "HOME": home}
         self._process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.contestant", function, json.dumps(options)],
+            [str(python), "-m", "benchmarks.entry_process", function, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -91,7 +91,7 @@ class Contestant:
         self._process.wait()
         self._process.stdout.close()
 
-    def __enter__(self) -> Contestant:
+    def __enter__(self) -> EntryProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,29 +99,29 @@ class Contestant:
 
 
 def interleave(
-    contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int
+    processes: dict[str, Callable[[], dict[str, Any]]], rounds: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each contestant's rounds; all run once in each round, and each begins as often as another."""
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
-    names = list(contestants)
+    """Each entry's rounds; all run once in each round, and each begins as often as another."""
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
+    names = list(processes)
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            measured[name].append(contestants[name]())
+            measured[name].append(processes[name]())
             show(f"  round {i + 1}/{rounds} {name}: {_brief(measured[name][-1])}")
     return measured
 
 
 def contest(
-    contestants: dict[str, Contestant], rounds: int, *, warm_up: bool = True
+    processes: dict[str, EntryProcess], rounds: int, *, warm_up: bool = True
 ) -> dict[str, list[dict[str, Any]]]:
     """`interleave` of processes, which are closed at the end. The warm-up round is not counted."""
     try:
         if warm_up:
-            for name, one in contestants.items():
+            for name, one in processes.items():
                 show(f"  warm-up {name}: {_brief(one.round())}")
-        return interleave({name: one.round for name, one in contestants.items()}, rounds)
+        return interleave({name: one.round for name, one in processes.items()}, rounds)
     finally:
-        for one in contestants.values():
+        for one in processes.values():
             one.close()
 
 
@@ -167,10 +167,10 @@ class Result:
         self, title: str, measured: dict[str, list[dict[str, Any]]], columns: dict[str, str],
         *, versus: str = "", by: str = "",
     ) -> None:  # fmt: skip
-        """A row for each contestant: statistics of these keys of its rounds (key: heading).
+        """A row for each entry: statistics of these keys of its rounds (key: heading).
 
-        versus, by: a last column, each one's median of `by` over that of the contestant `versus`.
-        Keys that a contestant did not measure stay empty.
+        versus, by: a last column, each one's median of `by` over that of the entry `versus`.
+        Keys that an entry did not measure stay empty.
         """
         rows = []
         for name, rounds in measured.items():

@@ -1,6 +1,6 @@
 """Storage with a limit: a disk held to few requests a second, and a network file system.
 
-The limit is the kernel's own, for the control group that a contestant and its workers belong to
+The limit is the kernel's own, for the control group that an entry and its workers belong to
 (shardio.tuning.throttle): their reads wait until they may, as those of a cloud provider's disk do
 beyond the requests that were paid for. 3,000 a second is what such disks give by default; 500 small
 ones, and network file systems that many share. Requests are those of the group alone, counted by
@@ -22,7 +22,7 @@ from shardio.tuning.throttle import Group
 
 from . import data, rivals
 from .cold import BUFFER, Cold
-from .harness import Contestant, NotHere, Result, interleave, ratio
+from .harness import EntryProcess, NotHere, Result, interleave, ratio
 from .network import mounted
 
 LIMITS = (3_000, 500)  # requests a second
@@ -73,7 +73,7 @@ def limited(source: data.Data, result: Result) -> None:
 
 
 class _What:
-    """A folder of images, and the same in each contestant's own form."""
+    """A folder of images, and the same in each entry's own form."""
 
     name: str
     crop: int
@@ -186,8 +186,8 @@ def _through(
         if way == "lmdb":
             options["folder"] = str(folder)  # for the labels: only names are looked at
         if way == "litdata":
-            one = rivals.litdata_contestant("cold:litdata", base, **options)
+            one = rivals.litdata_process("cold:litdata", base, **options)
         else:
-            one = Contestant(f"cold:{way}", **options)
+            one = EntryProcess(f"cold:{way}", **options)
         with one:
             return one.round(limit_s=MOST_S)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data
-from .harness import Contestant, Result, contest, interleave, ratio
+from .harness import EntryProcess, Result, contest, interleave, ratio
 from .raw import Round, _rounds
 
 RECORD, LMDB = "record", "lmdb"
@@ -46,9 +46,11 @@ def _read(
     outs: dict[str, Path], size: str, count: dict[str, int], rounds: int, result: Result
 ) -> None:
     for way, function in ((ORDER, "raw:shardio_in_order"), (RANDOM, "lmdb:by_number")):
-        entries = {kind: Contestant(function, path=str(out), **count) for kind, out in outs.items()}
+        entries = {
+            kind: EntryProcess(function, path=str(out), **count) for kind, out in outs.items()
+        }
         shuffled = way == RANDOM
-        entries[LIBLMDB] = Contestant(
+        entries[LIBLMDB] = EntryProcess(
             "lmdb:by_liblmdb", path=str(outs[LMDB]), **count, shuffled=shuffled
         )
         measured = contest(entries, rounds)
@@ -65,7 +67,7 @@ def _pack(
     entries: dict[str, Callable[[], dict[str, Any]]] = {
         kind: partial(_packed, folder, out, kind, payload) for kind, out in outs.items()
     }
-    with Contestant("rivals:lmdb_writer", folder=str(folder)) as writer:
+    with EntryProcess("rivals:lmdb_writer", folder=str(folder)) as writer:
         entries["liblmdb, one file"] = partial(_written, writer, outs[LMDB], payload)
         for entry in entries.values():
             entry()
@@ -83,7 +85,7 @@ def _packed(folder: Path, out: Path, kind: str, payload: int) -> dict[str, Any]:
     return _finished(time.perf_counter() - began, out, payload)
 
 
-def _written(writer: Contestant, out: Path, payload: int) -> dict[str, Any]:
+def _written(writer: EntryProcess, out: Path, payload: int) -> dict[str, Any]:
     os.sync()
     return _finished(writer.round(out=str(out))["seconds"], out, payload)
 
@@ -96,18 +98,18 @@ def _finished(seconds: float, out: Path, payload: int) -> dict[str, Any]:
 
 def _open(outs: dict[str, Path], size: str, rounds: int, result: Result) -> None:
     entries = {
-        "record, opened": Contestant("lmdb:opening", path=str(outs[RECORD])),
-        OPENED: Contestant("lmdb:opening", path=str(outs[LMDB])),
-        "lmdb, verify_open=False": Contestant("lmdb:opening", path=str(outs[LMDB]), verify=False),
-        "SHA-256 of the file": Contestant("lmdb:hashing", path=str(outs[LMDB])),
-        "lmdb.verify": Contestant("lmdb:verifying", path=str(outs[LMDB])),
+        "record, opened": EntryProcess("lmdb:opening", path=str(outs[RECORD])),
+        OPENED: EntryProcess("lmdb:opening", path=str(outs[LMDB])),
+        "lmdb, verify_open=False": EntryProcess("lmdb:opening", path=str(outs[LMDB]), verify=False),
+        "SHA-256 of the file": EntryProcess("lmdb:hashing", path=str(outs[LMDB])),
+        "lmdb.verify": EntryProcess("lmdb:verifying", path=str(outs[LMDB])),
     }
     measured = contest(entries, rounds)
     result.raw(f"opening, {size}", measured)
     result.table(f"Opening, {size}", measured, {"ms": "ms a shard"}, versus=OPENED, by="ms")
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def by_number(path: str, records: int, payload: int) -> Round:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data, rivals
-from .harness import ROOT, Contestant, Result, contest, median, ratio
+from .harness import ROOT, EntryProcess, Result, contest, median, ratio
 from .train import _tree
 
 AHEAD = 2
@@ -62,15 +62,15 @@ def _decoded(
     shards = data.pack(folder, source.scratch / "shards")
     options: dict[str, Any] = {"size": size, "batch": batch}
     entries = {
-        SHARDS: Contestant("loader:shards", path=str(shards), workers=2, **options),
-        FOLDER: Contestant("loader:image_folder", path=str(folder), workers=2, **options),
+        SHARDS: EntryProcess("loader:shards", path=str(shards), workers=2, **options),
+        FOLDER: EntryProcess("loader:image_folder", path=str(folder), workers=2, **options),
     }
     for workers, threads in ((2, 1), (2, 2), (1, 2), (1, 1)):
-        entries[_called(workers, threads)] = Contestant(
+        entries[_called(workers, threads)] = EntryProcess(
             "loader:shard_loader", path=str(shards), workers=workers, threads=threads, **options
         )
     if PILLOW.exists():
-        entries[FOLDER_PILLOW] = Contestant(
+        entries[FOLDER_PILLOW] = EntryProcess(
             "loader:image_folder", path=str(folder), workers=2, pil=str(PILLOW), **options
         )
     else:
@@ -104,14 +104,14 @@ def raw(source: data.Data, result: Result) -> None:
     # An epoch takes 50 ms: many in a row.
     options["epochs"] = 2 if source.quick else 20
     entries = {
-        HERE: Contestant("loader:shard_loader", workers=0, threads=0, **options),
-        RESIDENT: Contestant(
+        HERE: EntryProcess("loader:shard_loader", workers=0, threads=0, **options),
+        RESIDENT: EntryProcess(
             "loader:shard_loader", workers=0, threads=0, resident="ram", **options
         ),
-        SHARDS: Contestant("loader:shards", workers=2, **options),
+        SHARDS: EntryProcess("loader:shards", workers=2, **options),
     }
     for workers, threads in ((1, 1), (2, 1)):
-        entries[_called(workers, threads)] = Contestant(
+        entries[_called(workers, threads)] = EntryProcess(
             "loader:shard_loader", workers=workers, threads=threads, **options
         )
     measured = _contest(source, result, title, entries)
@@ -129,7 +129,7 @@ def _called(workers: int, threads: int) -> str:
 
 
 def _contest(
-    source: data.Data, result: Result, title: str, entries: dict[str, Contestant]
+    source: data.Data, result: Result, title: str, entries: dict[str, EntryProcess]
 ) -> dict[str, list[dict[str, Any]]]:
     try:
         for name, one in entries.items():
@@ -147,7 +147,7 @@ def _contest(
     return measured
 
 
-def _most(one: Contestant) -> dict[str, Any]:
+def _most(one: EntryProcess) -> dict[str, Any]:
     """Memory at the most, of three epochs: heaps grow until they have seen large images."""
     rounds = [one.round(memory=True) for _ in range(3)]
     return max(rounds, key=lambda found: float(found["memory_mb"]))
@@ -163,7 +163,7 @@ def _turns(result: Result, title: str, measured: dict[str, list[dict[str, Any]]]
     result.target(f"{what} of a process", max(found), 50.0, unit="ms")
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: int) -> Round:

@@ -18,7 +18,7 @@ from . import data
 from .harness import Result, interleave, median
 
 BARE, MADE = "no watch", "no watch, made told"
-WATCHED = {  # contestant: its options, and whether the loader tells how a batch was made
+WATCHED = {  # entry: its options, and whether the loader tells how a batch was made
     "every=1": (1, False),
     "every=10": (10, False),
     "every=100": (100, False),
@@ -65,16 +65,16 @@ def run(source: data.Data, result: Result) -> None:
     rounds, hot, cold = (2, 5_000, 50) if source.quick else (9, 100_000, 1_000)
     result.data(batches_hot=hot, batches_cold=cold)
     for kind, batches, one_round in (("hot", hot, _hot), ("cold", cold, _cold)):
-        contestants = {
+        processes = {
             BARE: _round(one_round, Repeated(batches, False)),
             MADE: _round(one_round, Repeated(batches, True)),
         } | {
             name: _round(one_round, Repeated(batches, told), every)
             for name, (every, told) in WATCHED.items()
         }
-        for one in contestants.values():
+        for one in processes.values():
             one()
-        measured = interleave(contestants, rounds)
+        measured = interleave(processes, rounds)
         result.raw(kind, measured)
         result.table(f"A batch through a watch, {kind}", measured, {"us": "us a batch"})
         for name in ("every=100", "every=100, made told"):

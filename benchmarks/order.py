@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import data
-from .harness import ROOT, Contestant, Result, interleave, median
+from .harness import ROOT, EntryProcess, Result, interleave, median
 from .manifest import _manifest
 
 BATCH, BUFFER, SPANS = 256, 10_000, 64
@@ -76,18 +76,18 @@ def run(source: data.Data, result: Result) -> None:
     _write(folder, records, shards)
     result.data(records=records, shards=shards)
     entries = {
-        "whole epoch": partial(Contestant, "order:whole", path=str(folder), shuffled=BUFFER),
-        "whole epoch, buffer 1": partial(Contestant, "order:whole", path=str(folder), shuffled=1),
-        "resume in the middle": partial(Contestant, "order:resume", path=str(folder)),
-        "where, 10 of 1,000 classes": partial(Contestant, "order:where", path=str(folder)),
+        "whole epoch": partial(EntryProcess, "order:whole", path=str(folder), shuffled=BUFFER),
+        "whole epoch, buffer 1": partial(EntryProcess, "order:whole", path=str(folder), shuffled=1),
+        "resume in the middle": partial(EntryProcess, "order:resume", path=str(folder)),
+        "where, 10 of 1,000 classes": partial(EntryProcess, "order:where", path=str(folder)),
     }
-    contestants = {name: make() for name, make in entries.items()}
+    processes = {name: make() for name, make in entries.items()}
     try:
-        for one in contestants.values():
+        for one in processes.values():
             one.round()
-        measured = interleave({name: one.round for name, one in contestants.items()}, rounds)
+        measured = interleave({name: one.round for name, one in processes.items()}, rounds)
     finally:
-        for one in contestants.values():
+        for one in processes.values():
             one.close()
     result.raw("million", measured)
     columns = {"seconds": "s", "us": "us a record", "records_read": "records read"}
@@ -147,7 +147,7 @@ def _write(folder: Path, records: int, shards: int) -> None:
             writer.write({"__key__": b"%08d" % i, "image": b"x" * 100, "label": i * 7919 % 1_000})
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def whole(path: str, shuffled: int) -> Callable[..., dict[str, Any]]:

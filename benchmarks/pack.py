@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data, rivals
-from .harness import ROOT, Contestant, Result, interleave, median
+from .harness import ROOT, EntryProcess, Result, interleave, median
 
 TAR = "tar cf + sync"
 SMALL = "4MiB"  # --shard-size of the targets: eleven shards, so that two jobs share the work
@@ -45,25 +45,25 @@ def run(source: data.Data, result: Result) -> None:
     shell = ["sh", "-c", 'tar cf "$1" -C "$0" . && sync "$1"']
     entries[TAR] = partial(_timed, shell, folder, out)
     others = {
-        name: Contestant(function, folder=str(folder))
+        name: EntryProcess(function, folder=str(folder))
         for name, function in (
             ("LMDB", "rivals:lmdb_writer"),
             ("WebDataset's tar", "pack:webdataset"),
         )
     }
     if source.rivals:
-        others["LitData, 2 workers"] = rivals.litdata_contestant(
+        others["LitData, 2 workers"] = rivals.litdata_process(
             "rivals:optimize", source.scratch, folder=str(folder)
         )
-    for name, contestant in others.items():
-        entries[name] = partial(_asked, contestant, out)
+    for name, process in others.items():
+        entries[name] = partial(_asked, process, out)
     try:
         for entry in entries.values():
             entry()  # the warm-up
         measured = interleave(entries, rounds)
     finally:
-        for contestant in others.values():
-            contestant.close()
+        for process in others.values():
+            process.close()
     result.raw("seconds", measured)
     table = {name: found for name, found in measured.items() if not name.startswith("start-up")}
     start = {}
@@ -97,9 +97,9 @@ def _timed(command: list[str], folder: Path, out: Path) -> dict[str, Any]:
     return _finished(time.perf_counter() - began, out)
 
 
-def _asked(contestant: Contestant, out: Path) -> dict[str, Any]:
+def _asked(process: EntryProcess, out: Path) -> dict[str, Any]:
     os.sync()
-    return _finished(contestant.round(out=str(out))["seconds"], out)
+    return _finished(process.round(out=str(out))["seconds"], out)
 
 
 def _finished(seconds: float, out: Path) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _overhead(folder: Path, out: Path, *options: str) -> float:
     return percent
 
 
-# --- a contestant, without start-up ---------------------------------------------------------------
+# --- an entry, without start-up ---------------------------------------------------------------
 
 
 def webdataset(folder: str) -> Callable[..., dict[str, Any]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data, rivals
-from .harness import Contestant, Result, contest, interleave, median, ratio
+from .harness import EntryProcess, Result, contest, interleave, median, ratio
 
 SHARDIO, FLOOR, LITDATA = "shardio", "packed file, mmap", "LitData"
 FLOOR_BY_NUMBER = "packed file, mmap, by number"
@@ -70,18 +70,18 @@ def _in_order(
     count: dict[str, Any] = {"records": len(files), "payload": payload}
     names: dict[str, Any] = {"path": str(packed), "pairs": str(pairs)}
     entries = {
-        SHARDIO: Contestant("raw:shardio_in_order", path=str(shards), **count),
-        FLOOR: Contestant("raw:floor", **names),
-        FLOOR + KEPT: Contestant("raw:floor", **names, kept=True),
-        FLOOR_BY_NUMBER: Contestant("raw:floor_by_number", **names),
-        "packed file, pread": Contestant("raw:pread", **names),
-        "packed file, pread + xxh3": Contestant("raw:pread", **names, check=True),
-        "LMDB": Contestant("raw:lmdb_by_number", path=str(tree), **count),
-        "LMDB" + KEPT: Contestant("raw:lmdb_by_number", path=str(tree), **count, kept=True),
-        "image folder": Contestant("raw:image_folder", path=str(folder), **count),
-        "tar (tarfile)": Contestant("raw:tar_in_order", path=str(tar), **count),
-        "cat of the shards": Contestant("raw:cat", path=str(shards), records=len(files)),
-        "cat of the files": Contestant("raw:cat", path=str(folder), records=len(files)),
+        SHARDIO: EntryProcess("raw:shardio_in_order", path=str(shards), **count),
+        FLOOR: EntryProcess("raw:floor", **names),
+        FLOOR + KEPT: EntryProcess("raw:floor", **names, kept=True),
+        FLOOR_BY_NUMBER: EntryProcess("raw:floor_by_number", **names),
+        "packed file, pread": EntryProcess("raw:pread", **names),
+        "packed file, pread + xxh3": EntryProcess("raw:pread", **names, check=True),
+        "LMDB": EntryProcess("raw:lmdb_by_number", path=str(tree), **count),
+        "LMDB" + KEPT: EntryProcess("raw:lmdb_by_number", path=str(tree), **count, kept=True),
+        "image folder": EntryProcess("raw:image_folder", path=str(folder), **count),
+        "tar (tarfile)": EntryProcess("raw:tar_in_order", path=str(tar), **count),
+        "cat of the shards": EntryProcess("raw:cat", path=str(shards), records=len(files)),
+        "cat of the files": EntryProcess("raw:cat", path=str(folder), records=len(files)),
     }
     if source.rivals:
         rivals.write_litdata(folder, scratch / "litdata", scratch)
@@ -92,7 +92,7 @@ def _in_order(
             (LITDATA + KEPT, {"kept": True}),
             (LITDATA + ", unread views", {"unread": True}),
         ):
-            entries[name] = rivals.litdata_contestant(prepare, scratch, **options, **more)
+            entries[name] = rivals.litdata_process(prepare, scratch, **options, **more)
     measured = contest(entries, rounds)
     result.raw(f"in order, {size}", measured)
     columns = {"us": "us a record"}
@@ -116,8 +116,8 @@ def _shuffled(
         BATCHES_IN_ORDER: {"buffer": None, "batch": 256},
     }
     with (
-        Contestant("raw:shardio_in_order", path=str(shards), **count) as opened,
-        Contestant("raw:shardio_shuffled", path=str(shards), **count) as streamed,
+        EntryProcess("raw:shardio_in_order", path=str(shards), **count) as opened,
+        EntryProcess("raw:shardio_shuffled", path=str(shards), **count) as streamed,
     ):
         memory = {name: streamed.round(memory=True, **way) for name, way in ways.items()}
         opened.round()
@@ -133,7 +133,7 @@ def _shuffled(
     return measured
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _rounds(

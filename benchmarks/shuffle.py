@@ -21,7 +21,7 @@ import numpy as np
 
 from . import data
 from .cold import Cold, drop
-from .harness import Contestant, Result, interleave, ratio, show
+from .harness import EntryProcess, Result, interleave, ratio, show
 
 BATCH, BUFFER = 256, 10_000
 WINDOW = "window"
@@ -101,24 +101,24 @@ def _measure(
     payload = data.folder_bytes(folder)
     cold = Cold(scratch, records, payload, {"shardio": folder})
     ways: dict[str, int | str] = {WINDOW: min(BUFFER, records // 2), "all": "all"}
-    contestants = {
-        name: Contestant("shuffle:epoch", path=str(folder), buffer=buffer, records=records)
+    processes = {
+        name: EntryProcess("shuffle:epoch", path=str(folder), buffer=buffer, records=records)
         for name, buffer in ways.items()
     }
     try:
         found = interleave(
-            {n: partial(cold._measured, folder, one.round) for n, one in contestants.items()},
+            {n: partial(cold._measured, folder, one.round) for n, one in processes.items()},
             rounds,
         )
-        warm = interleave({n: one.round for n, one in contestants.items()}, rounds)
+        warm = interleave({n: one.round for n, one in processes.items()}, rounds)
     finally:
-        for one in contestants.values():
+        for one in processes.values():
             one.close()
     drop(folder)
     return found, warm
 
 
-# --- the contestant -------------------------------------------------------------------------------
+# --- the entry -------------------------------------------------------------------------------
 
 
 def _sizes(samples: list[tuple[bytes, int]]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data, rivals
-from .harness import Contestant, Result, interleave, median
+from .harness import EntryProcess, Result, interleave, median
 
 BATCH = 64
 
@@ -26,14 +26,12 @@ def run(source: data.Data, result: Result) -> None:
     result.data(records=len(files), shards=len(list(shards.glob("*.shard"))))
 
     def own(function: str, path: Path) -> dict[str, Any]:
-        with Contestant(f"startup:{function}", path=str(path)) as contestant:
-            return contestant.round()
+        with EntryProcess(f"startup:{function}", path=str(path)) as entry:
+            return entry.round()
 
     def litdata(path: Path) -> dict[str, Any]:
-        with rivals.litdata_contestant(
-            "startup:litdata", source.scratch, path=str(path)
-        ) as contestant:
-            return contestant.round()
+        with rivals.litdata_process("startup:litdata", source.scratch, path=str(path)) as entry:
+            return entry.round()
 
     entries: dict[str, Callable[[], dict[str, Any]]] = {
         "shardio": partial(own, "shardio", shards),
@@ -58,7 +56,7 @@ def run(source: data.Data, result: Result) -> None:
     result.target("first batch", median(measured["shardio"], "ms"), 100, unit="ms")
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def shardio(path: str) -> Callable[..., dict[str, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data, rivals
-from .harness import Contestant, Result, contest, cpu_seconds, ratio
+from .harness import EntryProcess, Result, contest, cpu_seconds, ratio
 
 WORKERS = 2
 SHARDIO, FOLDER = "shardio", "image folder"
@@ -37,14 +37,14 @@ def run(source: data.Data, result: Result) -> None:
         rivals.write_lmdb(folder, tree)
         options: dict[str, Any] = {"size": size, "batch": batch, "records": len(files)}
         entries = {
-            SHARDIO: Contestant("train:shardio", path=str(shards), **options),
-            FOLDER: Contestant("train:image_folder", path=str(folder), **options),
-            "LMDB": Contestant("train:lmdb", path=str(tree), folder=str(folder), **options),
+            SHARDIO: EntryProcess("train:shardio", path=str(shards), **options),
+            FOLDER: EntryProcess("train:image_folder", path=str(folder), **options),
+            "LMDB": EntryProcess("train:lmdb", path=str(tree), folder=str(folder), **options),
         }
         if source.rivals:
             chunks = scratch / "litdata"
             rivals.write_litdata(folder, chunks, scratch)
-            entries["LitData"] = rivals.litdata_contestant(
+            entries["LitData"] = rivals.litdata_process(
                 "train:litdata", scratch, path=str(chunks), **options
             )
         try:
@@ -71,7 +71,7 @@ def run(source: data.Data, result: Result) -> None:
         data.remove(shards, tree, f"{tree}-lock", scratch / "litdata")
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _transform(size: int) -> Any:

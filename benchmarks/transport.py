@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data
-from .harness import Contestant, Result, contest, median, ratio
+from .harness import EntryProcess, Result, contest, median, ratio
 
 BATCH, SIZE = 256, 224
 AHEAD = 2
@@ -36,7 +36,7 @@ def run(source: data.Data, result: Result) -> None:
     rows = write(source.scratch / "rows", BATCH * (batches // 4 + 40))
     result.data(batch=[BATCH, SIZE, SIZE, 3], bytes=BATCH * SIZE * SIZE * 3, batches=batches)
     entries = {
-        f"{name}, {workers} workers": Contestant(
+        f"{name}, {workers} workers": EntryProcess(
             f"transport:{function}", path=str(path), workers=workers, batches=batches, **more
         )
         for workers in (1, 2)
@@ -46,7 +46,7 @@ def run(source: data.Data, result: Result) -> None:
             (COPIES, "shard_loader", {"copy": True}),
         )
     }
-    entries["made in the trainer"] = Contestant(
+    entries["made in the trainer"] = EntryProcess(
         "transport:data_loader", path=str(path), workers=0, batches=batches
     )
     measured = contest(entries, rounds)
@@ -61,7 +61,7 @@ def run(source: data.Data, result: Result) -> None:
     result.table(what, measured, columns, versus=base, by="images_per_s")
 
     entries = {
-        f"{name}, {workers} workers": Contestant(
+        f"{name}, {workers} workers": EntryProcess(
             f"transport:{function}",
             path=str(rows),
             workers=workers,
@@ -95,7 +95,7 @@ def write(out: Path, records: int) -> Path:
     return out
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 class Ready:

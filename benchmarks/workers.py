@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import data
-from .harness import Contestant, Result, contest, cpu_seconds
+from .harness import EntryProcess, Result, contest, cpu_seconds
 from .train import tree_bytes
 
 BATCH, SIZE = 64, 224
@@ -25,7 +25,7 @@ def run(source: data.Data, result: Result) -> None:
     shards = data.pack(folder, source.scratch / "shards")
     result.data(records=len(files), payload_bytes=data.payload(files))
     decoding = {
-        f"{workers} workers, {ahead} ahead": Contestant(
+        f"{workers} workers, {ahead} ahead": EntryProcess(
             "workers:decoded", path=str(shards), workers=workers, ahead=ahead
         )
         for workers, ahead in ((0, 2), (1, 2), (2, 1), (2, 2), (2, 8), (4, 2), (8, 2))
@@ -44,7 +44,7 @@ def run(source: data.Data, result: Result) -> None:
     result.table(what, measured, columns, versus="2 workers, 2 ahead", by="images_per_s")
 
     sending = {
-        f"{kind}, {workers} workers": Contestant(
+        f"{kind}, {workers} workers": EntryProcess(
             "workers:sent", path=str(shards), workers=workers, kind=kind
         )
         for kind in ("uint8", "float32")
@@ -61,7 +61,7 @@ def run(source: data.Data, result: Result) -> None:
     result.table(what, sent, columns, versus="uint8, 0 workers", by="ms")
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _loader(dataset: Any, workers: int, ahead: int) -> Any:

@@ -28,6 +28,20 @@ Look, check, leave
 What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
 PerformanceWarning says what is slow, and how to mend it.
 Names load when they are first used: `import shardio` costs neither torch (1 s) nor PIL.
+
+The rooms of the package; each imports only from those above it:
+
+    errors.py names.py stack.py _version.py units.py machine.py   the ground of all rooms
+    native/     the compiled core: its C sources, and the module that says whether it is there
+    storage/    bytes at rest: local files, atomic writes, locks; passing descriptors
+    order/      which record comes when: shuffle, epoch, partition, mixture, subsets; no bytes
+    images/     bytes to pixels and back: decoding, transforms, JPEG tiles
+    formats/    records in a shard: sample, manifest, index; foreign/ has the formats of others
+    dataset/    read: fetch, decode, collate, ShardDataset, mixtures, open
+    packing/    pack: sources, plan, shards, commit; Writer; index, export, unpack, verify, gc
+    loader/     feed: ShardLoader, its processes and buffers; the device
+    tuning/     advise: explain, tune, bench, meter, plot
+    cli/        the commands, and the demo
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .base import Rival, Transform, decoded
 from .folder import Folder
-from .litdata import litdata_contestant, litdata_dataset, optimize, write_litdata
+from .litdata import litdata_dataset, litdata_process, optimize, write_litdata
 from .lmdb import Lmdb, lmdb_writer, open_lmdb, write_lmdb
 from .packed import write_packed, write_tar
 
@@ -23,8 +23,8 @@ __all__ = [
     "Rival",
     "Transform",
     "decoded",
-    "litdata_contestant",
     "litdata_dataset",
+    "litdata_process",
     "lmdb_writer",
     "open_lmdb",
     "optimize",

@@ -31,7 +31,7 @@ from typing import Any
 
 from shardio.machine import family
 
-from ..harness import ROOT, Contestant
+from ..harness import ROOT, EntryProcess
 
 ENVIRONMENTS = ROOT / "benchmarks" / ".venvs"
 AHEAD = 2  # batches a worker, as torch's own default
@@ -41,8 +41,8 @@ AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the random crop: RandomResizedCr
 Transform = Callable[..., Any] | None
 
 
-class Guarded(Contestant):
-    """A contestant that is killed, with its processes, when it takes too long to answer or end."""
+class Guarded(EntryProcess):
+    """An entry that is killed, with its processes, when it takes too long to answer or end."""
 
     def round(self, **asked: Any) -> dict[str, Any]:
         with self._limit(LIMIT_S):
@@ -97,7 +97,7 @@ class Rival:
             return f"it does not install here: {reason.read_text().strip()}"
         return f"`benchmarks/setup_rivals {name}` was not run"
 
-    def contestant(self, function: str, scratch: Path, **options: Any) -> Guarded:
+    def process(self, function: str, scratch: Path, **options: Any) -> Guarded:
         """A process of this rival's environment, with TMPDIR and HOME of its own."""
         home = scratch / f"{self.module}-home"
         home.mkdir(exist_ok=True)

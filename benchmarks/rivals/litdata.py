@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from ..data import listing
-from ..harness import RIVALS, Contestant
+from ..harness import RIVALS, EntryProcess
 from .base import AHEAD, Transform, collated, crop, decoded, epochs
 
 
-def litdata_contestant(function: str, scratch: Path, **options: Any) -> Contestant:
+def litdata_process(function: str, scratch: Path, **options: Any) -> EntryProcess:
     """In the environment that several benchmarks share."""
     home = scratch / "litdata-home"
     home.mkdir(exist_ok=True)
-    return Contestant(function, python=RIVALS, home=str(home), **options)
+    return EntryProcess(function, python=RIVALS, home=str(home), **options)
 
 
 def write_litdata(folder: Path, out: Path, scratch: Path) -> None:
-    with litdata_contestant("rivals:optimize", scratch, folder=str(folder)) as one:
+    with litdata_process("rivals:optimize", scratch, folder=str(folder)) as one:
         one.round(out=str(out))
 
 
 def optimize(folder: str, jobs: int = 2) -> Callable[..., dict[str, Any]]:
-    """(a contestant of the rivals' environment)"""
+    """(an entry of the rivals' environment)"""
     import litdata
 
     files = listing(folder)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..data import listing
-from ..harness import Contestant
+from ..harness import EntryProcess
 from .base import Transform, crop, data_loader, decoded, epochs
 
 
 def write_lmdb(folder: str | Path, out: Path) -> None:
     """By another process: a transaction holds its pages in memory, and the heap keeps them."""
-    with Contestant("rivals:lmdb_writer", folder=str(folder)) as one:
+    with EntryProcess("rivals:lmdb_writer", folder=str(folder)) as one:
         one.round(out=str(out))
 
 

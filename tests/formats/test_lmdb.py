@@ -205,7 +205,7 @@ def test_golden_files_read_as_expected() -> None:
 
 def test_golden_files_are_written_again_to_the_same_bytes(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    tool = ROOT / "tools" / "make_golden.py"
+    tool = GOLDEN / "make.py"
     subprocess.run([sys.executable, str(tool), str(folder), "lmdb"], check=True, env=environment())
     assert content(folder) == content(GOLDEN / "lmdb-v0")
 

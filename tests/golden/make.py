@@ -165,7 +165,7 @@ def write(folder: Path, format: str = "record") -> None:
         format=format,
         schema=Schema(FIELDS),
         classes=CLASSES,
-        options={"made by": "tests/golden/make.py"},
+        options={"made by": "tools/make_golden.py"},
         library="0.1.0",
         blob_bytes=blob_bytes,
     )

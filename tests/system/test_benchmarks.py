@@ -29,14 +29,14 @@ import shardio
 from benchmarks import (
     compare,
     formats,
-    forum_resident,
-    forum_transport,
     limits,
     loader,
     network,
     pixels,
     report,
+    resident_rows,
     rivals,
+    slow_samples,
     spelling,
     transport,
 )
@@ -56,8 +56,8 @@ NAMES = (
         "loader",
         "pixels",
         "transport",
-        "forum_resident",
-        "forum_transport",
+        "resident_rows",
+        "slow_samples",
         "meter",
         "gpu",
     ),
@@ -287,7 +287,7 @@ def test_formats_are_measured_without_their_own_readers(archives: Path, tmp_path
 
 
 class Here:
-    """A Contestant in this process, of a machine that is done at once."""
+    """A EntryProcess in this process, of a machine that is done at once."""
 
     made: list[Here]
 
@@ -305,8 +305,8 @@ class Here:
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Here]]:
     threads = torch.get_num_threads()
     Here.made = []
-    for module in (forum_resident, forum_transport, loader, transport):
-        monkeypatch.setattr(module, "Contestant", Here)
+    for module in (resident_rows, slow_samples, loader, transport):
+        monkeypatch.setattr(module, "EntryProcess", Here)
     yield Here
     torch.set_num_threads(threads)
     assert all(not hasattr(one, "round") for one in Here.made)
@@ -338,7 +338,7 @@ def test_transport_compares_ready_batches(
 
 
 def test_ways_of_one_epoch_in_memory_are_compared(here: type[Here], tmp_path: Path) -> None:
-    found = measured(forum_resident, tmp_path, tmp_path)
+    found = measured(resident_rows, tmp_path, tmp_path)
     assert len(found["tables"][0]["rows"]) == 11
     assert [target["limit"] for target in found["targets"]] == [1.3]
 
@@ -346,11 +346,11 @@ def test_ways_of_one_epoch_in_memory_are_compared(here: type[Here], tmp_path: Pa
 def test_slow_samples_are_compared(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forum_transport, "FETCH_S", 0.0)
-    monkeypatch.setattr(forum_transport, "STEP_S", 1e-6)
-    monkeypatch.setattr(forum_transport, "BATCH", 4)
-    monkeypatch.setattr(forum_transport, "SHAPES", {"small": (1, 15), "large": (100, 150)})
-    found = measured(forum_transport, tmp_path, tmp_path)
+    monkeypatch.setattr(slow_samples, "FETCH_S", 0.0)
+    monkeypatch.setattr(slow_samples, "STEP_S", 1e-6)
+    monkeypatch.setattr(slow_samples, "BATCH", 4)
+    monkeypatch.setattr(slow_samples, "SHAPES", {"small": (1, 15), "large": (100, 150)})
+    found = measured(slow_samples, tmp_path, tmp_path)
     for table, limit in zip(found["tables"], (-0.97, -3.0), strict=True):
         assert len(table["rows"]) == 14
         assert sum(target["limit"] == limit for target in found["targets"]) in (2, 3, 4)
@@ -417,7 +417,7 @@ def test_a_rival_that_cannot_take_part_is_named_with_the_reason(
     ]
 
 
-def test_a_contestant_that_never_answers_is_killed_with_its_processes(
+def test_a_process_that_never_answers_is_killed_with_its_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(base, "LIMIT_S", 0.001)  # starting takes longer

@@ -1,6 +1,7 @@
 """The import law: rooms import downwards only, no circle, and each dependency by its doors."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -155,3 +156,12 @@ def test_every_dependency_has_its_doors() -> None:
 def test_the_design_draws_the_same_law() -> None:
     drawn = (ROOT / "docs" / "design.md").read_text()
     assert "".join(f"    {line}\n" for line in LAW.strip().splitlines()) in drawn
+
+
+def test_the_design_and_the_package_draw_the_same_rooms() -> None:
+    [drawn] = re.findall(r"(?:^    \S.*\n)+", (ROOT / "docs" / "design.md").read_text(), re.M)[:1]
+    tree = ast.parse((ROOT / "shardio" / "__init__.py").read_text())
+    described = ast.get_docstring(tree, clean=False)
+    assert described and drawn in described
+    named = set(re.findall(r"^    (\w+)/ ", drawn, re.M))
+    assert named == {path.parent.name for path in (ROOT / "shardio").glob("*/__init__.py")}

@@ -1,16 +1,16 @@
 """Samples that take 3 ms to fetch, small and of 1.2 MB, batches of 128, a training step of 50 ms.
 
-A question of a forum: with samples of 10 x 150 float64 more workers help, with samples of
-1000 x 150 they do not, nor does a larger prefetch_factor. For the large ones a batch is 154 MB, and
-what torch does with it in worker and trainer costs more than the fetching.
+Users report: with samples of 10 x 150 float64 more workers help, with samples of 1000 x 150 they do
+not, nor does a larger prefetch_factor. For the large ones a batch is 154 MB, and what torch does
+with it in worker and trainer costs more than the fetching.
 
-DataLoader reads a map-style dataset in the forum's form: the sample is made once, and each
+DataLoader reads a map-style dataset, as these users wrote it: the sample is made once, and each
 `__getitem__` sleeps for 3 ms and returns it. ShardLoader reads a dataset whose `transform=` sleeps
 for 3 ms. "packed": it then returns the values that were stored, so each sample is read, checked and
-copied besides, which the forum's is not. "made once": the stored sample is a few bytes, and what
-it returns is one array, as in the forum's form. P x T is P processes of T threads: P * T sleep at
-the same time, as in a DataLoader of P * T workers. The training step looks at a byte of each page
-of the batch (as its copy to a GPU would) and sleeps; "no step" is how fast batches can come.
+copied besides, which DataLoader's is not. "made once": the stored sample is a few bytes, and the
+transform returns one array, as `__getitem__` does. P x T is P processes of T threads: P * T sleep
+at the same time, as in a DataLoader of P * T workers. The training step looks at a byte of each
+page of the batch (as its copy to a GPU would) and sleeps; "no step" is how fast batches can come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data
-from .harness import Contestant, Result, contest, median, ratio
+from .harness import EntryProcess, Result, contest, median, ratio
 
 BATCH, FETCH_S, STEP_S = 128, 0.003, 0.05
 SHAPES = {"small": (10, 150), "large": (1000, 150)}
@@ -36,18 +36,18 @@ def run(source: data.Data, result: Result) -> None:
         records = (4 if source.quick else 8) * BATCH
         path = write(source.scratch / size, shape, records)
         tiny = write(source.scratch / f"{size}-tiny", (1, 1), records)
-        few = 2 if source.quick else 6  # of contestants that take 400 ms a batch
+        few = 2 if source.quick else 6  # of entries that take 400 ms a batch
         entries = {
-            f"DataLoader, {workers} workers, {ahead} ahead": Contestant(
-                *("forum_transport:data_loader",), shape=shape, workers=workers, ahead=ahead,
+            f"DataLoader, {workers} workers, {ahead} ahead": EntryProcess(
+                *("slow_samples:data_loader",), shape=shape, workers=workers, ahead=ahead,
                 batches=batches if workers else few,
             )
             for workers, ahead in ((0, 2), (2, 2), (4, 2), (8, 2), (2, 4), (8, 4))
         }  # fmt: skip
         for workers, threads in ((1, 2), (1, 8), (2, 4), (2, 16)):
             for kind, where in (("packed", path), ("made once", tiny)):
-                entries[f"ShardLoader {workers}x{threads}, {kind}"] = Contestant(
-                    *("forum_transport:shard_loader",), path=str(where), shape=shape,
+                entries[f"ShardLoader {workers}x{threads}, {kind}"] = EntryProcess(
+                    *("slow_samples:shard_loader",), path=str(where), shape=shape,
                     packed=kind == "packed", workers=workers, threads=threads, batches=batches,
                 )  # fmt: skip
         try:
@@ -101,11 +101,11 @@ def write(out: Path, shape: tuple[int, int], records: int) -> Path:
     return out
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
-class Forum:
-    """The forum's Dataset: the sample is made once, and takes 3 ms to fetch."""
+class MapStyle:
+    """The Dataset of the question: the sample is made once, and takes 3 ms to fetch."""
 
     def __init__(self, shape: tuple[int, int], records: int) -> None:
         import numpy as np
@@ -165,7 +165,7 @@ def data_loader(shape: tuple[int, int], workers: int, ahead: int, batches: int) 
     skipped = workers * ahead
     more: dict[str, Any] = {"prefetch_factor": ahead} if workers else {}
     # Long enough that no worker ends before the last batch that is counted.
-    dataset: Any = Forum(shape, (2 * skipped + batches + workers) * BATCH)
+    dataset: Any = MapStyle(shape, (2 * skipped + batches + workers) * BATCH)
     loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, **more)
     return _rounds(lambda: iter(loader), skipped, batches, shape)
 

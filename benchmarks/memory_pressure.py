@@ -1,4 +1,4 @@
-"""Holds memory until only so many bytes are available: python -m benchmarks.ballast BYTES
+"""Holds memory until only so many bytes are available: python -m benchmarks.memory_pressure BYTES
 
 Grows and shrinks with what the others use. Locked, so that it is not swapped out instead; the first
 to be killed when memory runs out; ends with its parent.

@@ -1,4 +1,4 @@
-"""60,000 rows of 784 bytes, batches of 300: one epoch by each way that forums know, and resident.
+"""60,000 rows of 784 bytes, batches of 300: one epoch by each way that users try, and resident.
 
 The program that started this project: item by item, an epoch of data that fits in memory takes
 long, and workers make it no better. Random bytes with labels, shuffled anew in each epoch by all.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import data
-from .harness import Contestant, Result, contest, ratio
+from .harness import EntryProcess, Result, contest, ratio
 
 RECORDS, WIDTH, BATCH = 60_000, 784, 300
 FLOOR, SELECTED = "one tensor by a permutation", "the same by index_select"
@@ -31,20 +31,20 @@ def run(source: data.Data, result: Result) -> None:
     rounds, records = (2, 3_000) if source.quick else (7, RECORDS)
     path = write(source.scratch / "rows", records)
     result.data(records=records, bytes=records * WIDTH, batch=BATCH)
-    where = "forum_resident:data_loader"
+    where = "resident_rows:data_loader"
     entries = {
-        FLOOR: Contestant("forum_resident:sliced", records=records, selects=False),
-        SELECTED: Contestant("forum_resident:sliced", records=records, selects=True),
-        RESIDENT: Contestant("forum_resident:resident", path=str(path), records=records),
-        TENSORS: Contestant(where, kind="tensors", workers=0, records=records),
+        FLOOR: EntryProcess("resident_rows:sliced", records=records, selects=False),
+        SELECTED: EntryProcess("resident_rows:sliced", records=records, selects=True),
+        RESIDENT: EntryProcess("resident_rows:resident", path=str(path), records=records),
+        TENSORS: EntryProcess(where, kind="tensors", workers=0, records=records),
     }
     for name, kind in ((PER_ITEM, "uint8"), (PER_FLOAT, "float32")):
         for workers in (0, 2, 4):
-            entries[f"{name}, {workers} workers"] = Contestant(
+            entries[f"{name}, {workers} workers"] = EntryProcess(
                 where, kind=kind, workers=workers, records=records
             )
-    entries["ShardLoader, 2 workers"] = Contestant(
-        "forum_resident:shard_loader", path=str(path), records=records
+    entries["ShardLoader, 2 workers"] = EntryProcess(
+        "resident_rows:shard_loader", path=str(path), records=records
     )
     measured = contest(entries, rounds)
     result.raw("epochs", measured)
@@ -68,7 +68,7 @@ def write(out: Path, records: int) -> Path:
     return out
 
 
-# --- contestants ----------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _tensors(records: int) -> Any:
@@ -121,7 +121,7 @@ def sliced(records: int, selects: bool) -> Round:
 
 
 class Items:
-    """The forum's Dataset."""
+    """The Dataset of the question."""
 
     def __init__(self, records: int, as_float: bool) -> None:
         self.rows, self.labels = _tensors(records)

@@ -1,6 +1,6 @@
-"""The process of one contestant: prepares, then runs a round for each line on stdin.
+"""The process of one entry: prepares, then runs a round for each line on stdin.
 
-python -m benchmarks.contestant MODULE:FUNCTION JSON-OPTIONS     (started by harness.Contestant)
+python -m benchmarks.entry_process MODULE:FUNCTION JSON-OPTIONS  (harness.EntryProcess starts it)
 """
 
 from __future__ import annotations
