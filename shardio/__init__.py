@@ -2,6 +2,9 @@
 
 Pack
     pack               Pack a folder of images, or another source.
+    SourceOptions      What of a source is packed, and under which names: pack(read=...).
+    ImageOptions       How images are written into shards: pack(images=...).
+    PlanOptions        Which record goes to which shard, and which part is built: pack(plan=...).
     commit             Commit what the parts of a job array packed.
     Writer             Write samples of any origin, one by one, as a dataset.
     index              Make a dataset of files that another tool wrote, where they are.
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     from .native import PerformanceWarning as PerformanceWarning
     from .packing.export import export
     from .packing.index import index
+    from .packing.options import ImageOptions, PlanOptions, SourceOptions
     from .packing.pack import commit, pack
     from .packing.unpack import unpack
     from .packing.verify import verify
@@ -103,9 +107,11 @@ _HOMES = {
     "DependencyError": "errors",
     "EpochError": "errors",
     "ExistsError": "errors",
+    "ImageOptions": "packing.options",
     "NotPackedError": "errors",
     "OptionError": "errors",
     "PerformanceWarning": "native",
+    "PlanOptions": "packing.options",
     "RandomResizedCrop": "images.transforms",
     "RowError": "errors",
     "SampleError": "errors",
@@ -114,6 +120,7 @@ _HOMES = {
     "ShardioError": "errors",
     "SourceChangedError": "errors",
     "SourceError": "errors",
+    "SourceOptions": "packing.options",
     "StateError": "errors",
     "StorageError": "errors",
     "VersionError": "errors",
@@ -139,9 +146,12 @@ _HOMES = {
 # the builtin one, nor the errors, which nobody calls.
 __all__ = [
     "CenterCrop",
+    "ImageOptions",
+    "PlanOptions",
     "RandomResizedCrop",
     "ShardDataset",
     "ShardLoader",
+    "SourceOptions",
     "Writer",
     "bench",
     "collate",

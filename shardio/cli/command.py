@@ -57,7 +57,7 @@ class Command:
             name = "--" + quoted[1].replace("_", "-")
             return name if name in known else quoted[0]
 
-        return re.sub(r"`([a-z_]+)`", called, text).replace("%", "%%")
+        return re.sub(r"`(?:[a-z]+\.)?([a-z_]+)`", called, text).replace("%", "%%")
 
 
 def option(name: str, metavar: str | None = None, text: str | None = None, **more: Any) -> Option:

@@ -31,6 +31,7 @@ from ..formats import manifest
 from ..images import decode
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
+from ..packing.options import ImageOptions, SourceOptions
 from ..packing.pack import pack
 from ..storage import locate
 from ..tuning import throttle
@@ -265,7 +266,8 @@ class _Stage:
             tiles = _large(source)
         _check_room(source, out, None if root is None else found.size)
         began = time.monotonic()
-        done = pack(listed, out, root=root, jpeg_tiles=tiles, on_error="skip", jobs=None)[0]
+        read, images = SourceOptions(root=root), ImageOptions(jpeg_tiles=tiles)
+        done = pack(listed, out, read=read, images=images, on_error="skip")[0]
         seconds = time.monotonic() - began
         folders = manifest.datasets(out)
         split = "train" if "train" in folders else next(iter(folders))

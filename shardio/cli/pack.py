@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from .exit_codes import DONE, FAILED, SKIPPED
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..packing.pack import Packed
+    from ..packing.packed import Packed
 
 
 def _pack(
@@ -35,13 +36,16 @@ def _pack(
     **call: Any,
 ) -> int:
     from ..order.subset import conditions
+    from ..packing.options import GROUPS
     from ..packing.pack import pack
 
+    call |= {"fields": read_fields(fields), "where": conditions(where) if where else None}
+    for group, kind in GROUPS.items():
+        named = [one.name for one in dataclasses.fields(kind)]
+        call[group] = kind(**{name: call.pop(name) for name in named if name in call})
     with output.progress("packing") as progress:
         done = pack(
             **call,
-            fields=read_fields(fields),
-            where=conditions(where) if where else None,
             on_error=on_error,
             dry_run=dry_run,
             progress=progress,
@@ -63,8 +67,7 @@ def _show(output: Output, done: Sequence[Packed], skips: bool = True, dry: bool 
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done
     ]
-    text = "\n".join(one.text(skips) for one in done)
-    output.show(text, facts={"dry_run": dry, "datasets": datasets})
+    output.show("\n".join(map(str, done)), facts={"dry_run": dry, "datasets": datasets})
     if not any(one.rejected for one in done):
         return DONE
     return FAILED if dry and not skips else SKIPPED
@@ -80,7 +83,8 @@ PACK = Command(
     "pack",
     "pack a folder of images, or another source, into shards",
     _pack,
-    "packing.pack:pack",
+    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
+    "packing.options:PlanOptions",
     option(
         "source", "SRC", "a folder of images; or a listing, COCO file, dataset: docs/sources.md"
     ),
@@ -89,7 +93,9 @@ PACK = Command(
     option("--max-records", "N", type=read_int),
     option("--shuffle", action=BooleanOptionalAction),
     option("--seed", "N", "of that shuffle (default 0)", type=read_int),
-    option("--from", "KIND", dest="from_"),
+    option(
+        "--from", "KIND", "what SRC is, where that cannot be told: docs/sources.md", dest="kind"
+    ),
     option("--root", "DIR"),
     FIELDS,
     option(
@@ -104,7 +110,7 @@ PACK = Command(
     option("--splits", action=BooleanOptionalAction),
     option("--classes", "OTHER"),
     option("--resize", "N", type=read_int),
-    option("--quality", "Q", "of JPEGs that --resize writes (default 90)", type=read_int),
+    option("--quality", "Q", type=read_int),
     option("--encode", "raw"),
     option("--jpeg-tiles"),
     option("--keep-original"),

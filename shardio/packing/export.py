@@ -2,7 +2,7 @@
 
     export("packed/", "wds/", format="webdataset")
 
-Records are read and checked in storage order, and written one by one; targets/ has the formats.
+Records are read and checked in storage order, and written one by one by the format's target.
 All files are written into a hidden folder within the directory, and take their names when the last
 of them is complete: an export that fails leaves nothing. One that is killed while they take their
 names is gone on with by the same call; a receipt tells (receipt.py).
@@ -14,10 +14,10 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import units as sizes
+from .. import units
 from .._version import __version__
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
@@ -29,7 +29,7 @@ from ..formats.manifest import Manifest
 from ..names import KEY, file_name, from_file_name, key_bytes
 from ..storage import local, local_path
 from ..storage.staging import Staging
-from ..units import show_count
+from ..units import show_count, show_size
 from . import receipt
 from .process_pool import Progress
 from .receipt import Receipt
@@ -39,7 +39,7 @@ Fields = Mapping[str, str | None] | Sequence[str]
 
 @dataclass
 class Exported:
-    """What one call of `export` wrote."""
+    """The result of one call of `export`; as str, a summary of lines."""
 
     out: str
     format: str
@@ -58,16 +58,16 @@ class Exported:
     def __str__(self) -> str:
         called = (f"{printable(name)} as {printable(its)}" for name, its in self.fields.items())
         lines = [
-            f"{printable(self.out)}: {self.format}: {sizes.show_count(self.records, 'record')} in "
-            f"{sizes.show_count(self.files, 'file')}, {sizes.show_size(self.bytes)}",
+            f"{printable(self.out)}: {self.format}: {show_count(self.records, 'record')} in "
+            f"{show_count(self.files, 'file')}, {show_size(self.bytes)}",
             f"fields: {', '.join(called)}",
             *(printable(note, 4096) for note in self.notes),
         ]
         if self.without:
-            without = sizes.show_count(self.without, "record")
+            without = show_count(self.without, "record")
             lines.append(f"{without} without anything that could be written")
         if self.removed:
-            lines.append(f"removed: {sizes.show_count(self.removed, 'file')} of an older export")
+            lines.append(f"removed: {show_count(self.removed, 'file')} of an older export")
         return "\n".join(lines)
 
 
@@ -106,7 +106,72 @@ def export(
     if shard_size is not None:
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
-        shard_size = sizes.size("shard_size", shard_size)
+        shard_size = units.size("shard_size", shard_size)
+    datasets = _opened(source, target, root)
+    chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
+    request = _Request(target, kind, datasets, chosen, shard_size, keys == "number", progress)
+    what, before = request.seal(format), receipt.load(target)
+    resumed = before is not None and not before.complete and before.what == what
+    if overwrite:
+        _refuse_others(target, datasets, kind, before)
+    again = True
+    while again:
+        done, again = Exported(target, format), False
+        staging = Staging(target, replace=overwrite or resumed, beside=(receipt.NAME,))
+        try:
+            _write(request, staging.path, done)
+            written = _files(staging.path)
+            done.files, done.bytes = len(written), sum(written.values())
+            listed = written if kind.ours is not None or resumed else ()
+            note = receipt.of_files(what, staging.path, listed)
+            begun = note.begun(os.path.basename(staging.path), before)
+            if resumed and not overwrite:
+                _refuse_mixed(target, written, begun)
+            begun.save(target)
+            staging.commit()
+        except Again:
+            again = True
+        finally:
+            staging.discard()
+    if overwrite and before is not None:
+        done.removed = _remove_older(target, before, written)
+    if kind.ours is None:
+        receipt.remove(target)
+    else:
+        note.save(target)
+    if before is not None and local.is_temporary(before.staging):  # what a kill left there
+        shutil.rmtree(os.path.join(target, before.staging), ignore_errors=True)
+    done.notes += _notes(request, format, written, overwrite)
+    return done
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is to be exported, and how."""
+
+    target: str
+    kind: type[Target]
+    datasets: Mapping[str, ShardSequence]  # by split
+    chosen: Mapping[str, tuple[list[Field], Field | None]]  # fields of each, and its key
+    shard_size: int | None
+    numbered: bool
+    progress: Progress | None
+    learned: dict[str, str] = field(default_factory=dict)  # what `Again` was raised for
+
+    def seal(self, format: str) -> str:
+        """Return what tells this export from others, so that a killed one is gone on with."""
+        keys = "number" if self.numbered else "own"
+        values = (__version__, format, self.shard_size, keys, self.chosen)
+        seal = hashlib.sha256(repr(values).encode())
+        for name, dataset in self.datasets.items():
+            seal.update(key_bytes(name) + b"\0" + hashlib.sha256(dataset.manifest.dump()).digest())
+        return seal.hexdigest()[:32]
+
+
+def _opened(
+    source: str, target: str, root: str | os.PathLike[str] | None
+) -> dict[str, ShardSequence]:
+    """Open all splits of a dataset. Raises OptionError where it lies in the target itself."""
     folders = manifest.datasets(source)
     datasets = {name: sequence.stored(folder, root=root) for name, folder in folders.items()}
     own = {source, *folders.values()}
@@ -117,75 +182,61 @@ def export(
     into = {os.path.realpath(manifest.split_folder(target, name)) for name in ("", *folders)}
     if into & set(map(os.path.realpath, own)):
         raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
-    chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
-    what, before = _what(format, shard_size, keys, datasets, chosen), receipt.load(target)
-    resumed = before is not None and not before.complete and before.what == what
-    if overwrite:
-        _refuse_others(target, folders, kind, before)
-    learned: dict[str, str] = {}
-    while True:
-        done = Exported(target, format)
-        staging = Staging(target, replace=overwrite or resumed, beside=(receipt.NAME,))
+    return datasets
+
+
+def _write(request: _Request, path: str, done: Exported) -> None:
+    """Write all splits into a folder. Raises Again where a target has to begin anew."""
+    total = sum(map(len, request.datasets.values()))
+    for split, dataset in request.datasets.items():
+        folder = manifest.split_folder(path, split)
+        local.make_directory(folder)
+        shown, key = request.chosen[split]
+        keys = list if request.numbered else dataset.stored_keys
+        target = request.kind(
+            Plan(folder, dataset.manifest, shown, key, request.shard_size, keys, request.learned)
+        )
         try:
-            total = sum(map(len, datasets.values()))
-            for name, dataset in datasets.items():
-                folder = manifest.split_folder(staging.path, name)
-                local.make_directory(folder)
-                shown, key = chosen[name]
-                plan = Plan(
-                    folder,
-                    dataset.manifest,
-                    shown,
-                    key,
-                    shard_size,
-                    dataset.stored_keys if keys == "own" else list,
-                    learned,
-                )
-                _write(kind(plan), dataset, keys == "number", done, total, progress)
-            written = _files(staging.path)
-            done.files, done.bytes = len(written), sum(written.values())
-            if before is not None and resumed and not overwrite:
-                _refuse_mixed(target, staging.path, written, before)
-            note = receipt.of_files(what, staging.path, written if kind.ours is not None else ())
-            note.begun(os.path.basename(staging.path), before).save(target)
-            staging.commit()
-        except Again:
-            continue
+            for number, sample in enumerate(dataset):
+                if request.numbered:
+                    sample[KEY] = b"%08d" % number
+                if target.add(number, sample):
+                    done.records += 1
+                else:
+                    done.without += 1
+                if request.progress is not None:
+                    request.progress(done.records + done.without, total)
+            target.finish()
         finally:
-            staging.discard()
-        if overwrite and before is not None:
-            done.removed = _remove_older(target, before, written)
-        if kind.ours is None:
-            receipt.remove(target)
-        else:
-            note.save(target)
-        if before is not None and local.is_temporary(before.staging):  # what a kill left there
-            shutil.rmtree(os.path.join(target, before.staging), ignore_errors=True)
-        classes = any(one.manifest.classes for one in datasets.values())
-        if classes and format != "imagefolder":
-            done.notes.append("names of classes are not kept: the format has no place for them")
-        if os.path.lexists(os.path.join(target, manifest.MANIFEST)):
-            done.notes.append(
-                f"{printable(target)} has an index of what was there before; `shardio index "
-                "--overwrite` makes it anew"
-            )
-        if overwrite and not kind.shards and (others := _files(target).keys() - written.keys()):
-            older = sizes.show_count(len(others), "file")
-            done.notes.append(
-                f"still in {printable(target)}: {older} from before, such as "
-                f"{printable(min(others))}; readers take them for files of this export"
-            )
-        return done
+            target.close()
+        done.fields |= target.called
+        done.notes += [note for note in target.notes if note not in done.notes]
 
 
-def _refuse_mixed(
-    target: str, staging: str, written: Collection[str], before: receipt.Receipt
-) -> None:
+def _notes(
+    request: _Request, format: str, written: Mapping[str, int], overwrite: bool
+) -> Iterator[str]:
+    """Say what is not as it was, and what lies beside the files that were written."""
+    target = request.target
+    if format != "imagefolder" and any(one.manifest.classes for one in request.datasets.values()):
+        yield "names of classes are not kept: the format has no place for them"
+    if os.path.lexists(os.path.join(target, manifest.MANIFEST)):
+        yield (
+            f"{printable(target)} has an index of what was there before; `shardio index "
+            "--overwrite` makes it anew"
+        )
+    shards = request.kind.shards
+    if overwrite and not shards and (others := _files(target).keys() - written.keys()):
+        yield (
+            f"still in {printable(target)}: {show_count(len(others), 'file')} from before, such as "
+            f"{printable(min(others))}; readers take them for files of this export"
+        )
+
+
+def _refuse_mixed(target: str, written: Collection[str], begun: Receipt) -> None:
     """Raise ExistsError where an interrupted export left a directory that others wrote to."""
     for path in sorted(_files(target)):
-        if path not in written or not (
-            before.vouches(target, path) or receipt.are_alike(target, staging, path)
-        ):
+        if path not in written or not begun.vouches(target, path):
             raise ExistsError(
                 f"{printable(target)}: an export was interrupted here, and {printable(path)} is "
                 "none of its files, or was changed since; move it away, or choose another "
@@ -194,10 +245,10 @@ def _refuse_mixed(
 
 
 def _fields(
-    made: Manifest, wanted: Fields | None, kind: type[Target], format: str
+    source: Manifest, wanted: Fields | None, kind: type[Target], format: str
 ) -> tuple[list[Field], Field | None]:
-    """The fields to be written, and the key where it is to be one. Raises OptionError."""
-    kinds = dict(made.schema.fields)
+    """Return the fields to be written, and the key where it is to be one. Raises OptionError."""
+    kinds = dict(source.schema.fields)
     if wanted is None:
         rest = [Field(name, its) for name, its in kinds.items() if name != KEY]
         return rest, Field(KEY, "key") if kind.keyed else None
@@ -207,7 +258,7 @@ def _fields(
     names = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
     if unknown := [name for name in names if name not in kinds]:
         raise OptionError(
-            f"{made.where}: no field is called {printable(str(unknown[0]))!r}; "
+            f"{source.where}: no field is called {printable(str(unknown[0]))!r}; "
             f"{there_are(kinds, str(unknown[0]))}"
         )
     if KEY in names and not kind.keyed:
@@ -219,47 +270,8 @@ def _fields(
     return [one for one in found if one.name != KEY], key
 
 
-def _write(
-    target: Target,
-    dataset: ShardSequence,
-    numbered: bool,
-    done: Exported,
-    total: int,
-    progress: Progress | None,
-) -> None:
-    try:
-        for number, sample in enumerate(dataset):
-            if numbered:
-                sample[KEY] = b"%08d" % number
-            if target.add(number, sample):
-                done.records += 1
-            else:
-                done.without += 1
-            if progress is not None:
-                progress(done.records + done.without, total)
-        target.finish()
-    finally:
-        target.close()
-    done.fields |= target.called
-    done.notes += [note for note in target.notes if note not in done.notes]
-
-
-def _what(
-    format: str,
-    shard_size: int | str | None,
-    keys: str,
-    datasets: Mapping[str, ShardSequence],
-    chosen: Mapping[str, tuple[list[Field], Field | None]],
-) -> str:
-    """Return what tells this export from others, so that one that was killed is gone on with."""
-    seal = hashlib.sha256(repr((__version__, format, shard_size, keys, chosen)).encode())
-    for name, dataset in datasets.items():
-        seal.update(key_bytes(name) + b"\0" + hashlib.sha256(dataset.manifest.dump()).digest())
-    return seal.hexdigest()[:32]
-
-
 def _files(folder: str) -> dict[str, int]:
-    """Return the files below a folder, but shardio's own, by their paths, and their sizes."""
+    """Return the files below a folder, but shardio's own, by their paths, and their units."""
     found = {}
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not local.is_temporary(name)]

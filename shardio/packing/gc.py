@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 from ..errors import BusyError, printable
 from ..formats import manifest
 from ..formats.foreign.base import sidecar_name
-from ..storage import local, local_path, locate, lock
-from ..storage.lock import JOURNAL, WRITER_MAGIC
+from ..storage import local, local_path, locate
+from ..storage.lock import JOURNAL
 from ..units import show_count, show_size
-from . import index as indexing
-from . import journal
+from . import journal, output_dir
+from .index import is_sidecar
 
 KEEP_S = 24 * 3600.0
 
 
 @dataclass
 class Cleaned:
-    """What one call of `gc` removed, or would remove."""
+    """The result of one call of `gc`; as str, the files that it removed, or would remove."""
 
     removed: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -63,75 +63,64 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
     for folder in manifest.datasets(local_path(path)).values():
         manifest.load(locate(folder))  # without one, nothing says what may go
         try:
-            held = lock.take(folder)
+            owner = output_dir.own_again(folder)
         except FileNotFoundError:
-            _clean_alone(folder, keep_s, dry_run, done)
+            # Without a journal a packer that begins now could give a new shard the name that we
+            # are removing: we make one, if there is anything to do.
+            idle = dry_run or not any(old for *_, old in _unnamed(folder, None, keep_s))
+            with contextlib.nullcontext() if idle else _alone(folder):
+                _clean(folder, None, keep_s, done)
             continue
-        try:
-            _clean(folder, held.read(), keep_s, dry_run, done)
-        finally:
-            held.release()
+        with owner:
+            _clean(folder, owner.journal(), keep_s, done)
     return done
 
 
-def _clean_alone(folder: str, keep_s: float, dry_run: bool, done: Cleaned) -> None:
-    """Clean where there is no journal to lock: with one of our own, if there is anything to do.
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Own a folder that has no journal, by one of our own. Raises BusyError."""
 
-    Without it a packer that begins now could give a new shard the name that we are removing.
-    """
-    looked = Cleaned()
-    _clean(folder, None, keep_s, True, looked)
-    if dry_run or not looked.removed:
-        done.removed += looked.removed
-        done.kept += looked.kept
-        done.bytes += looked.bytes
-        return
+    def refuse(data: bytes) -> bool:
+        raise BusyError(
+            f"{printable(folder)}: another shardio process began to pack here just now. Nothing "
+            "was touched"
+        )
+
     # A Writer's: should we be killed, the next packer, Writer or gc removes it.
     ours = journal.of_writer(secrets.token_bytes(16), journal.shards_in(folder))
-    lock.begin(folder, ours)
-    with contextlib.suppress(FileNotFoundError), lock.whole(folder) as held:
-        if held.read() == ours:
-            try:
-                _clean(folder, None, keep_s, False, done)
-            finally:
-                local.remove(os.path.join(folder, JOURNAL))
-                local.sync_directory(folder)
-            return
-    raise BusyError(
-        f"{printable(folder)}: another shardio process began to pack here just now. Nothing was "
-        "touched"
-    )
+    with output_dir.own(folder, lambda: ours, refuse) as owner:
+        try:
+            yield
+        finally:
+            owner.remove_journal()
 
 
-def _clean(folder: str, data: bytes | None, keep_s: float, dry_run: bool, done: Cleaned) -> None:
+def _clean(folder: str, data: bytes | None, keep_s: float, done: Cleaned) -> None:
     """Clean under the lock of a journal, whose bytes are `data`; None: there was none before us."""
     for name, status, old in list(_unnamed(folder, data, keep_s)):
         path = os.path.join(folder, name)
         if not old:
             done.kept.append(path)
             continue
-        if not dry_run:
+        if not done.dry_run:
             local.remove(path)
         done.removed.append(path)
         done.bytes += status.st_size
-    if not dry_run:
+    if not done.dry_run:
         local.sync_directory(folder)
 
 
 def _unnamed(
     folder: str, data: bytes | None, keep_s: float
 ) -> Iterator[tuple[str, os.stat_result, bool]]:
-    """Files of ours that nobody needs, and whether they are old enough to go."""
+    """Give the files of ours that nobody needs, and whether they are old enough to go."""
     named = journal.named_shards(folder) | _named_sidecars(folder)
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
     # committed, and killed before it had cleaned up, need not; nor one without a shard.
     resumable = (
-        data is not None
-        and not data.startswith(WRITER_MAGIC)
-        and not journal.is_committed(folder, data)
-        and journal.has_work(folder, data)
+        data is not None and journal.is_resumable(folder, data) and journal.has_work(folder, data)
     )
-    unfinished, before = journal.owner(data) if data and resumable else (None, {})
+    unfinished, before = journal.identity(data) if data and resumable else (None, {})
     replaced = os.stat(os.path.join(folder, manifest.MANIFEST)).st_mtime
     for name in sorted(os.listdir(folder)):
         try:
@@ -148,7 +137,7 @@ def _unnamed(
         elif name == JOURNAL:
             if resumable or data is None:
                 continue
-        elif indexing.is_sidecar(folder, name):
+        elif is_sidecar(folder, name):
             if name in named:
                 continue
         elif resumable or not (
@@ -159,9 +148,9 @@ def _unnamed(
 
 
 def _named_sidecars(folder: str) -> set[str]:
-    """Names of the indexes of the dataset in a folder: its shards are of another format."""
-    made = manifest.load(locate(folder))
-    if made.names is None:
+    """Return the names of the indexes of a dataset whose shards are of another format."""
+    committed = manifest.load(locate(folder))
+    if committed.names is None:
         return set()
-    shards = map(made.shard, range(made.shards))
+    shards = map(committed.shard, range(committed.shards))
     return {sidecar_name(shard.number, shard.index_checksum) for shard in shards}

@@ -37,12 +37,13 @@ from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
-from ..storage import Storage, local, local_path, locate, lock
-from ..storage.lock import JOURNAL, WRITER_MAGIC
+from ..storage import Storage, local, local_path, locate
 from ..storage.memory import MemoryStorage
 from ..units import show_count, show_size
-from . import journal, plan
-from . import process_pool as parallel
+from . import journal, output_dir
+from .options import PackOptions
+from .plan import make_plan
+from .process_pool import Progress, processes
 from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
@@ -59,7 +60,7 @@ _SIDECAR = re.compile(r"\d{5,}-[0-9a-f]{8}\.index")
 
 @dataclass
 class Indexed:
-    """What one call of `index` found."""
+    """The result of one call of `index`; as str, a summary of lines."""
 
     out: str
     root: str
@@ -113,7 +114,7 @@ def index(
     classes: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     overwrite: bool = False,
-    progress: parallel.Progress | None = None,
+    progress: Progress | None = None,
 ) -> Indexed:
     """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
 
@@ -134,7 +135,7 @@ def index(
     wanted = dict(fields or {})
     found = _find(local_path(directory), format, files, classes, out)
     folder = found.root if out is None else local_path(out)
-    jobs = parallel.processes(jobs)
+    jobs = processes(jobs)
     if out is None and not os.access(folder or os.curdir, os.W_OK):
         raise StorageError(
             f"{printable(folder)}: no permission to write the index beside the data; --out DIR "
@@ -146,19 +147,19 @@ def index(
     with _working(folder, dataset_id):
         _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
         scanned = scan_all(found, folder, dataset_id, jobs, progress)
-        made, left_out = manifest_of(found, scanned, wanted, dataset_id)
-        local.write_file(folder, manifest.MANIFEST, made.dump(), replace=overwrite)
-    sources = made.options["fields"]
+        index_manifest, left_out = manifest_of(found, scanned, wanted, dataset_id)
+        local.write_file(folder, manifest.MANIFEST, index_manifest.dump(), replace=overwrite)
+    sources = index_manifest.options["fields"]
     return Indexed(
         out=folder,
         root=found.root,
         format=found.format,
-        shards=made.shards,
-        records=made.records,
-        bytes=made.size,
-        fields=dict(made.schema.fields),
+        shards=index_manifest.shards,
+        records=index_manifest.records,
+        bytes=index_manifest.size,
+        fields=dict(index_manifest.schema.fields),
         sources=sources,
-        classes=None if made.classes is None else len(made.classes),
+        classes=None if index_manifest.classes is None else len(index_manifest.classes),
         left_out=left_out,
         ignored=found.ignored,
         notes=found.notes,
@@ -172,41 +173,32 @@ def in_memory(
     format: str,
     fields: Mapping[str, str],
     jobs: int | None = None,
-    progress: parallel.Progress | None = None,
+    progress: Progress | None = None,
 ) -> tuple[manifest.Manifest, Storage, Storage, list[str]]:
-    """As `index`, but nothing is written: the manifest, where the index is, where the data is, and
-    the fields that were left out for their names.
+    """Index files as `index` does, but write nothing: for reading a dataset once.
 
-    For reading a dataset once. Raises as `index` does.
+    Returns the manifest, where the index is, where the data is, and the fields that were left out
+    for their names. Raises as `index` does.
     """
     found = _find(path, format, None, None, None)
     dataset_id = dataset_id_of(found, fields)
-    scanned = scan_all(found, None, dataset_id, parallel.processes(jobs), progress)
-    made, left_out = manifest_of(found, scanned, fields, dataset_id)
+    scanned = scan_all(found, None, dataset_id, processes(jobs), progress)
+    index_manifest, left_out = manifest_of(found, scanned, fields, dataset_id)
     indexes = {
         sidecar_name(shard.info.number, shard.info.index_checksum): shard.index
         for shard in scanned
         if shard.info is not None
     }
-    return made, MemoryStorage(found.root, indexes), locate(found.root), left_out
+    return index_manifest, MemoryStorage(found.root, indexes), locate(found.root), left_out
 
 
 def is_sidecar(folder: str, name: str) -> bool:
-    """Whether a file is the index of a shard: by its name and its first bytes.
+    """Return whether a file is the index of a shard, by its name and its first bytes.
 
     Or one that is being written, or was when its process died.
     """
-    if not (_SIDECAR.fullmatch(name) or local.is_temporary(name)):
-        return False
-    try:
-        file = locate(folder).open(name)
-        try:
-            start = file.read(0, min(file.size, len(MAGIC)))
-        finally:
-            file.close()
-    except (OSError, ShardioError):
-        return False
-    return start == MAGIC
+    named = _SIDECAR.fullmatch(name) or local.is_temporary(name)
+    return bool(named) and journal.first_bytes(folder, name, len(MAGIC)) == MAGIC
 
 
 # --- what is there --------------------------------------------------------------------------------
@@ -219,7 +211,7 @@ def _find(
     classes: str | os.PathLike[str] | None,
     out: str | os.PathLike[str] | None,
 ) -> Found:
-    """What a folder holds, or a file is."""
+    """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
     if format is not None and format not in FOREIGN:
         raise OptionError(
             f"--format {printable(format)}: not a format that is read in place; "
@@ -312,7 +304,7 @@ def _nothing_in(root: str, names: Sequence[str]) -> str:
 
 
 def _one_file(root: str, format: str | None, files: str | None, classes: Any) -> Found:
-    """One file, as the only one of its folder."""
+    """Take one file as the only one of its folder. Raises OptionError, SourceError."""
     shown = printable(root)
     folder, name = os.path.split(root)
     name = from_file_name(name)
@@ -330,7 +322,7 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Any) ->
 
 
 def _files(root: str) -> Iterable[str]:
-    """Paths below a folder, of what is not hidden; links are followed. Raises StorageError."""
+    """Give the paths below a folder, but hidden ones; links are followed. Raises StorageError."""
     above = {root: frozenset((_identity(root),))}  # of a folder and all it lies in
     for folder, folders, files in os.walk(root, onerror=_unlisted, followlinks=True):
         here, inner = above.pop(folder), []
@@ -353,14 +345,14 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _unlisted(error: OSError) -> None:
-    """Records in a folder that cannot be listed would be lost without a word."""
+    """Raise StorageError: records in a folder that cannot be listed would be lost unseen."""
     raise StorageError(
         f"{printable(os.fsencode(error.filename), 4096)}: cannot be listed: {error.strerror}"
     )
 
 
 def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
-    """The names that a pattern fits. Raises OptionError, SourceError."""
+    """Return the names that a pattern fits. Raises OptionError, SourceError."""
     if not files:
         raise OptionError("--files: an empty pattern; expected one such as 'train-*'")
     found = [name for name in names if PurePosixPath(name).match(files)]
@@ -403,7 +395,7 @@ def _refuse_splits(root: str, names: Sequence[str], out: str | os.PathLike[str] 
 
 
 def _pattern(split: str, some: Sequence[str], names: Sequence[str]) -> str:
-    """A pattern that fits just these names."""
+    """Return a pattern that fits just these names."""
     tries = [f"{split}-*", f"{split}*", f"*{split}*", f"{split}/*", f"*{split}*/*"]
     fitting = (
         one for one in tries if [n for n in names if PurePosixPath(n).match(one)] == list(some)
@@ -425,7 +417,7 @@ def _is_image(name: str) -> bool:
 def _images(
     root: str, classes: str | os.PathLike[str] | None, out: str | os.PathLike[str] | None
 ) -> Found:
-    """A folder of images: its files in the order that packing gives them, and in such shards."""
+    """List a folder of images in the order that packing gives them, and in such shards."""
     if out is not None:
         folder, target = os.path.realpath(root), os.path.realpath(local_path(out))
         if target != folder and f"{target}/".startswith(f"{folder.rstrip('/')}/"):
@@ -440,32 +432,25 @@ def _images(
     if classes is not None:
         listing = renumber(listing, manifest.classes_of(local_path(classes)))
     # As `pack` without options has them, so that the order is the same.
-    options = plan.options(
-        shard_size=None,
-        max_records=None,
-        shuffle=True,
-        seed=0,
-        extra={"resize": None, "quality": None, "format": "imagefolder"},
-    )
-    made = plan.make(listing, options)
+    plan = make_plan(listing, PackOptions(format="imagefolder", shuffle=True))
     number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
     names, sizes, extras = [], [], []
-    for shard in range(made.shards):
-        part = slice(int(made.bounds[shard]), int(made.bounds[shard + 1]))
-        keys = made.keys[part]
+    for shard in range(plan.shards):
+        part = slice(int(plan.bounds[shard]), int(plan.bounds[shard + 1]))
+        keys = plan.keys[part]
         labels = [number[key[: key.index(b"/")]] for key in keys] if number else None
         names.append(f"files-{shard:05d}")
-        sizes.append(int(made.sizes[part].sum()))
-        extras.append(describe(keys, made.sizes[part], labels))
+        sizes.append(int(plan.sizes[part].sum()))
+        extras.append(describe(keys, plan.sizes[part], labels))
     return Found(
         root,
         "imagefolder",
         names,
         sizes,
         extras,
-        made.dataset_id,
+        plan.dataset_id,
         listing.classes,
-        made.header["options"],
+        plan.options.record(),
         listing.ignored,
         list(listing.notes),
         listing.problems,
@@ -475,7 +460,7 @@ def _images(
 def _each_split(
     root: str, listings: Mapping[str, Listing], out: str | os.PathLike[str] | None
 ) -> str:
-    """What to do with a folder of splits, each with folders of classes."""
+    """Say what to do with a folder of splits, each with folders of classes."""
     first = min(listings, key=lambda name: len(listings[name].absent))
     lines = []
     for name in [first, *(name for name in listings if name != first)]:
@@ -515,9 +500,8 @@ def _refuse_other(folder: str, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
-    """Hold a folder, as a Writer does; after an error, what was written into it is taken back."""
-    held = _begin(folder, dataset_id)
-    try:
+    """Own a folder, as a Writer does; after an error, what was written into it is taken back."""
+    with output_dir.own_afresh(folder, dataset_id, " by --out") as owner:
         before = set(os.listdir(folder))
         try:
             yield
@@ -527,33 +511,4 @@ def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
                     local.remove(os.path.join(folder, name))
             raise
         finally:
-            local.remove(os.path.join(folder, JOURNAL))
-            local.sync_directory(folder)
-    finally:
-        held.release()
-
-
-def _begin(folder: str, dataset_id: bytes) -> lock.Lock:
-    """A journal of our own, locked. Raises BusyError, ExistsError."""
-    ours = journal.of_writer(dataset_id, journal.shards_in(folder))
-    while True:
-        lock.begin(folder, ours)
-        try:
-            held = lock.take(folder)
-        except FileNotFoundError:  # whose it was has just removed it
-            continue
-        try:
-            data = held.read()
-            if data == ours:
-                return held
-            # Its lock is free, so its owner is dead. A Writer or an index cannot be resumed.
-            if not data.startswith(WRITER_MAGIC) and not journal.is_committed(folder, data):
-                raise ExistsError(
-                    f"{printable(folder)}: an unfinished packing is here; finish it, or choose "
-                    "another directory by --out"
-                )
-            journal.clean(folder, data)
-        except BaseException:
-            held.release()
-            raise
-        held.release()
+            owner.remove_journal()

@@ -1,10 +1,14 @@
-"""What a journal vouches for: which files of a directory are shardio's, and whose they are.
+"""The journal of an unfinished packing: its bytes, and which files of a directory it vouches for.
 
 What lies in OUT while a packing is unfinished, and is gone once it is committed:
 
     .shardio-plan               the journal: a plan, or a Writer's line; packers lock it (lock.py)
     .shardio-TOKEN-NAME.tmp     files being written
     .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
+
+    journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
+              | key lengths u32[n] | keys | SHA-256 of all before
+         or   "shardio-writer 0\\n" | one line of JSON: of what cannot be resumed
 
 shardio removes a file only when its name and its first bytes say that shardio wrote it, and only
 what no manifest names.
@@ -13,6 +17,7 @@ what no manifest names.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -25,30 +30,84 @@ from ..formats.index import key_hash
 from ..names import key_bytes, key_text
 from ..storage import local, locate
 from ..storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
-from . import plan
-from .plan import Before
+from .options import PackOptions
+from .plan import Before, Plan, json_line
 from .shard_writer import open_own
+from .sources.base import Problem
 
 REJECTED = "rejected.jsonl"
 _REJECTED_PART = ".shardio-rejected-{}.jsonl"  # of a shard, by its name, or of the scan
 
-Problem = tuple[bytes, str]  # key, reason
+
+# --- its bytes ------------------------------------------------------------------------------------
 
 
-# --- whose a journal is ---------------------------------------------------------------------------
+def dump(plan: Plan) -> bytes:
+    """Write the journal of a plan."""
+    header = plan.identity | {
+        "problems": [[key_text(key), reason] for key, reason in plan.problems],
+        "ignored": plan.ignored,
+        "notes": plan.notes,
+        "bounds": plan.bounds.tolist(),
+        "before": plan.before,
+    }
+    body = b"".join(
+        (
+            PLAN_MAGIC,
+            json_line(header),
+            plan.sizes.astype("<i8").tobytes(),
+            plan.mtimes.astype("<i8").tobytes(),
+            np.array([len(key) for key in plan.keys], "<u4").tobytes(),
+            *plan.keys,
+        )
+    )
+    return body + hashlib.sha256(body).digest()
+
+
+def parse(data: bytes, directory: str) -> Plan:
+    """Read the plan in a journal. Raises DamageError, NotPackedError where it has none."""
+    if data.startswith(WRITER_MAGIC):
+        raise NotPackedError(
+            f"{printable(directory)}: not packed: a Writer ended here before its stream did; write "
+            "it again"
+        )
+    try:
+        if data[-32:] != hashlib.sha256(memoryview(data)[:-32]).digest():
+            raise ValueError("its checksum is wrong")
+        if not data.startswith(PLAN_MAGIC):
+            raise ValueError("it is of another version")
+        at = data.index(b"\n", len(PLAN_MAGIC)) + 1
+        header = json.loads(data[len(PLAN_MAGIC) : at])
+        header["fields"] = tuple((name, kind) for name, kind in header["fields"])
+        header["classes"] = None if header["classes"] is None else tuple(header["classes"])
+        header["options"] = PackOptions.of(header["options"])
+        header["problems"] = [(key_bytes(key), reason) for key, reason in header["problems"]]
+        bounds = np.array(header.pop("bounds"), np.int64)
+        count = int(bounds[-1])
+        sizes, mtimes = np.frombuffer(data, "<i8", 2 * count, at).reshape(2, count)
+        at += 16 * count
+        ends = np.frombuffer(data, "<u4", count, at).cumsum(dtype=np.int64) + at + 4 * count
+        starts = [at + 4 * count, *ends.tolist()]
+        keys = [data[a:b] for a, b in zip(starts, ends.tolist(), strict=False)]
+        return Plan(**header, keys=keys, sizes=sizes, mtimes=mtimes, bounds=bounds)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DamageError(
+            f"{os.path.join(directory, JOURNAL)}: the plan of an unfinished packing cannot be "
+            f"read: {error}. `shardio pack --restart` drops it"
+        ) from None
 
 
 def of_writer(dataset_id: bytes, before: Before) -> bytes:
-    """A new journal of what cannot be resumed, unlike any other."""
+    """Write a new journal of what cannot be resumed, unlike any other."""
     value = {"id": dataset_id.hex(), "before": before, "token": local.token()}
     return WRITER_MAGIC + json.dumps(value).encode()
 
 
-def owner(journal: bytes) -> tuple[bytes, Before]:
-    """Of a journal: the id of its dataset, and the shards not its own. Raises DamageError."""
+def identity(journal: bytes) -> tuple[bytes, Before]:
+    """Return the id of a journal's dataset, and the shards not its own. Raises DamageError."""
     if not journal.startswith(WRITER_MAGIC):
-        made = plan.parse(journal, JOURNAL)
-        return made.dataset_id, made.before
+        plan = parse(journal, "")
+        return plan.dataset_id, plan.before
     try:
         value = json.loads(journal[len(WRITER_MAGIC) :])
         return bytes.fromhex(value["id"]), dict(value["before"])
@@ -56,23 +115,29 @@ def owner(journal: bytes) -> tuple[bytes, Before]:
         raise DamageError(f"{JOURNAL}: a Writer's journal cannot be read") from None
 
 
+# --- what it says of the directory ----------------------------------------------------------------
+
+
+def is_resumable(directory: str, journal: bytes) -> bool:
+    """Return whether a packing may go on: it is no Writer's, and is not committed."""
+    return not journal.startswith(WRITER_MAGIC) and not is_committed(directory, journal)
+
+
 def is_committed(directory: str, journal: bytes) -> bool:
-    """Whether the packing of a journal has its manifest, and was killed before it cleaned up."""
+    """Return whether the dataset of a journal is committed, though nobody has cleaned up."""
     try:
-        dataset_id, before = owner(journal)
-        made = manifest.load(locate(directory))
+        dataset_id, before = identity(journal)
+        if manifest.load(locate(directory)).dataset_id != dataset_id:
+            return False
+        born, names = shards_in(directory), named_shards(directory)
     except (NotPackedError, DamageError, VersionError):
         return False
-    if made.dataset_id != dataset_id:
-        return False
-    born = shards_in(directory)
-    names = (made.shard(number).name for number in range(made.shards))
     return all(name in born and born[name] != before.get(name) for name in names)
 
 
 def has_work(directory: str, journal: bytes) -> bool:
     """Return whether an unfinished packing has a shard that going on with it would keep."""
-    dataset_id, before = owner(journal)
+    dataset_id, before = identity(journal)
     return any(  # not by time alone: another packer may have committed since the journal was made
         before.get(name) != born and shard_id(directory, name) == dataset_id
         for name, born in shards_in(directory).items()
@@ -80,7 +145,7 @@ def has_work(directory: str, journal: bytes) -> bool:
 
 
 def clean(directory: str, journal: bytes) -> None:
-    """Remove what only an unfinished packing needs; the journal last: it explains the rest.
+    """Remove what only an unfinished packing needs; the journal last, since it explains the rest.
 
     `journal` was read through its lock: opening the file again would end the lock.
     """
@@ -97,7 +162,7 @@ def clean(directory: str, journal: bytes) -> None:
 
 
 def shard_number(name: str) -> int | None:
-    """The number in a shard's file name; None when it is no shard's name."""
+    """Return the number in a shard's file name; None when it is no shard's name."""
     number, dash, rest = name.partition("-")
     digest, _, ending = rest.partition(".")
     plain = number.isascii() and number.isdigit() and len(number) >= 5
@@ -108,7 +173,7 @@ def shard_number(name: str) -> int | None:
 
 
 def shards_in(directory: str) -> Before:
-    """All files with names of shards, and their times of change."""
+    """Return all files with names of shards, and their times of change in ns."""
     with os.scandir(directory) as entries:
         return {
             entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
@@ -118,22 +183,19 @@ def shards_in(directory: str) -> Before:
 
 
 def named_shards(directory: str) -> set[str]:
-    """Names of the shards of the dataset that is committed here, if one is. Raises DamageError."""
+    """Return the names of the shards that a manifest names here, if one is. Raises DamageError."""
     try:
-        made = manifest.load(locate(directory))
+        committed = manifest.load(locate(directory))
     except NotPackedError:
         return set()
-    return {made.shard(number).name for number in range(made.shards)}
+    return {committed.shard(number).name for number in range(committed.shards)}
 
 
 def shard_id(directory: str, name: str) -> bytes | None:
-    """The dataset id in a shard's header; None when the file is not one of our shards."""
+    """Return the dataset id in a shard's header; None when the file is not one of our shards."""
     try:
-        file = locate(directory).open(name)
-        try:
+        with contextlib.closing(locate(directory).open(name)) as file:
             return open_own(file, name).dataset_id
-        finally:
-            file.close()
     except (OSError, StorageError, DamageError, VersionError):
         return None
 
@@ -144,7 +206,7 @@ def _drop_shards(directory: str, journal: bytes) -> None:
     They carry its dataset's id and were not there before it. A damaged journal removes nothing.
     """
     with contextlib.suppress(DamageError, VersionError):
-        dataset_id, before = owner(journal)
+        dataset_id, before = identity(journal)
         named = named_shards(directory)
         for name, born in sorted(shards_in(directory).items()):
             if (
@@ -159,7 +221,7 @@ def _drop_shards(directory: str, journal: bytes) -> None:
 
 
 def is_ours(directory: str, name: str) -> bool:
-    """Whether a file is provably a temporary one of shardio: by its name and its first bytes."""
+    """Return whether a file is a temporary one of shardio, by its name and its first bytes."""
     if not local.is_temporary(name):
         return False
     # A packer that is killed between link and unlink leaves the journal under two names. Opening
@@ -167,19 +229,25 @@ def is_ours(directory: str, name: str) -> bool:
     with contextlib.suppress(OSError):
         if os.path.samefile(os.path.join(directory, name), os.path.join(directory, JOURNAL)):
             return True
-    try:
-        file = locate(directory).open(name)
-        start = file.read(0, min(file.size, 64))
-        file.close()
-    except (OSError, StorageError, DamageError):
+    start = first_bytes(directory, name, 64)
+    if start is None:
         return False
     ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
     shards = record.may_be_shard(start) or lmdb.may_be_shard(start)
     return shards or any(start.startswith(magic) or magic.startswith(start) for magic in ours)
 
 
+def first_bytes(directory: str, name: str, count: int) -> bytes | None:
+    """Read the first bytes of a file, or all of a shorter one; None where it cannot be read."""
+    try:
+        with contextlib.closing(locate(directory).open(name)) as file:
+            return file.read(0, min(file.size, count))
+    except (OSError, StorageError, DamageError):
+        return None
+
+
 def remove_temporaries(directory: str, token: str | None = None) -> None:
-    """Temporary files of one process, or of all; the caller knows that they are at an end."""
+    """Remove temporary files of one process, or of all, which the caller knows to have ended."""
     for name in os.listdir(directory):
         if is_ours(directory, name) and (token is None or f"-{token}-" in name):
             local.remove(os.path.join(directory, name))
@@ -189,12 +257,12 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
 
 
 def write_rejected(directory: str, problems: Sequence[Problem]) -> None:
-    """The list of what a dataset leaves out, for its user."""
+    """Write the list of what a dataset leaves out, for its user."""
     local.write_file(directory, REJECTED, _dump_rejected(problems))
 
 
 def load_rejected(directory: str) -> list[Problem]:
-    """What a dataset's list says; empty when there is none, and where the file is another's."""
+    """Return what a dataset's list says; empty without one, and where the file is another's."""
     return _own_rejected(directory) or []
 
 
@@ -241,32 +309,29 @@ def _holds_one(directory: str, keys: Sequence[bytes]) -> bool:
     """Return whether the dataset in a directory, if one is there, has one of these keys."""
     wanted, hashes = set(keys), np.array([*map(key_hash, keys)], np.uint32)
     with contextlib.suppress(NotPackedError, DamageError, StorageError, VersionError, OSError):
-        made = manifest.load(locate(directory))
-        for number in range(made.shards):
-            name = made.shard(number).name
-            file = locate(directory).open(name)
-            try:
+        committed = manifest.load(locate(directory))
+        for number in range(committed.shards):
+            name = committed.shard(number).name
+            with contextlib.closing(locate(directory).open(name)) as file:
                 shard = open_own(file, name)
                 places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
                 if any(shard.key(place) in wanted for place in places.tolist()):
                     return True
-            finally:
-                file.close()
     return False
 
 
 def write_rejected_part(directory: str, part: str, problems: Sequence[Problem]) -> None:
-    """What one shard, or the scan, left out: until the commit."""
+    """Write what one shard, or the scan, left out: until the commit."""
     local.write_file(directory, _REJECTED_PART.format(part), _dump_rejected(problems))
 
 
 def load_rejected_part(directory: str, part: str) -> list[Problem] | None:
-    """What one shard, or the scan, left out; None when there is no such list."""
+    """Return what one shard, or the scan, left out; None when there is no such list."""
     return _load_rejected(directory, _REJECTED_PART.format(part))
 
 
 def is_rejected_part(directory: str, name: str) -> bool:
-    """Whether a file is the list of what one part left out."""
+    """Return whether a file is the list of what one part left out."""
     start, end = _REJECTED_PART.split("{}")
     if not (name.startswith(start) and name.endswith(end)):
         return False
@@ -282,7 +347,7 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
 
 
 def _load_rejected(directory: str, name: str) -> list[Problem] | None:
-    """What a file of rejected keys lists; None when there is none. Raises DamageError."""
+    """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
         lines = locate(directory).read(name, 1 << 30).splitlines()
         return [(key_bytes(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]

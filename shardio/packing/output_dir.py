@@ -1,22 +1,37 @@
-"""Where a packing goes: what may lie there already, what is refused, and the file of the splits.
+"""The directory that a packing goes to: what is refused there, who owns it, the file of the splits.
 
 A directory holds one dataset or the splits of one. A dataset that is there is left as it is when it
 is just the one asked for; another one is never replaced unasked. What the options alone tell is
 refused before the source is listed, which may take minutes.
+
+Who writes into a directory owns it, by the lock on its journal: `own` makes the journal, or goes on
+under one that is there, or removes it where nobody can.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
 
-from ..errors import DamageError, ExistsError, NotPackedError, OptionError, printable
+from ..errors import (
+    BusyError,
+    DamageError,
+    ExistsError,
+    NotPackedError,
+    OptionError,
+    StorageError,
+    printable,
+)
 from ..formats import manifest
-from ..storage import local, locate
+from ..storage import local, locate, lock
 from ..storage.lock import JOURNAL
 from ..units import show_count
 from . import journal, plan
+from .options import PackOptions
+from .plan import Plan
 
 
 def check(out: str, source: bytes, names: Sequence[str]) -> None:
@@ -44,53 +59,46 @@ def check(out: str, source: bytes, names: Sequence[str]) -> None:
         )
 
 
-def refuse_other(directory: str, wanted: dict[str, Any]) -> None:
+def refuse_other(directory: str, wanted: PackOptions) -> None:
     """Raise ExistsError when the dataset in a directory is another by its options alone."""
     try:
         there = manifest.load(locate(directory))
     except NotPackedError:
         return
-    wanted = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted
+    asked = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted.record()
     # The source decides on the rest: `absent`, and what was not asked for.
-    known = {name: there.options.get(name) for name in wanted}
-    if "format" in wanted:
+    known = {name: there.options.get(name) for name in asked}
+    if "format" in asked:
         known["format"] = there.format
-    if wanted["shard_size"] is None:
-        known["shard_size"] = None
-    if wanted["shuffle"] is None:
-        known["shuffle"] = None
-        known["seed"] = wanted["seed"] if known["seed"] is None else known["seed"]
-    if wanted["source"] == "dataset" and wanted["keep_original"] is None:
-        known["keep_original"] = None
-    if known != wanted:
-        raise ExistsError(_another(directory, there, plan.changed(known, wanted)))
+    undecided = ["shard_size", "shuffle"] + ["keep_original"] * (wanted.source == "dataset")
+    known |= {name: None for name in undecided if asked[name] is None}
+    if asked["shuffle"] is None and known["seed"] is None:
+        known["seed"] = asked["seed"]
+    if known != asked:
+        raise ExistsError(_another(directory, there, plan.changed(known, asked)))
 
 
-def is_packed(
-    directory: str,
-    dataset_id: bytes,
-    options: dict[str, Any],
-    by_default: Sequence[str] = (),
-) -> bool:
-    """Whether just this dataset is committed here, whole. Raises ExistsError when another one is.
+def is_packed(directory: str, planned: Plan, sized: bool) -> bool:
+    """Return whether just the dataset of a plan is committed here, with all its shards.
 
-    options: of the plan, some `by_default`. Files are looked at, not read.
+    Raises ExistsError when another one is. sized: the size of shards was asked for, and is not a
+    default. Files are looked at, not read.
     """
     try:
         there = manifest.load(locate(directory))
     except NotPackedError:
         return False
-    if there.dataset_id == dataset_id:
+    if there.dataset_id == planned.dataset_id:
         infos = (there.shard(number) for number in range(there.shards))
         return all(_size(directory, info.name) == info.size for info in infos)
-    known = {name: value for name, value in there.options.items() if name != "tiles"}
-    raise ExistsError(
-        _another(
-            directory,
-            there,
-            plan.changed({"format": "record"} | known, {"format": "record"} | options, by_default),
-        )
-    )
+    known = {"format": "record"} | {k: v for k, v in there.options.items() if k != "tiles"}
+    options = {"format": "record"} | planned.options.record()
+    if not sized:  # it follows from the records, and is no difference of its own where they differ
+        resized = PackOptions.of(planned.options.record() | {"shard_size": known.get("shard_size")})
+        if replace(planned, options=resized).dataset_id != there.dataset_id:
+            options["shard_size"] = known.get("shard_size")
+    by_default = () if sized else ("shard_size",)
+    raise ExistsError(_another(directory, there, plan.changed(known, options, by_default)))
 
 
 def _another(directory: str, there: manifest.Manifest, changed: Sequence[str]) -> str:
@@ -111,11 +119,143 @@ def _size(directory: str, name: str) -> int | None:
         return None
 
 
+# --- its owner ------------------------------------------------------------------------------------
+
+
+class Owner:
+    """A directory that this process writes into: by the lock on its journal, until it is released.
+
+    A context manager. `joined`: the journal was there before.
+    """
+
+    def __init__(self, directory: str, held: lock.Lock, ours: bytes | None) -> None:
+        self.directory, self._held = directory, held
+        self.joined = ours is None
+        self._seal = None if ours is None else ours[-32:]  # a journal may be large
+
+    def __enter__(self) -> Owner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def is_locked(self) -> bool:
+        """Return False where the file system has no locks."""
+        return self._held.held is not None
+
+    def journal(self) -> bytes:
+        """Read the journal; opening its file would end the lock."""
+        return self._held.read()
+
+    def clean(self) -> None:
+        """Remove what only unfinished work needs, the journal last, and release the directory."""
+        journal.clean(self.directory, self._held.read())
+        self.release()
+
+    def remove_journal(self) -> None:
+        """Remove the journal alone."""
+        local.remove(os.path.join(self.directory, JOURNAL))
+        local.sync_directory(self.directory)
+
+    def give_up(self, packed: bool) -> None:
+        """Release the directory, where another packer was first, and remove our journal from it.
+
+        packed: what we were to build is committed. Else, of what other parts built under our
+        journal, nothing is removed.
+        """
+        self.release()
+        clean_up(self.directory, self._seal, packed)
+
+    def release(self) -> None:
+        """Give the directory back, with what lies there."""
+        self._held.release()
+
+
+def own(
+    directory: str,
+    fresh: Callable[[], bytes],
+    joins: Callable[[bytes], bool],
+    shards: range | None = None,
+) -> Owner:
+    """Become the owner of a directory, or of some shards in it. Raises BusyError, StorageError.
+
+    fresh  the bytes of a new journal, for where none is
+    joins  of a journal that is there, and nobody works under: whether we do, or remove it with all
+           that it stands for; it raises where neither may be
+    """
+    bounds = (0, None) if shards is None else (shards.start, shards.stop)
+    ours: bytes | None = None
+    while True:
+        try:
+            held = lock.take(directory, *bounds)
+        except FileNotFoundError:
+            data = fresh()
+            ours = data if lock.begin(directory, data) else None
+            continue
+        try:
+            data = held.read()
+            if data == ours or joins(data):
+                return Owner(directory, held, ours if data == ours else None)
+        except BaseException:
+            held.release()
+            raise
+        held.release()
+        with contextlib.suppress(FileNotFoundError), lock.whole(directory) as whole:
+            if whole.read() == data:  # nobody was quicker
+                journal.clean(directory, data)
+
+
+def own_afresh(directory: str, dataset_id: bytes, advice: str = "") -> Owner:
+    """Become the owner of a directory for work that cannot be resumed, as a Writer's.
+
+    What such work left there is removed. Raises BusyError, StorageError, ExistsError for an
+    unfinished packing, with advice.
+    """
+
+    def joins(data: bytes) -> bool:
+        if journal.is_resumable(directory, data):  # its lock is free, so its owner is dead
+            raise ExistsError(
+                f"{printable(directory)}: an unfinished packing is here; finish it, or choose "
+                f"another directory{advice}"
+            )
+        return False
+
+    return own(
+        directory, lambda: journal.of_writer(dataset_id, journal.shards_in(directory)), joins
+    )
+
+
+def own_again(directory: str) -> Owner:
+    """Become the owner of an unfinished packing. Raises FileNotFoundError where there is none."""
+    return Owner(directory, lock.take(directory), None)
+
+
+def clean_up(directory: str, seal: bytes | None = None, packed: bool = True) -> None:
+    """Remove a journal that nobody needs any more: of what is committed, or ours, by its seal.
+
+    packed: what was to be built under ours is committed. Else it stays where parts joined it.
+    """
+    with (
+        contextlib.suppress(FileNotFoundError, BusyError, StorageError),
+        own_again(directory) as owner,
+    ):
+        data = owner.journal()
+        ours = data[-32:] == seal and (packed or not journal.has_work(directory, data))
+        if ours or journal.is_committed(directory, data):
+            owner.clean()
+
+
 # --- splits ---------------------------------------------------------------------------------------
 
 
 def has_splits(out: str, names: Sequence[str]) -> bool:
-    """Whether shardio.json is there, and right."""
+    """Return whether shardio.json is there, and right."""
     try:
         return locate(out).read(manifest.SPLITS, manifest.MAX_SPLITS) == _splits_file(out, names)
     except (FileNotFoundError, DamageError):

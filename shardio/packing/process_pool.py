@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import StorageError
@@ -45,46 +45,48 @@ class StoppedError(Exception):
 class Report:
     """How much is done, over all processes, and the flag that stops them.
 
-    Shared, anonymous memory: slot 0 is the flag, and each worker adds to a slot of its own, so
+    Shared, anonymous memory: number 0 is the flag, and each worker adds to a number of its own, so
     nothing is locked.
     """
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total = progress, total
-        self._slots = memoryview(mmap.mmap(-1, 8 * (_MAX_JOBS + 1))).cast("q")
+        self._counts = memoryview(mmap.mmap(-1, 8 * (_MAX_JOBS + 1))).cast("q")
 
     def add(self, count: int, worker: int = 0) -> None:
-        """Called by the work, now and then. Raises StoppedError when it is to end."""
-        if self._slots[0]:
+        """Count what the work has done, now and then. Raises StoppedError when it is to end."""
+        if self._counts[0]:
             raise StoppedError
-        self._slots[1 + worker] += count
+        self._counts[1 + worker] += count
 
     def show(self) -> None:
-        """Tell the caller's `progress`; in the process that waits."""
+        """Tell the caller's `progress`. Call it in the process that waits."""
         if self._progress is not None:
-            self._progress(sum(self._slots[1:]), self._total)
+            self._progress(sum(self._counts[1:]), self._total)
 
     def stop(self, value: bool) -> None:
-        self._slots[0] = value
+        """Ask all work to end, or let new work begin."""
+        self._counts[0] = value
 
 
 def processes(jobs: int | None) -> int:
-    """How many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
+    """Return how many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
     return processors() if jobs is None else whole("jobs", jobs)
 
 
 def run(
     work: Callable[[Task, Callable[[int], None]], Result],
-    tasks: Iterable[Task],
+    tasks: Sequence[Task],
     *,
     jobs: int,
     report: Report,
 ) -> Iterator[Result]:
-    """work(task, add) of each task, in order. `add` counts what is done, and stops the work.
+    """Give work(task, add) of each task, in order. `add` counts what is done, and stops the work.
 
     Worker processes end with this one, however it ends. Raises what work raises, and StorageError
     when a worker is killed.
     """
+    jobs = min(jobs, len(tasks), _MAX_JOBS)
     # Processes that are daemons themselves (a Pool's workers are) may not have children.
     if jobs <= 1 or multiprocessing.current_process().daemon:
 
@@ -95,7 +97,7 @@ def run(
         for task in tasks:
             yield work(task, add)
         return
-    pool = _Pool(work, min(jobs, _MAX_JOBS), report)
+    pool = _Pool(work, jobs, report)
     try:
         yield from pool.run(tasks)
     except BaseException:
@@ -113,25 +115,18 @@ class _Pool:
         self._busy: dict[_Connection, int] = {}  # to the number of the task
         self._processes: list[_Process] = []
 
-    def run(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        rest = enumerate(tasks)
+    def run(self, tasks: Sequence[Any]) -> Iterator[Any]:
         found: dict[int, Any] = {}
-        turn = 0  # the next result to give
-        more = True
+        number = turn = 0  # the next task to send, and the next result to give
         while True:
-            # A plan's keys are large, so a task is taken only when a worker waits for it.
-            while more and (self._idle or len(self._processes) < self._jobs):
-                try:
-                    number, task = next(rest)
-                except StopIteration:
-                    more = False
-                    break
+            while number < len(tasks) and (self._idle or len(self._processes) < self._jobs):
                 connection = self._idle.pop() if self._idle else self._start()
                 try:
-                    connection.send(task)
+                    connection.send(tasks[number])
                 except (BrokenPipeError, ConnectionResetError):
                     raise _killed() from None
                 self._busy[connection] = number
+                number += 1
             while turn in found:
                 yield found.pop(turn)
                 turn += 1
@@ -207,7 +202,7 @@ def _serve(
     worker: int,
     parent: int,
 ) -> None:
-    """Life of a worker: tasks until its pipe ends."""
+    """Live as a worker: do tasks until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -234,7 +229,7 @@ def _serve(
 
 
 def _portable(error: Exception) -> tuple[Exception, str]:
-    """An exception, and its traceback, as they can be sent."""
+    """Return an exception, and its traceback, as they can be sent."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
@@ -244,7 +239,7 @@ def _portable(error: Exception) -> tuple[Exception, str]:
 
 
 def _die_with(parent: int) -> None:
-    """Linux ends this process with its parent, also when that is killed; elsewhere `add` looks."""
+    """Have Linux end this process with its parent, also a killed one; elsewhere `add` looks."""
     if sys.platform == "linux":
         import ctypes
 

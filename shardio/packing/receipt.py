@@ -12,6 +12,7 @@ known by a receipt that is not complete. Names alone prove nothing: `00007.tar` 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,28 +29,28 @@ _LIMIT = 256 << 20  # bytes of a receipt
 _ENDS = 4096  # bytes of a file's beginning and end
 
 
-Print = tuple[int, str]  # size, and fingerprint
+Fingerprint = tuple[int, str]  # size, and fingerprint
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one export wrote, or was about to write."""
+    """A note of the files that one export wrote, or was about to write."""
 
     what: str  # equal for equal datasets and options
     complete: bool = True
     staging: str = ""  # name of the folder that the files come from
     # Of each path; several, of the older export too, while files take their names.
-    files: Mapping[str, frozenset[Print]] = field(default_factory=dict)
+    files: Mapping[str, frozenset[Fingerprint]] = field(default_factory=dict)
 
     def vouches(self, directory: str, path: str) -> bool:
         """Return whether a file of the directory is one that the export wrote."""
-        return path in self.files and _print_of(directory, path) in self.files[path]
+        return path in self.files and _fingerprint(directory, path) in self.files[path]
 
     def begun(self, staging: str, before: Receipt | None) -> Receipt:
         """Return what is noted before files take their names: over those of `before`."""
         files = dict(before.files) if before is not None else {}
-        for path, prints in self.files.items():
-            files[path] = prints | files.get(path, frozenset())
+        for path, fingerprints in self.files.items():
+            files[path] = fingerprints | files.get(path, frozenset())
         return Receipt(self.what, False, staging, files)
 
     def save(self, directory: str) -> None:
@@ -65,14 +66,8 @@ class Receipt:
 
 def of_files(what: str, directory: str, paths: Iterable[str]) -> Receipt:
     """Return the receipt of an export, for files of a directory."""
-    found = {path: _print_of(directory, path) for path in paths}
+    found = {path: _fingerprint(directory, path) for path in paths}
     return Receipt(what, files={path: frozenset((one,)) for path, one in found.items() if one})
-
-
-def are_alike(directory: str, other: str, path: str) -> bool:
-    """Return whether two directories have the same file at a path, by size and fingerprint."""
-    found = _print_of(directory, path)
-    return found is not None and found == _print_of(other, path)
 
 
 def load(directory: str) -> Receipt | None:
@@ -81,15 +76,15 @@ def load(directory: str) -> Receipt | None:
         data = local.LocalStorage(directory).read(NAME, _LIMIT)
         value: Any = json.loads(data)
         files = {
-            str(path): frozenset((int(size), str(seal)) for size, seal in prints)
-            for path, prints in value["files"].items()
+            str(path): frozenset((int(size), str(seal)) for size, seal in fingerprints)
+            for path, fingerprints in value["files"].items()
         }
         if not all(map(_is_inside, files)):
             return None
         return Receipt(str(value["what"]), value["complete"] is True, str(value["staging"]), files)
-    except (OSError, StorageError, DamageError, LookupError, TypeError, ValueError):
+    except (OSError, StorageError, DamageError):
         return None
-    except (AttributeError, RecursionError):  # JSON of another shape
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # another shape
         return None
 
 
@@ -98,23 +93,18 @@ def remove(directory: str) -> None:
     local.remove(os.path.join(directory, NAME))
 
 
-def _print_of(directory: str, path: str) -> Print | None:
+def _fingerprint(directory: str, path: str) -> Fingerprint | None:
     """Return size and fingerprint of a file; None where a link, or no file, has its path."""
     folder, name = os.path.split(os.path.join(os.path.realpath(directory), file_name(path)))
     if os.path.realpath(folder) != folder or os.path.islink(os.path.join(folder, name)):
         return None
     try:
-        file = local.LocalFile(os.path.join(folder, name), path)
-    except (OSError, StorageError):
+        with contextlib.closing(local.LocalFile(os.path.join(folder, name), path)) as file:
+            size = file.size
+            first = file.read(0, min(size, _ENDS))
+            last = file.read(max(0, size - _ENDS), min(size, _ENDS))
+    except (OSError, StorageError, DamageError):
         return None
-    try:
-        size = file.size
-        first = file.read(0, min(size, _ENDS))
-        last = file.read(max(0, size - _ENDS), min(size, _ENDS))
-    except (StorageError, DamageError):
-        return None
-    finally:
-        file.close()
     return size, hashlib.sha256(first + last).hexdigest()
 
 

@@ -7,6 +7,7 @@ small numbers. What kind a field is follows from all its values, over all shards
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from array import array
@@ -35,8 +36,8 @@ from ..images.filetype import image_type
 from ..names import KEY
 from ..storage import local, locate
 from ..units import show_count
-from . import process_pool as parallel
-from .sources.base import listed
+from .process_pool import Progress, Report, run
+from .sources.base import Problem, listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
 _CHECK_BYTES = 4 << 20  # between two looks at whether to stop
@@ -53,24 +54,14 @@ class Seen:
     looked: int = 0
 
     def merge(self, other: Seen) -> None:
+        """Add the values that the field had in another shard."""
         self.types |= other.types
         self.images &= other.images
 
 
 @dataclass(frozen=True)
-class Task:
-    format: str
-    root: str
-    name: str
-    number: int
-    out: str | None  # None: the index is not written
-    dataset_id: bytes
-    extra: bytes = b""  # that the layout opens it with
-
-
-@dataclass(frozen=True)
 class Found:
-    """What is to be indexed."""
+    """Files that are to be indexed."""
 
     root: str
     format: str
@@ -82,12 +73,16 @@ class Found:
     options: Mapping[str, Any] = field(default_factory=dict)
     ignored: int = 0
     notes: list[str] = field(default_factory=list)
-    problems: Sequence[tuple[bytes, str]] = ()  # files that cannot be indexed, seen so far
+    problems: Sequence[Problem] = ()  # files that cannot be indexed, seen so far
+
+    def extra(self, number: int) -> bytes:
+        """Return what a shard is opened with, besides its name."""
+        return self.extras[number] if self.extras else b""
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What is known of one shard."""
+    """One shard, as a scan found it."""
 
     info: ShardInfo | None = None  # None: nothing, because of `problems`
     seen: Mapping[str, Seen] = field(default_factory=dict)
@@ -95,11 +90,11 @@ class Scanned:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names, by field
     row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest, of Parquet
     index: bytes = b""  # if it was not written
-    problems: Sequence[tuple[bytes, str]] = ()
+    problems: Sequence[Problem] = ()
 
 
 def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
-    """16 bytes: of names and sizes, never of time, host or path."""
+    """Return the 16 bytes of the id: of names and sizes, never of time, host or path."""
     if found.dataset_id and not wanted:
         return found.dataset_id
     shards = list(zip(found.names, found.sizes, strict=True))
@@ -110,23 +105,15 @@ def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
 
 
 def scan_all(
-    found: Found,
-    folder: str | None,
-    dataset_id: bytes,
-    jobs: int,
-    progress: parallel.Progress | None,
+    found: Found, folder: str | None, dataset_id: bytes, jobs: int, progress: Progress | None
 ) -> list[Scanned]:
     """Scan every shard; its index is written into a folder, or kept.
 
     Raises SourceError, which lists all files that cannot be indexed.
     """
-    extras = found.extras or [b""] * len(found.names)
-    tasks = [
-        Task(found.format, found.root, name, number, folder, dataset_id, extra)
-        for number, (name, extra) in enumerate(zip(found.names, extras, strict=True))
-    ]
-    report = parallel.Report(progress, sum(found.sizes))
-    scanned = list(parallel.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
+    report, numbers = Report(progress, sum(found.sizes)), range(len(found.names))
+    scan = functools.partial(scan_shard, found, folder, dataset_id)
+    scanned = list(run(scan, numbers, jobs=jobs, report=report))
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
         raise SourceError(explain(found.root, problems))
@@ -136,7 +123,7 @@ def scan_all(
 def manifest_of(
     found: Found, scanned: Sequence[Scanned], wanted: Mapping[str, str], dataset_id: bytes
 ) -> tuple[manifest.Manifest, list[str]]:
-    """The manifest of these shards, and the fields that were left out for their names."""
+    """Make the manifest of scanned shards; return the fields left out for their names, too."""
     seen: dict[str, Seen] = {}
     for shard in scanned:
         for name, one in shard.seen.items():
@@ -155,7 +142,7 @@ def manifest_of(
     rows, size = max((shard.row_group for shard in scanned), key=lambda one: one[1])
     if rows:
         options["row_group"] = {"rows": rows, "bytes": size}
-    made = manifest.make(
+    result = manifest.make(
         [shard.info for shard in scanned if shard.info is not None],
         dataset_id=dataset_id,
         format=found.format,
@@ -166,11 +153,11 @@ def manifest_of(
         blob_bytes=sum(shard.blobs for shard in scanned),
         names=tuple(found.names),
     )
-    return made, left_out
+    return result, left_out
 
 
 def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[str, ...] | None:
-    """The names of the classes that the files have for a field. Raises SourceError."""
+    """Return the names of the classes that the files have for a field. Raises SourceError."""
     given = {
         name: shard.classes.get(label) for name, shard in zip(found.names, scanned, strict=True)
     }
@@ -191,17 +178,25 @@ def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[
     return next(iter(named.values()), None)
 
 
-def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
-    """Index one shard, and learn what its file says of itself: few formats say more."""
+def scan_shard(
+    found: Found, folder: str | None, dataset_id: bytes, number: int, add: Callable[[int], None]
+) -> Scanned:
+    """Index one shard, and learn what its file says of itself: few formats say more.
+
+    folder: for the index; None: it is returned.
+    """
+    layout, name = FOREIGN[found.format], found.names[number]
     try:
-        info, seen, blobs, body = _scan(task, add)
+        info, seen, blobs, body = _scan(found, number, dataset_id, add)
     except NoImageError as error:
         return Scanned(problems=error.problems)
-    layout = FOREIGN[task.format]
+    if folder is not None:
+        local.write_file(folder, sidecar_name(number, info.index_checksum), body)
+        body = b""
     about = getattr(layout, "about", None)
     if about is None:
         return Scanned(info, seen, blobs, index=body)
-    file = layout.open(locate(task.root), task.name, task.extra)
+    file = layout.open(locate(found.root), name, found.extra(number))
     try:
         classes, row_group = about(file)
         return Scanned(info, seen, blobs, classes, row_group, body)
@@ -209,11 +204,12 @@ def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
         file.close()
 
 
-def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, Seen], int, bytes]:
-    """Scan one shard. What the manifest says of it, what its fields are, and its index."""
-    layout = FOREIGN[task.format]
-    storage = Swept(locate(task.root), task.name)
-    file = layout.open(storage, task.name, task.extra)
+def _scan(
+    found: Found, number: int, dataset_id: bytes, add: Callable[[int], None]
+) -> tuple[ShardInfo, dict[str, Seen], int, bytes]:
+    """Scan one shard; return what the manifest says of it, its fields, blob bytes and its index."""
+    layout, name = FOREIGN[found.format], found.names[number]
+    file = layout.open(Swept(locate(found.root), name), name, found.extra(number))
     try:
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
         scalars: dict[str, list[Any]] = {}
@@ -223,7 +219,7 @@ def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, 
             key = values.pop(KEY, None)
             if type(key) is not bytes or not 0 < len(key) <= MAX_KEY:
                 try:
-                    key = key_of({KEY: key}, task.name, record)
+                    key = key_of({KEY: key}, name, record)
                 except ValueError as error:
                     raise undecodable(file, record, offset, error) from None
             places.append(offset)
@@ -246,29 +242,21 @@ def _scan(task: Task, add: Callable[[int], None]) -> tuple[ShardInfo, dict[str, 
             for name, values in scalars.items()
             if seen[name].types <= {"int", "float"} or seen[name].types == {"bool"}
         }
-        body = dump(
-            task.number, task.dataset_id, places, checksums, hashes, columns, layout.extra(file)
-        )
+        extra = layout.extra(file)
+        body = dump(number, dataset_id, places, checksums, hashes, columns, extra)
         sealed = int.from_bytes(body[-8:], "little")
-        if task.out is not None:
-            local.write_file(task.out, sidecar_name(task.number, sealed), body)
-            body = b""
         digest = file.sha256()
         add(max(0, file.size - passed))
-        info = ShardInfo(task.name, task.number, records, file.size, digest, sealed)
+        info = ShardInfo(name, number, records, file.size, digest, sealed)
         return info, seen, blobs, body
     finally:
         file.close()
 
 
 def _observe(
-    values: Values,
-    lists: bool,
-    record: int,
-    seen: dict[str, Seen],
-    scalars: dict[str, list[Any]],
+    values: Values, lists: bool, record: int, seen: dict[str, Seen], scalars: dict[str, list[Any]]
 ) -> int:
-    """Note what the values of a record are; the bytes of its blobs."""
+    """Note what the values of a record are; return the bytes of its blobs."""
     blobs = 0
     for name, value in values.items():
         if value is None:
@@ -297,7 +285,7 @@ def _observe(
 
 
 def _kind(seen: Seen) -> str:
-    """The kind of a field, by the types of all its values."""
+    """Return the kind of a field, by the types of all its values."""
     types = seen.types
     if types == {"bytes"}:
         return "image" if seen.images else "bytes"
@@ -316,7 +304,7 @@ def _kind(seen: Seen) -> str:
 
 
 def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Our name of each field, and theirs. Raises OptionError."""
+    """Return our name of each field, and theirs. Raises OptionError."""
     check_known_fields(wanted, kinds)
     sources = dict(wanted)
     used = set(wanted.values())
@@ -343,12 +331,13 @@ def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, s
 
 
 def _place(name: str) -> tuple[int, str]:
-    """image, label, then the others by name."""
+    """Sort image, then label, then the others by name."""
     order = ("image", "label")
     return (order.index(name) if name in order else len(order), name)
 
 
-def explain(root: str, problems: Sequence[tuple[bytes, str]]) -> str:
+def explain(root: str, problems: Sequence[Problem]) -> str:
+    """Say which files cannot be indexed, and what to do about it."""
     return (
         f"{printable(root)}: {show_count(len(problems), 'file')} cannot be indexed, so nothing "
         "was. Move them away, or mend them (texts and the like beside images: "

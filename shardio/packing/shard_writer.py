@@ -44,15 +44,17 @@ class ShardWriter:
 
     @property
     def records(self) -> int:
+        """Return how many records were added."""
         return self._encoder.records
 
     @property
     def blob_bytes(self) -> int:
+        """Return the bytes of all blobs that were added."""
         return self._encoder.blob_bytes
 
     @property
     def size(self) -> int:
-        """Bytes of records so far, and some of the header."""
+        """Return the bytes of records so far, and some of the header."""
         return self._draft.size + self._gathered
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -60,7 +62,7 @@ class ShardWriter:
         self._add(self._encoder.record(sample))
 
     def append(self, values: list[Any], blobs: Sequence[Buffer]) -> None:
-        """As `write`, for a head's values and blobs that are known to fit the fields."""
+        """Add a record by its head's values and its blobs, which are known to fit the fields."""
         self._add(self._encoder.append(values, blobs))
 
     def flush(self) -> None:
@@ -69,7 +71,7 @@ class ShardWriter:
             self._hand_over()
 
     def finish(self) -> ShardInfo:
-        """Write the index; what the manifest will say. The file still has its temporary name."""
+        """Write the index; return what the manifest will say. The file keeps its temporary name."""
         self._pieces.append(self._encoder.finish())
         self._hand_over()
         if self._encoder.starts_last:
@@ -103,7 +105,7 @@ class ShardWriter:
 
 
 def check_packed(format: str) -> str:
-    """The name, if shardio packs shards of this format. Raises OptionError."""
+    """Return the name of a format that shardio packs. Raises OptionError for another."""
     if format not in ENCODERS:
         raise OptionError(
             f"format {printable(repr(format))}: shardio packs {' and '.join(ENCODERS)} shards; "
@@ -113,6 +115,6 @@ def check_packed(format: str) -> str:
 
 
 def open_own(file: File, name: str, dataset_id: bytes | None = None) -> RecordShard:
-    """A shard that shardio packed, by the ending of its name. Raises as opening it does."""
+    """Open a shard that shardio packed, by the ending of its name. Raises as opening it does."""
     format = next(kind for kind, ending in manifest.SUFFIXES.items() if name.endswith(ending))
     return _SHARDS[format](file, dataset_id=dataset_id)

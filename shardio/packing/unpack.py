@@ -28,7 +28,7 @@ from ..formats import manifest
 from ..formats.manifest import Manifest
 from ..formats.sample import BLOBS, Sample
 from ..formats.tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
-from ..images import jpeg_tiles as jpeg
+from ..images import jpeg_tiles
 from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
 from ..storage import local, local_path
@@ -39,7 +39,7 @@ from .reencode import ORIGINAL
 
 @dataclass
 class Unpacked:
-    """What one call of `unpack` wrote."""
+    """The result of one call of `unpack`; as str, a summary of lines."""
 
     out: str = ""
     files: int = 0
@@ -92,16 +92,11 @@ def unpack(
     was written), StorageError.
     """
     source, target = local_path(path), local_path(directory)
-    datasets = [
-        (
-            sequence.stored(folder, root=root),
-            manifest.split_folder(target, name),
-        )
-        for name, folder in manifest.datasets(source).items()
-    ]
-    datasets = [
-        (dataset, target if _is_trees(dataset.manifest) else into) for dataset, into in datasets
-    ]  # whose folders are named from the source on
+    datasets = []
+    for name, folder in manifest.datasets(source).items():
+        dataset = sequence.stored(folder, root=root)
+        own = not _is_trees(dataset.manifest)  # of others, folders are named from the source on
+        datasets.append((dataset, manifest.split_folder(target, name) if own else target))
     total = sum(one.manifest.blob_bytes for one, _ in datasets)
     done = Unpacked(target)
     fields = [kind for one, _ in datasets for _, kind in one.manifest.schema.fields]
@@ -128,7 +123,7 @@ def unpack(
                     tree.write(key_parts(key, dataset.manifest.where), data)
                     done.files += 1
                     done.bytes += len(data)
-                    done.tiles += made_tiles and jpeg.tiles(data) is not None
+                    done.tiles += made_tiles and jpeg_tiles.tiles(data) is not None
                 if progress is not None:
                     progress(done.bytes, total)
         finally:
@@ -136,71 +131,71 @@ def unpack(
     return done
 
 
-def _keeps_originals(made: Manifest) -> bool:
-    return bool(made.options.get("keep_original"))
+def _keeps_originals(stored: Manifest) -> bool:
+    return bool(stored.options.get("keep_original"))
 
 
-def _restored(made: Manifest, sample: Sample) -> Sample:
-    """A sample with the image that was packed, where it was kept beside another."""
-    if _keeps_originals(made):
+def _restored(stored: Manifest, sample: Sample) -> Sample:
+    """Return a sample with the image that was packed, where it was kept beside another."""
+    if _keeps_originals(stored):
         own = sample.pop(ORIGINAL, None)
         if own is not None:
             sample["image"] = own
     return sample
 
 
-def _one(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
-    """The file of a record: its path and its bytes."""
-    content = _content_field(made)
+def _one(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
+    """Give the file of a record: its path and its bytes."""
+    content = _content_field(stored)
     if (data := sample[content]) is not None:
-        yield sample[KEY] + _ending(made, content, sample[KEY], data), data
+        yield sample[KEY] + _ending(stored, content, sample[KEY], data), data
 
 
-def _files_of(made: Manifest) -> Callable[[Manifest, Sample], Iterator[tuple[bytes, bytes]]]:
-    """What gives the files of each record."""
-    if _is_trees(made):
+def _files_of(stored: Manifest) -> Callable[[Manifest, Sample], Iterator[tuple[bytes, bytes]]]:
+    """Return the function that gives the files of each record."""
+    if _is_trees(stored):
         return _parallel
-    return _grouped if made.options.get("source") == "files" else _one
+    return _grouped if stored.options.get("source") == "files" else _one
 
 
-def _is_trees(made: Manifest) -> bool:
-    return made.options.get("source") == "trees"
+def _is_trees(stored: Manifest) -> bool:
+    return stored.options.get("source") == "trees"
 
 
-def _grouped(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
-    """The files that were one record: bytes and texts as they were, other values written anew."""
-    theirs = made.options.get("fields", {})
+def _grouped(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
+    """Give the files that were one record: bytes and texts as they were, other values anew."""
+    theirs = stored.options.get("fields", {})
     for name, value in sample.items():
         if value is None or name == KEY:
             continue
         ending = _fitting(theirs.get(name, name).split("/"), value)  # several: of images
-        if _gives_raw(made, name):
+        if _gives_raw(stored, name):
             ending = "ppm"
         yield sample[KEY] + b"." + ending.encode(), _file(value)
 
 
-def _parallel(made: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
-    """The files, each in the folder of its field, that were one record."""
+def _parallel(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
+    """Give the files, each in the folder of its field, that were one record."""
     key = sample[KEY]
     dot = key.rfind(b".", key.rfind(b"/") + 2)
     stem = key if dot < 0 else key[:dot]
-    endings = made.options.get("endings")
+    endings = stored.options.get("endings")
     if not isinstance(endings, dict) or not all(isinstance(one, str) for one in endings.values()):
-        raise DamageError(f"{made.where}: options: expected the endings of files by field")
-    for name, folder in made.options.get("fields", {}).items():
+        raise DamageError(f"{stored.where}: options: expected the endings of files by field")
+    for name, folder in stored.options.get("fields", {}).items():
         value = sample.get(name)
         if value is None:
             continue
         path = key
         if name in endings:  # all but the field whose paths the keys are
             path = stem + key_bytes(_fitting(endings[name].split("/"), value))
-        if _gives_raw(made, name):
+        if _gives_raw(stored, name):
             path += raw_ending(path)
         yield key_bytes(folder) + path, _file(value)
 
 
 def _fitting(endings: Sequence[str], value: Any) -> str:
-    """Of several endings the first that a file with this value may have."""
+    """Return, of several endings, the first that a file with this value may have."""
     if len(endings) > 1 and isinstance(value, bytes):
         known = ENDINGS.get(image_type(value[:32]) or "", ())
         return next((one for one in endings if one.lower().lstrip(".") in known), endings[0])
@@ -208,7 +203,7 @@ def _fitting(endings: Sequence[str], value: Any) -> str:
 
 
 def _file(value: Any) -> bytes:
-    """A value as the content of a file that decodes to it."""
+    """Write a value as the content of a file that decodes to it."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -220,24 +215,24 @@ def _file(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _ending(made: Manifest, content: str, key: bytes, data: bytes) -> bytes:
-    """What a file's name lacks: keys of other formats have no endings, and raw pixels another."""
-    if _gives_raw(made, content):
+def _ending(stored: Manifest, content: str, key: bytes, data: bytes) -> bytes:
+    """Return the ending that a key lacks: those of other formats have none, raw pixels another."""
+    if _gives_raw(stored, content):
         return raw_ending(key)
     # Of a packed dataset: the format that it was packed from.
-    format = made.options.get("from", "record") if made.names is None else made.format
+    format = stored.options.get("from", "record") if stored.names is None else stored.format
     own = format in (*manifest.SUFFIXES, "imagefolder")
     if own or b"." in key.rpartition(b"/")[2]:
         return b""
-    source = made.options.get("fields", {}).get(content, content)
+    source = stored.options.get("fields", {}).get(content, content)
     known = ENDINGS.get(image_type(data[:32]) or "", ())
     extension = format == "webdataset" and source.isalnum() and source != content
     ending = source if extension or source in known else next(iter(known), None)
     return b"" if ending is None else b"." + ending.encode()
 
 
-def _gives_raw(made: Manifest, name: str) -> bool:
-    return is_raw(made, name) and not _keeps_originals(made)
+def _gives_raw(stored: Manifest, name: str) -> bool:
+    return is_raw(stored, name) and not _keeps_originals(stored)
 
 
 def _check_keys(dataset: ShardSequence, content: str) -> None:
@@ -245,16 +240,16 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
 
     Keys of an image folder were names of files side by side: only those of a stream are read.
     """
-    made = dataset.manifest
-    raw = _gives_raw(made, content)
-    if made.options.get("source") == "imagefolder" and not raw:
+    stored = dataset.manifest
+    raw = _gives_raw(stored, content)
+    if stored.options.get("source") == "imagefolder" and not raw:
         return
     keys = dataset.stored_keys()
     if raw:
         keys = [key + raw_ending(key) for key in keys]
     folders = {
         b"/".join(parts[:at])
-        for parts in (key_parts(key, made.where) for key in keys)
+        for parts in (key_parts(key, stored.where) for key in keys)
         for at in range(1, len(parts))
     }
     seen: set[bytes] = set()
@@ -262,21 +257,21 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
         if (key in folders or key in seen) and dataset[number][content] is not None:
             what = "is the folder of another" if key in folders else "is there twice"
             raise OptionError(
-                f"{made.where}: the key {printable(key)} {what}, so the records cannot all be "
+                f"{stored.where}: the key {printable(key)} {what}, so the records cannot all be "
                 "files; nothing was written. `shardio cat` gives single records"
             )
         seen.add(key)
 
 
-def _content_field(made: Manifest) -> str:
-    """The field that holds files: the one of kind image, else the one of kind bytes."""
-    kept = ORIGINAL if _keeps_originals(made) else None
+def _content_field(stored: Manifest) -> str:
+    """Return the field that holds files: the one of kind image, else the one of kind bytes."""
+    kept = ORIGINAL if _keeps_originals(stored) else None
     for wanted in ("image", "bytes"):
-        names = [name for name, kind in made.schema.fields if kind == wanted and name != kept]
+        names = [name for name, kind in stored.schema.fields if kind == wanted and name != kept]
         if len(names) == 1:
             return names[0]
-    fields = ", ".join(f"{name} ({kind})" for name, kind in made.schema.fields)
+    fields = ", ".join(f"{name} ({kind})" for name, kind in stored.schema.fields)
     raise OptionError(
-        f"{made.where}: unpack writes the one field that holds files, and this dataset has "
+        f"{stored.where}: unpack writes the one field that holds files, and this dataset has "
         f"{fields}; `shardio cat` gives single fields"
     )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from .. import units as sizes
+from .. import units
 from .._version import __version__
 from ..errors import (
     ExistsError,
@@ -35,9 +35,8 @@ from ..formats.base import MAX_RECORDS, ShardInfo
 from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
-from ..storage import local, local_path, locate, lock
-from ..storage.lock import WRITER_MAGIC
-from . import journal
+from ..storage import local, local_path, locate
+from . import journal, output_dir
 from .plan import SHARD_SIZE
 from .shard_writer import ShardWriter, check_packed
 
@@ -64,7 +63,7 @@ class Writer:
     Raises OptionError, ExistsError, BusyError, SampleError, StorageError.
     """
 
-    _lock: lock.Lock | None = None
+    _owner: output_dir.Owner | None = None
     _closed = False
 
     def __init__(
@@ -80,7 +79,7 @@ class Writer:
         overwrite: bool = False,
     ) -> None:
         if max_records is not None:
-            max_records = sizes.whole("max_records", max_records, 1, MAX_RECORDS)
+            max_records = units.whole("max_records", max_records, 1, MAX_RECORDS)
         if isinstance(classes, (str, bytes)):
             raise OptionError(f"classes is {classes!r}; expected a list of names")
         if not isinstance(id, (str, type(None))):
@@ -93,14 +92,13 @@ class Writer:
         self._format = check_packed(format)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
-        kinds = () if self._schema is None else self._schema.fields
-        self._images = tuple(name for name, kind in kinds if kind == "image")
+        self._images = () if self._schema is None else self._schema.images
         self._classes = None if classes is None else tuple(map(_class_name, classes))
         if twice := [name for name, n in Counter(self._classes or ()).items() if n > 1]:
             raise OptionError(f"classes: {printable(repr(twice[0]))} stands there twice")
         named = None if id is None else hashlib.sha256(id.encode()).digest()[:16]
         self._id = named or secrets.token_bytes(16)
-        self._shard_size = sizes.size("shard_size", shard_size)
+        self._shard_size = units.size("shard_size", shard_size)
         self._max_records, self._overwrite = max_records, overwrite
         self._token = local.token()
         self._process = os.getpid()
@@ -113,7 +111,7 @@ class Writer:
 
     def __del__(self) -> None:
         # A fork's copy is not ours to end: the files are its parent's.
-        if self._closed or self._lock is None or self._process != os.getpid():
+        if self._closed or self._owner is None or self._process != os.getpid():
             return
         warnings.warn(
             f"{printable(self.out)}: a Writer was never closed, so nothing was packed: write in a "
@@ -126,7 +124,7 @@ class Writer:
             self.abort()
 
     def __repr__(self) -> str:
-        return f"Writer({printable(self.out)!r}: {sizes.show_count(self.records, 'record')})"
+        return f"Writer({printable(self.out)!r}: {units.show_count(self.records, 'record')})"
 
     def __enter__(self) -> Writer:
         self._begin()
@@ -146,7 +144,7 @@ class Writer:
         self._check_label(sample)
         if self._schema is None:
             self._schema = Schema(infer_fields(sample))
-            self._images = tuple(name for name, kind in self._schema.fields if kind == "image")
+            self._images = self._schema.images
         self._check_images(sample)
         with self._ending_on_error(StorageError):
             shard = self._shard or self._open_shard(self._schema)
@@ -169,14 +167,14 @@ class Writer:
         self._end()
 
     def _commit(self) -> None:
-        assert self._lock is not None
+        assert self._owner is not None
         if self._shard is not None:
             self._close_shard(self._shard)
         if self._schema is None:
             raise SampleError(
                 f"{printable(self.out)}: no sample was written, and no fields were given"
             )
-        made = manifest.make(
+        written = manifest.make(
             self._shards,
             dataset_id=self._id,
             format=self._format,
@@ -192,18 +190,18 @@ class Writer:
         )
         if os.path.lexists(os.path.join(self.out, manifest.MANIFEST)):
             journal.remove_rejected(self.out)  # of the dataset that is replaced
-        local.write_file(self.out, manifest.MANIFEST, made.dump())
-        journal.clean(self.out, self._lock.read())
+        local.write_file(self.out, manifest.MANIFEST, written.dump())
+        self._owner.clean()
 
     def abort(self) -> None:
         """Give up: remove what was written, commit nothing."""
-        if self._closed or self._lock is None:
+        if self._closed or self._owner is None:
             self._closed = True
             return
         try:
             if self._shard is not None:
                 self._shard.discard()
-            journal.clean(self.out, self._lock.read())
+            self._owner.clean()
         finally:
             self._end()
 
@@ -219,40 +217,17 @@ class Writer:
 
     def _end(self) -> None:
         self._closed = True
-        if self._lock is not None:
-            self._lock.release()
+        if self._owner is not None:
+            self._owner.release()
 
     def _begin(self) -> None:
         if self._closed:
             raise OptionError(f"{printable(self.out)}: this Writer is closed")
-        if self._lock is not None:
+        if self._owner is not None:
             return
         self._check_free()
         local.make_directory(self.out)
-        ours = b""
-        while True:
-            try:
-                held = lock.take(self.out)
-            except FileNotFoundError:
-                ours = journal.of_writer(self._id, journal.shards_in(self.out))
-                lock.begin(self.out, ours)
-                continue
-            try:
-                data = held.read()
-                if data == ours:
-                    break
-                # Its lock is free, so its owner is dead. A Writer cannot be resumed; a packing can.
-                if not data.startswith(WRITER_MAGIC) and not journal.is_committed(self.out, data):
-                    raise ExistsError(
-                        f"{printable(self.out)}: an unfinished packing is here; finish it, or "
-                        "choose another directory"
-                    )
-                journal.clean(self.out, data)
-            except BaseException:
-                held.release()
-                raise
-            held.release()
-        self._lock = held
+        self._owner = output_dir.own_afresh(self.out, self._id)
         with self._ending_on_error(ExistsError):
             self._check_free()  # again: another may have committed here a moment ago
 
@@ -268,7 +243,7 @@ class Writer:
             there = manifest.load(storage)
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "
-                f"{sizes.show_count(there.records, 'record')}. Choose another "
+                f"{units.show_count(there.records, 'record')}. Choose another "
                 "directory, or replace it with overwrite=True"
             )
 
@@ -300,15 +275,15 @@ class Writer:
         if not 0 <= label < len(self._classes):
             raise SampleError(
                 f"sample {_shown_key(sample)}: label {label} names none of the "
-                f"{sizes.show_count(len(self._classes), 'class', 'classes')}, counted from 0"
+                f"{units.show_count(len(self._classes), 'class', 'classes')}, counted from 0"
             )
 
     def _takes_numbers(self) -> bool:
-        """Whether `label` is to be a number; of nothing else it is said to be text."""
+        """Return whether `label` is to be a number; of nothing else it is said to be text."""
         return self._schema is None or dict(self._schema.fields).get("label") == "int"
 
     def _not_a_number(self, label: str) -> str:
-        """What to do about a label that is text."""
+        """Say what to do about a label that is text."""
         found = f"label is {printable(repr(label))}, and labels are numbers"
         known = self._classes or ()
         if label in known:
@@ -330,7 +305,7 @@ class Writer:
             if image_type(start) is None:
                 raise SampleError(
                     f"sample {_shown_key(sample)}: field {name!r} is of kind 'image', but its "
-                    f"{sizes.show_count(len(value), 'byte')} begin with {start[:16]!r}, as no file "
+                    f"{units.show_count(len(value), 'byte')} begin with {start[:16]!r}, as no file "
                     "of an image does. Bytes of something else are of kind 'bytes': "
                     f"fields={{..., {name!r}: 'bytes'}}"
                 )
@@ -352,7 +327,7 @@ class _Seen:
         self._runs: list[np.ndarray[Any, Any]] = []
 
     def add(self, keys: Sequence[bytes]) -> None:
-        """Raises SampleError, naming the first key that was there before."""
+        """Add the keys of a shard. Raises SampleError for the first that was there before."""
         hashes = np.array([xxhash.xxh3_128_digest(key) for key in keys], _HASH)
         order = np.argsort(hashes, kind="stable")
         run = hashes[order]
@@ -371,7 +346,7 @@ class _Seen:
 
 
 def _with_key(fields: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fields as they were given, the key first. Raises OptionError."""
+    """Return fields as they were given, the key first. Raises OptionError."""
     pairs = list(fields.items()) if isinstance(fields, Mapping) else fields
     plain = isinstance(pairs, (list, tuple)) and all(
         isinstance(pair, (list, tuple)) and [*map(type, pair)] == [str, str] for pair in pairs

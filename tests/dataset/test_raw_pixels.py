@@ -19,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.packing import grouped
 from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scene
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
@@ -45,7 +46,9 @@ from shardio.images import decode as image
 from shardio.images import transforms
 from shardio.packing import build_shard as building
 from shardio.packing.export import export
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.options import ImageOptions, PlanOptions
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.storage import locate
@@ -58,7 +61,7 @@ def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path
 
 
 def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 5, "encode": "raw"} | options)
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 5, "encode": "raw"} | options))
     return done
 
 
@@ -187,10 +190,10 @@ def test_the_options_say_it_and_another_encoding_is_another_dataset(tmp_path: Pa
     assert made.options["quality"] is None
     assert pack_raw(source, tmp_path / "out").already
     with pytest.raises(ExistsError, match="option encode: was 'raw', now not given"):
-        pack(source, tmp_path / "out", jobs=1, max_records=5)
+        pack(source, tmp_path / "out", jobs=1, plan=PlanOptions(max_records=5))
     with pytest.raises(ExistsError, match="option resize: was not given, now 4"):
         pack_raw(source, tmp_path / "out", resize=4)
-    [plain] = pack(source, tmp_path / "plain", jobs=1, max_records=5)
+    [plain] = pack(source, tmp_path / "plain", jobs=1, plan=PlanOptions(max_records=5))
     with pytest.raises(ExistsError, match="option encode: was not given, now 'raw'"):
         pack_raw(source, tmp_path / "plain")
     options = manifest.load(locate(tmp_path / "plain")).options
@@ -201,7 +204,7 @@ def test_splits_and_lmdb_take_raw_pixels_too(tmp_path: Path) -> None:
     source = tmp_path / "src"
     for split, size in (("train", 6), ("val", 9)):
         folder(source / split, 5, size, size)
-    done = pack(source, tmp_path / "out", jobs=1, encode="raw", format="lmdb")
+    done = pack(source, tmp_path / "out", jobs=1, format="lmdb", images=ImageOptions(encode="raw"))
     assert [(one.split, one.pixels) for one in done] == [("train", (6, 6)), ("val", (9, 9))]
     [one] = {s["image"].shape for s in sequences.open(tmp_path / "out/val", decode="numpy")}
     assert one == (9, 9, 3)
@@ -243,7 +246,7 @@ def test_options_that_make_no_sense_are_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        pack(folder(tmp_path / "src"), tmp_path / "out", jobs=1, **options)
+        pack(folder(tmp_path / "src"), tmp_path / "out", **grouped({"jobs": 1} | options))
     assert not (tmp_path / "out").exists()
 
 
@@ -259,7 +262,7 @@ def test_a_source_without_images_is_refused(tmp_path: Path, kind: str | None) ->
         classes=None,
     )
     with pytest.raises(OptionError, match=r"--encode raw: makes pixels of the field `image`"):
-        pack(tmp_path / "src", tmp_path / "out", jobs=1, encode="raw")
+        pack(tmp_path / "src", tmp_path / "out", jobs=1, images=ImageOptions(encode="raw"))
 
 
 def test_a_packed_dataset_can_be_packed_again_raw(tmp_path: Path) -> None:

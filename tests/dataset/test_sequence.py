@@ -454,7 +454,9 @@ def test_keys_are_str_wherever_users_meet_them(
         several = isinstance(wanted, list)
         assert sorted(one["label"] for one in chosen) == ([0, 2] if several else [0])
     assert [one["__key__"] for one in sequence.stored(folder)] == list(ODD)
-    assert shardio.pack(folder, tmp_path / "b", where={"__key__": texts[3]}, jobs=1)[0].records
+    assert shardio.pack(
+        folder, tmp_path / "b", jobs=1, read=shardio.SourceOptions(where={"__key__": texts[3]})
+    )[0].records
     assert shardio.open(tmp_path / "b", decode=None).keys() == [texts[3]]
 
 

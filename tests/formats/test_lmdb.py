@@ -23,6 +23,7 @@ import pytest
 import xxhash
 from support.conformance import FIELDS, SAMPLES, FormatConformance, same, same_all
 from support.naive_reader import naive_reader, untagged
+from support.packing import grouped
 from support.trees import content, environment, images, plant, shardio
 from torch.utils.data import DataLoader
 
@@ -221,7 +222,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(source: Path, out: Path, **options: Any) -> Any:
-    [done] = pack(source, out, **{"format": "lmdb", "jobs": 1, "max_records": 5} | options)
+    [done] = pack(source, out, **grouped({"format": "lmdb", "jobs": 1, "max_records": 5} | options))
     return done
 
 

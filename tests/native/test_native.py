@@ -12,6 +12,7 @@ from support.trees import environment, picture, plant
 
 from shardio import native as engine
 from shardio import pack
+from shardio.packing.options import ImageOptions
 
 CORE = Path(__file__).resolve().parent.parent.parent / "shardio" / "native"
 core = engine.core
@@ -108,7 +109,13 @@ def test_what_is_slower_without_the_core_is_said_once_in_a_process(tmp_path: Pat
     for kind in ("JPEG", "PNG"):
         tree = {f"c{i}/{i}.{kind}": picture(12, 12, kind) for i in range(4)}
         pack(plant(tmp_path / "src" / kind, tree), tmp_path / kind.lower(), jobs=1)
-    pack(tmp_path / "src" / "PNG", tmp_path / "raw", encode="raw", resize=12, jobs=1)
+    pack(
+        tmp_path / "src" / "PNG",
+        tmp_path / "raw",
+        resize=12,
+        jobs=1,
+        images=ImageOptions(encode="raw"),
+    )
     calls = [f"ShardDataset({how}, batch_size=2, fields=('image', 'label'))" for how in SLOWER]
     found = subprocess.run(
         [sys.executable, "-c", ADVISED, *calls],

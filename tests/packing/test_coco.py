@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.conformance import FileSourceConformance
+from support.packing import grouped
 from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import RandomResizedCrop, ShardDataset
@@ -17,7 +18,9 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
 from shardio.packing import build_shard as building
 from shardio.packing import sources
-from shardio.packing.pack import Packed, pack
+from shardio.packing.options import SourceOptions
+from shardio.packing.pack import pack
+from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
@@ -81,7 +84,7 @@ def records(found: Listing) -> dict[bytes, dict[str, Any]]:
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 3} | options)
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 3} | options))
     return done
 
 
@@ -198,7 +201,7 @@ def test_a_folder_of_it_is_refused_with_the_files_to_give(tmp_path: Path, given:
     write(tmp_path, {}, "annotations/captions_val2017.json")
     for kind in (None, "coco"):
         with pytest.raises(OptionError) as caught:
-            pack(tmp_path / given, tmp_path.parent / "out", from_=kind)
+            pack(tmp_path / given, tmp_path.parent / "out", read=SourceOptions(kind=kind))
         for name in ("instances_train2017.json", "captions_val2017.json"):
             assert f"annotations/{name}" in str(caught.value)
     plant(tmp_path / "images", {"annotations/x.jpg": JPEG, "annotations/y.json": b"{}"})

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.packing import grouped
 from support.trees import command, content, environment, images, plant, shardio, shards
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
+from shardio.packing.options import PlanOptions
 from shardio.packing.pack import commit, pack
 from shardio.packing.verify import verify
 from shardio.storage import local
@@ -48,7 +50,7 @@ class Scene:
 
 
 def build(source: Path, out: Path, **options: Any) -> None:
-    pack(source, out, **{"jobs": 1, "max_records": 2} | options)
+    pack(source, out, **grouped({"jobs": 1, "max_records": 2} | options))
 
 
 def parts(source: Path, out: Path) -> None:
@@ -277,7 +279,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, b
     """A source of 60 shards, and what becomes of it undisturbed."""
     folder = tmp_path_factory.mktemp("large")
     source = plant(folder / "src", images(4, 60, 3000))
-    pack(source, folder / "out", jobs=2, max_records=4)
+    pack(source, folder / "out", jobs=2, plan=PlanOptions(max_records=4))
     return source, content(folder / "out")
 
 
@@ -332,7 +334,7 @@ def kill_some_time(
             assert len(sequences.open(out)) == 240
         except NotPackedError as error:
             assert "not packed" in str(error)
-        pack(source, out, jobs=2, max_records=4)
+        pack(source, out, jobs=2, plan=PlanOptions(max_records=4))
         assert content(out) == undisturbed
         while members(process.pid):  # a worker whose parent was killed ends too
             pass
@@ -369,7 +371,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_finished_shards(
     assert (process.returncode, said) == (130, "shardio: interrupted\n")
     assert members(process.pid) == []
     assert not list(tmp_path.glob("*.tmp"))
-    [done] = pack(source, tmp_path, jobs=2, max_records=4)
+    [done] = pack(source, tmp_path, jobs=2, plan=PlanOptions(max_records=4))
     assert done.kept >= 3
     assert content(tmp_path) == undisturbed
 

@@ -39,6 +39,7 @@ from shardio.errors import (
 )
 from shardio.packing.export import export
 from shardio.packing.index import index
+from shardio.packing.options import PlanOptions
 from shardio.packing.pack import pack
 from shardio.packing.receipt import NAME as RECEIPT
 from shardio.packing.writer import Writer
@@ -799,7 +800,7 @@ def test_a_key_that_webdataset_would_split_is_told_with_what_to_do(tmp_path: Pat
     source = plant(
         tmp_path / "src", {"a/1.jpg": small_datasets.jpeg(1), "a/2.1.jpg": small_datasets.jpeg(2)}
     )
-    pack(source, tmp_path / "out", jobs=1, shuffle=False)
+    pack(source, tmp_path / "out", jobs=1, plan=PlanOptions(shuffle=False))
 
     def said(folder: str, **options: Any) -> str:
         with pytest.raises(OptionError) as caught:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.packing import grouped
 from support.trees import JPEG, content, images, plant, shardio, shardio_json, shards
 
 from shardio.dataset import sequence as sequences
@@ -13,6 +14,7 @@ from shardio.errors import BusyError, DamageError, NotPackedError
 from shardio.packing import journal
 from shardio.packing.gc import gc
 from shardio.packing.index import index
+from shardio.packing.options import PlanOptions
 from shardio.packing.pack import pack
 from shardio.storage import local, lock
 
@@ -28,7 +30,13 @@ def source(tmp_path: Path) -> Path:
 def out(source: Path, tmp_path: Path) -> Path:
     """A dataset that has replaced another."""
     for seed in (0, 1):
-        pack(source, tmp_path / "out", jobs=1, max_records=8, seed=seed, overwrite=True)
+        pack(
+            source,
+            tmp_path / "out",
+            jobs=1,
+            overwrite=True,
+            plan=PlanOptions(max_records=8, seed=seed),
+        )
     return tmp_path / "out"
 
 
@@ -44,7 +52,7 @@ def age_all(out: Path, days: float) -> None:
 
 def unfinished(source: Path, out: Path, **options: Any) -> None:
     """Build half of a packing and stop."""
-    pack(source, out, jobs=1, max_records=8, part=(1, 2), **options)
+    pack(source, out, **grouped({"jobs": 1, "max_records": 8, "part": (1, 2)} | options))
 
 
 def test_replaced_shards_stay_for_a_day_and_then_go(out: Path) -> None:
@@ -107,7 +115,7 @@ def test_an_unfinished_packing_stays_and_can_go_on(source: Path, out: Path) -> N
     done = gc(out, keep_s=0)
     assert len(done.removed) == 3  # of seed 0 only
     assert (out / lock.JOURNAL).exists()
-    [finished] = pack(source, out, jobs=1, max_records=8, overwrite=True, seed=2)
+    [finished] = pack(source, out, jobs=1, overwrite=True, plan=PlanOptions(max_records=8, seed=2))
     assert finished.kept == 1
     assert before
 
@@ -117,11 +125,11 @@ def test_old_shards_of_the_same_id_go_though_its_packing_is_unfinished(
 ) -> None:
     out = tmp_path / "out"
     for seed in (0, 1):
-        pack(source, out, jobs=1, max_records=8, seed=seed, overwrite=True)
+        pack(source, out, jobs=1, overwrite=True, plan=PlanOptions(max_records=8, seed=seed))
     changed = source / "class0" / "000.jpg"
     changed.write_bytes(changed.read_bytes()[:-1] + b"!")
     unfinished(source, out, overwrite=True, seed=0)  # beside old shards of seed 0
-    _, before = journal.owner((out / lock.JOURNAL).read_bytes())
+    _, before = journal.identity((out / lock.JOURNAL).read_bytes())
     new = {n for n, t in journal.shards_in(str(out)).items() if before.get(n) != t}
     gc(out, keep_s=0)
     assert new <= {path.name for path in shards(out)}
@@ -205,7 +213,7 @@ def test_what_a_killed_gc_leaves_is_dropped_by_the_next_packer(
             gc(out, keep_s=0)
     assert (out / lock.JOURNAL).exists()
     assert len(sequences.open(out)) == 24
-    [done] = pack(source, out, jobs=1, max_records=8, seed=2, overwrite=True)
+    [done] = pack(source, out, jobs=1, overwrite=True, plan=PlanOptions(max_records=8, seed=2))
     assert done.committed
     assert not (out / lock.JOURNAL).exists()
 
@@ -232,7 +240,14 @@ def test_gc_needs_a_whole_manifest(source: Path, tmp_path: Path) -> None:
 def test_all_splits_are_cleaned(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"train/a/1.jpg": JPEG, "val/a/1.jpg": JPEG})
     for seed in (0, 1):
-        pack(source, tmp_path / "out", jobs=1, resize=None, seed=seed, overwrite=True)
+        pack(
+            source,
+            tmp_path / "out",
+            jobs=1,
+            resize=None,
+            overwrite=True,
+            plan=PlanOptions(seed=seed),
+        )
     assert len(gc(tmp_path / "out", keep_s=0).removed) == 2
 
 

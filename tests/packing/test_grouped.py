@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import packing
 from support.conformance import FileSourceConformance
 from support.trees import (
     JPEG,
@@ -28,7 +29,8 @@ from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import build_shard as building
 from shardio.packing import index as indexing
 from shardio.packing import sources
-from shardio.packing.pack import Packed, pack
+from shardio.packing.pack import pack
+from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
@@ -71,7 +73,7 @@ def records(found: Listing) -> dict[bytes, dict[str, Any]]:
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 3} | options)
+    [done] = pack(source, out, **packing.grouped({"jobs": 1, "max_records": 3} | options))
     return done
 
 
@@ -124,7 +126,7 @@ def test_records_are_those_of_a_tar_of_the_same_files(tmp_path: Path) -> None:
         for key in sorted(map(str, tree)):
             tar.add(tmp_path / "src" / key, key)
     indexing.index(tmp_path / "wds", jobs=1)
-    pack_one(tmp_path / "src", tmp_path / "out", shuffle=False, from_="files")
+    pack_one(tmp_path / "src", tmp_path / "out", shuffle=False, kind="files")
     theirs = sequences.stored(tmp_path / "wds")
     ours = sequences.stored(tmp_path / "out")
     assert dict(ours.manifest.schema.fields) == dict(theirs.manifest.schema.fields)
@@ -381,9 +383,9 @@ def test_class_folders_with_as_many_files_beside_images_cannot_be_told(tmp_path:
     assert "class1/000.jpg and class1/000.txt" in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert shardio("pack", source, tmp_path / "out", code=2).stdout == ""
-    done = pack_one(source, tmp_path / "files", from_="files")
+    done = pack_one(source, tmp_path / "files", kind="files")
     assert (done.source, done.records, done.classes) == ("files", 8, None)
-    done = pack_one(source, tmp_path / "images", from_="imagefolder", on_error="skip")
+    done = pack_one(source, tmp_path / "images", kind="imagefolder", on_error="skip")
     assert (done.source, done.records, done.classes) == ("imagefolder", 8, 2)
     with pytest.raises(OptionError, match="cannot be told"):  # in splits too
         pack(plant(tmp_path / "s", {f"train/{k}": d for k, d in classes(4, 4).items()}), tmp_path)
@@ -403,7 +405,7 @@ def test_a_plain_folder_is_packed_as_if_asked_for(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", images())
     assert told(source) == "imagefolder"
     pack_one(source, tmp_path / "told")
-    pack_one(source, tmp_path / "asked", from_="imagefolder")
+    pack_one(source, tmp_path / "asked", kind="imagefolder")
     assert content(tmp_path / "told") == content(tmp_path / "asked")
 
 

@@ -404,7 +404,9 @@ def test_two_do_not_index_into_one_folder_at_once(tars: Path) -> None:
 
 def test_an_unfinished_packing_is_not_written_over(tars: Path, tmp_path: Path) -> None:
     source = plant(tmp_path / "src", images())
-    library.pack(source, tmp_path / "out", jobs=1, max_records=8, part=(1, 2))
+    library.pack(
+        source, tmp_path / "out", jobs=1, plan=library.PlanOptions(max_records=8, part=(1, 2))
+    )
     with pytest.raises(ExistsError, match="an unfinished packing is here"):
         index(tars, out=tmp_path / "out")
     assert (tmp_path / "out" / lock.JOURNAL).exists()

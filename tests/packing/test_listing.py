@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.conformance import FileSourceConformance, SourceConformance
+from support.packing import grouped
 from support.trees import JPEG, content, noise, plant, shardio, shardio_json
 
 from shardio import ShardDataset, collate
@@ -25,7 +26,8 @@ from shardio.errors import (
     SourceError,
 )
 from shardio.packing import sources
-from shardio.packing.pack import Packed, pack
+from shardio.packing.pack import pack
+from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, SourceRequest, tables
 from shardio.packing.sources.listing import is_listing
 
@@ -90,7 +92,7 @@ def samples(path: Path, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def pack_one(path: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(path, out, **{"jobs": 1, "max_records": 4} | options)
+    [done] = pack(path, out, **grouped({"jobs": 1, "max_records": 4} | options))
     return done
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.packing import grouped
 from support.trees import (
     JPEG,
     command,
@@ -42,11 +43,14 @@ from shardio.formats import manifest
 from shardio.images import decode as image
 from shardio.images.filetype import image_type
 from shardio.packing import build_shard as building
-from shardio.packing import journal, plan, sources
-from shardio.packing import pack as packing
+from shardio.packing import journal, sources
 from shardio.packing import process_pool as parallel
 from shardio.packing.gc import gc
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.job import Job
+from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
+from shardio.packing.plan import make_plan
 from shardio.packing.sources import imagefolder
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
@@ -55,7 +59,7 @@ from shardio.storage import local, locate, lock
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **{"jobs": 1, "max_records": 4} | options)
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 4} | options))
     return done
 
 
@@ -165,7 +169,7 @@ def test_default_shards_are_at_least_16_where_there_are_16_mib(tmp_path: Path) -
 
 def test_a_dry_run_plans_and_touches_nothing(source: Path, tmp_path: Path) -> None:
     (source / "class0" / "empty.jpg").touch()
-    [planned] = pack(source, tmp_path / "out", dry_run=True, max_records=4)
+    [planned] = pack(source, tmp_path / "out", dry_run=True, plan=PlanOptions(max_records=4))
     assert (planned.records, planned.shards, planned.committed) == (24, 6, False)
     assert planned.rejected == [("class0/empty.jpg", "is empty")]
     assert not (tmp_path / "out").exists()
@@ -203,7 +207,7 @@ def test_progress_reaches_the_total_in_process_and_in_workers(source: Path, tmp_
 
 def test_paths_may_be_bytes_paths_and_file_urls(source: Path, tmp_path: Path) -> None:
     pack_one(source, tmp_path / "out")
-    pack(os.fsencode(source), f"file://{tmp_path}/url", jobs=1, max_records=4)
+    pack(os.fsencode(source), f"file://{tmp_path}/url", jobs=1, plan=PlanOptions(max_records=4))
     assert content(tmp_path / "url") == content(tmp_path / "out")
     assert verify(f"file://{tmp_path}/url", jobs=1).damages == []
 
@@ -236,9 +240,9 @@ def test_splits_are_datasets_with_shared_classes_and_relative_keys(tmp_path: Pat
 
 def test_parts_of_splits_are_committed_together(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", SPLIT)
-    pack(source, tmp_path / "one", jobs=1, max_records=1)
+    pack(source, tmp_path / "one", jobs=1, plan=PlanOptions(max_records=1))
     for part in (1, 2):
-        pack(source, tmp_path / "out", jobs=1, max_records=1, part=(part, 2))
+        pack(source, tmp_path / "out", jobs=1, plan=PlanOptions(max_records=1, part=(part, 2)))
     assert not (tmp_path / "out" / "shardio.json").exists()
     assert len(commit(tmp_path / "out")) == 3
     assert content(tmp_path / "out") == content(tmp_path / "one")
@@ -285,11 +289,13 @@ def commit_free(out: Path) -> list[Path]:
 def test_one_split_that_misses_parts_leaves_all_of_them_uncommitted(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", SPLIT)
     out = tmp_path / "out"
-    pack(source, out, jobs=1, max_records=1, part=(2, 2))  # all but the first shard of train
+    pack(
+        source, out, jobs=1, plan=PlanOptions(max_records=1, part=(2, 2))
+    )  # all but the first shard of train
     with pytest.raises(NotPackedError, match=r"train: not packed: 1 of 2 .* not built: 0\n"):
         commit(out, jobs=1)
     assert committed(out) == set()
-    pack(source, out, jobs=1, max_records=1, part=(1, 2))
+    pack(source, out, jobs=1, plan=PlanOptions(max_records=1, part=(1, 2)))
     assert all(one.committed for one in commit(out, jobs=1))
     assert len(commit_free(out)) == 3
 
@@ -299,14 +305,14 @@ def test_splits_that_were_killed_between_two_commits_are_finished_by_the_next_ru
 ) -> None:
     source = plant(tmp_path / "src", SPLIT)
     pack(source, tmp_path / "one", jobs=1)
-    real = packing._Packing.finish
+    real = Job.commit
 
     def finish(one: Any) -> None:
         if one.result.split == "train":
             raise KeyboardInterrupt
         real(one)
 
-    monkeypatch.setattr(packing._Packing, "finish", finish)
+    monkeypatch.setattr(Job, "commit", finish)
     with pytest.raises(KeyboardInterrupt):
         pack(source, tmp_path / "out", jobs=1)
     monkeypatch.undo()
@@ -346,7 +352,7 @@ def test_classes_of_another_dataset_number_this_one(tmp_path: Path) -> None:
     pack(plant(tmp_path / "all", images(4)), tmp_path / "a", jobs=1)
     some = {key: data for key, data in images(4).items() if "class2" in str(key)}
     source = plant(tmp_path / "some", some)
-    pack(source, tmp_path / "b", jobs=1, classes=tmp_path / "a")
+    pack(source, tmp_path / "b", jobs=1, read=SourceOptions(classes=tmp_path / "a"))
     opened = sequences.stored(tmp_path / "b")
     assert opened.classes == ["class0", "class1", "class2", "class3"]
     assert {sample["label"] for sample in opened} == {2}
@@ -358,10 +364,10 @@ def test_a_class_missing_in_the_other_numbering_is_an_error(tmp_path: Path) -> N
     pack(plant(tmp_path / "a", {"cat/1.jpg": JPEG}), tmp_path / "A", jobs=1)
     source = plant(tmp_path / "b", {"cat/1.jpg": JPEG, "dog/1.jpg": JPEG})
     with pytest.raises(OptionError, match="dog"):
-        pack(source, tmp_path / "B", jobs=1, classes=tmp_path / "A")
+        pack(source, tmp_path / "B", jobs=1, read=SourceOptions(classes=tmp_path / "A"))
     flat = plant(tmp_path / "flat", {"1.jpg": JPEG})
     with pytest.raises(OptionError, match="has no classes"):
-        pack(flat, tmp_path / "B", jobs=1, classes=tmp_path / "A")
+        pack(flat, tmp_path / "B", jobs=1, read=SourceOptions(classes=tmp_path / "A"))
     assert not (tmp_path / "B").exists()
 
 
@@ -645,6 +651,30 @@ def test_a_size_that_followed_from_the_source_is_named_where_it_differs(
         pack_one(source, tmp_path / "out", shard_size="2MB")
 
 
+def test_another_source_is_said_to_be_the_difference_not_the_size_of_shards_that_follows(
+    source: Path, tmp_path: Path
+) -> None:
+    pack(source, tmp_path / "out", jobs=1)
+    plant(tmp_path / "other", {"class0/large.ppm": image.ppm(np.zeros((2500, 2500, 3), np.uint8))})
+    with pytest.raises(ExistsError, match=r"id \w+\):\n  records, their sizes, .* are others\nCh"):
+        pack(tmp_path / "other", tmp_path / "out", jobs=1)
+
+
+def test_an_option_of_a_group_that_is_given_by_itself_is_an_error_that_says_where_it_goes(
+    source: Path, tmp_path: Path
+) -> None:
+    for name, group in {
+        "from_": r"read=shardio\.SourceOptions\(kind=",
+        "jpeg_tiles": r"images=shardio\.ImageOptions\(jpeg_tiles=",
+        "part": r"plan=shardio\.PlanOptions\(part=",
+    }.items():
+        with pytest.raises(OptionError, match=f"{name} is given as {group}"):
+            pack(source, tmp_path / "out", **{name: None})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
+        pack(source, tmp_path / "out", **{"shufle": True})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_dataset_of_a_writer_is_refused_before_the_source_is_listed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -779,13 +809,7 @@ def test_a_shard_that_is_lost_after_the_first_look_is_built_and_committed(
 ) -> None:
     pack_one(source, tmp_path / "out")
     before = content(tmp_path / "out")
-    real = packing._Packing.check
-
-    def check(one: Any, *arguments: Any) -> None:
-        real(one, *arguments)
-        shards(tmp_path / "out")[2].unlink()
-
-    monkeypatch.setattr(packing._Packing, "check", check)
+    monkeypatch.setattr(local, "refuse_if_full", lambda *_: shards(tmp_path / "out")[2].unlink())
     done = pack_one(source, tmp_path / "out")
     assert (done.committed, done.already) == (True, False)
     assert content(tmp_path / "out") == before
@@ -817,11 +841,11 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    made = plan.make(
+    made = make_plan(
         sources.image_folder(os.fsencode(source))[""],
-        plan.options(shard_size=None, max_records=4, shuffle=True, seed=0, extra={}),
+        PackOptions(max_records=4, shuffle=True),
     )
-    (out / lock.JOURNAL).write_bytes(made.dump())
+    (out / lock.JOURNAL).write_bytes(journal.dump(made))
     before = content(out)
     held = lock.take(str(out))  # from here on, reading the journal would end the lock
     try:
@@ -1323,22 +1347,22 @@ def test_max_pixels_is_the_limit_of_what_is_decoded(
 
 
 def test_a_journal_reads_back_and_every_flipped_byte_is_damage(source: Path) -> None:
-    made = plan.make(
+    made = make_plan(
         sources.image_folder(os.fsencode(source))[""],
-        plan.options(shard_size=1000, max_records=3, shuffle=True, seed=0, extra={}),
+        PackOptions(shard_size=1000, max_records=3, shuffle=True),
     )
-    data = made.dump()
-    read = plan.parse(data, "x")
+    data = journal.dump(made)
+    read = journal.parse(data, "x")
     assert read.same(made)
-    assert (read.keys, read.header) == (made.keys, made.header)
+    assert (read.keys, read.identity, read.problems) == (made.keys, made.identity, made.problems)
     for at in range(0, len(data), 7):
         damaged = bytearray(data)
         damaged[at] ^= 4
         with pytest.raises(DamageError):
-            plan.parse(bytes(damaged), "x")
+            journal.parse(bytes(damaged), "x")
     for stop in range(0, len(data), 50):
         with pytest.raises(DamageError):
-            plan.parse(data[:stop], "x")
+            journal.parse(data[:stop], "x")
 
 
 def test_json_of_the_command_line_says_what_was_packed(source: Path, tmp_path: Path) -> None:

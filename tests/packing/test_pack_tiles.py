@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from support.packing import grouped
 from support.trees import content, environment, plant, shardio, shardio_json, shards
 
 from shardio import CenterCrop, native
@@ -27,7 +28,9 @@ from shardio.formats import manifest
 from shardio.images import jpeg_rewrite
 from shardio.images.jpeg_tiles import tiles as find_tiles
 from shardio.packing.export import export
-from shardio.packing.pack import Packed, commit, pack
+from shardio.packing.options import ImageOptions
+from shardio.packing.pack import commit, pack
+from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
@@ -106,7 +109,7 @@ def both(source: Path) -> Path:
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    (done,) = pack(source, out, **{"jpeg_tiles": True} | SMALL | options)
+    (done,) = pack(source, out, **grouped({"jpeg_tiles": True} | SMALL | options))
     return done
 
 
@@ -230,7 +233,7 @@ def test_max_pixels_is_the_limit_of_what_is_rewritten(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"a/x.jpg": jpeg_file(photo(1))})
     for limit, untiled in ((235 * 177, {}), (235 * 177 - 1, {"too large": 1})):
         out = tmp_path / str(limit)
-        [done] = pack(source, out, jpeg_tiles=True, max_pixels=limit, **SMALL)
+        [done] = pack(source, out, **grouped({"jpeg_tiles": True, "max_pixels": limit} | SMALL))
         assert done.untiled == untiled
 
 
@@ -437,7 +440,7 @@ def images_of(out: Path) -> dict[bytes, bytes]:
 def test_splits_are_made_tiles_each(tmp_path: Path) -> None:
     tree = {f"{name}/{key!s}": data for name in ("train", "val") for key, data in FIT.items()}
     source = plant(tmp_path / "src", tree)
-    done = pack(source, tmp_path / "out", jpeg_tiles=True, jobs=1)
+    done = pack(source, tmp_path / "out", jobs=1, images=ImageOptions(jpeg_tiles=True))
     assert [(one.split, one.tiles) for one in done] == [("train", 7), ("val", 7)]
     assert unpack(tmp_path / "out", tmp_path / "back").tiles == 14
 

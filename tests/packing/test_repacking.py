@@ -24,13 +24,19 @@ from shardio.errors import (
 )
 from shardio.formats import manifest
 from shardio.order import subset as selection
+from shardio.packing.options import PlanOptions, SourceOptions
 from shardio.storage import locate
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A packed directory: 24 files of three classes."""
-    pack(plant(tmp_path / "src", images()), tmp_path / "first", jobs=1, max_records=5)
+    pack(
+        plant(tmp_path / "src", images()),
+        tmp_path / "first",
+        jobs=1,
+        plan=PlanOptions(max_records=5),
+    )
     return tmp_path / "first"
 
 
@@ -49,7 +55,7 @@ def made(folder: Path) -> manifest.Manifest:
 def test_a_packed_dataset_is_packed_again_with_all_its_records_and_classes(
     source: Path, tmp_path: Path
 ) -> None:
-    [done] = pack(source, tmp_path / "out", jobs=1, format="lmdb", max_records=7)
+    [done] = pack(source, tmp_path / "out", jobs=1, format="lmdb", plan=PlanOptions(max_records=7))
     assert (done.source, done.records, done.classes) == ("dataset", 24, 3)
     assert samples(tmp_path / "out") == samples(source)
     assert made(tmp_path / "out").classes == made(source).classes
@@ -58,11 +64,11 @@ def test_a_packed_dataset_is_packed_again_with_all_its_records_and_classes(
 
 def test_it_is_shuffled_by_the_seed_or_kept_in_stored_order(source: Path, tmp_path: Path) -> None:
     stored = list(samples(source))
-    pack(source, tmp_path / "same", jobs=1, shuffle=False)
+    pack(source, tmp_path / "same", jobs=1, plan=PlanOptions(shuffle=False))
     assert list(samples(tmp_path / "same")) == stored
     orders = []
     for seed in (0, 1):
-        pack(source, tmp_path / f"out{seed}", jobs=1, seed=seed)
+        pack(source, tmp_path / f"out{seed}", jobs=1, plan=PlanOptions(seed=seed))
         orders.append(list(samples(tmp_path / f"out{seed}")))
     assert orders[0] != orders[1] != stored
     assert sorted(orders[0]) == sorted(stored)
@@ -73,7 +79,7 @@ class TestDataset(SourceConformance):
 
     def make(self, root: Path, salt: str = "") -> Path:
         tree = {f"c{i % 3}/{i}.jpg": b"\xff\xd8\xff" + noise(f"{salt}{i}", 50) for i in range(12)}
-        pack(plant(root / "src", tree), root / "packed", jobs=1, max_records=5)
+        pack(plant(root / "src", tree), root / "packed", jobs=1, plan=PlanOptions(max_records=5))
         return root / "packed"
 
     def change(self, path: Path) -> None:
@@ -111,7 +117,10 @@ def test_fields_of_every_kind_go_over_with_new_names(tmp_path: Path) -> None:
         for sample in wanted:
             writer.write(sample)
     [done] = pack(
-        tmp_path / "src", tmp_path / "out", jobs=1, fields={"image": "photo", "label": "n"}
+        tmp_path / "src",
+        tmp_path / "out",
+        jobs=1,
+        read=SourceOptions(fields={"image": "photo", "label": "n"}),
     )
     assert done.theirs == {"image": "photo", "label": "n"}
     assert made(tmp_path / "out").options["fields"] == done.theirs
@@ -189,16 +198,16 @@ def test_words_are_numbers_where_the_column_has_numbers_and_texts_where_it_has_t
 
 def test_a_folder_of_images_is_chosen_by_class_and_only_by_that(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", images() | {"class2/empty.jpg": b""})
-    [done] = pack(source, tmp_path / "out", jobs=1, where={"label": ["class0"]})
+    [done] = pack(source, tmp_path / "out", jobs=1, read=SourceOptions(where={"label": ["class0"]}))
     assert (done.records, done.rejected) == (8, [])
     assert made(tmp_path / "out").classes == ("class0", "class1", "class2")
     assert {s["label"] for s in samples(tmp_path / "out").values()} == {0}
     with pytest.raises(SourceError, match=r"class2/empty\.jpg: is empty"):
-        pack(source, tmp_path / "two", jobs=1, where={"label": ["class2"]})
+        pack(source, tmp_path / "two", jobs=1, read=SourceOptions(where={"label": ["class2"]}))
     with pytest.raises(OptionError, match="only `label`"):
-        pack(source, tmp_path / "two", jobs=1, where={"size": 3})
+        pack(source, tmp_path / "two", jobs=1, read=SourceOptions(where={"size": 3}))
     with pytest.raises(OptionError, match="called so already"):
-        pack(source, tmp_path / "two", jobs=1, fields={"image": "jpg"})
+        pack(source, tmp_path / "two", jobs=1, read=SourceOptions(fields={"image": "jpg"}))
 
 
 def test_splits_stay_splits_and_classes_can_be_renumbered(tmp_path: Path) -> None:
@@ -209,7 +218,12 @@ def test_splits_stay_splits_and_classes_can_be_renumbered(tmp_path: Path) -> Non
     assert [one.split for one in done] == ["train", "val"]
     assert samples(tmp_path / "out" / "val") == samples(tmp_path / "first" / "val")
     pack(plant(tmp_path / "other", {"a/x.jpg": picture(9, 9)} | images()), tmp_path / "A", jobs=1)
-    pack(tmp_path / "first" / "val", tmp_path / "B", jobs=1, classes=tmp_path / "A")
+    pack(
+        tmp_path / "first" / "val",
+        tmp_path / "B",
+        jobs=1,
+        read=SourceOptions(classes=tmp_path / "A"),
+    )
     assert made(tmp_path / "B").classes == ("a", "class0", "class1", "class2")
     assert {s["label"] for s in samples(tmp_path / "B").values()} == {1, 2, 3}
 
@@ -244,15 +258,15 @@ def test_another_dataset_of_the_same_sizes_is_another_plan(tmp_path: Path) -> No
     for name, salt in (("a", "x"), ("b", "y")):
         tree = {f"c/{i}.jpg": b"\xff\xd8\xff" + noise(f"{salt}{i}", 50) for i in range(6)}
         pack(plant(tmp_path / f"src-{name}", tree), tmp_path / name, jobs=1)
-    pack(tmp_path / "a", tmp_path / "out", jobs=1, part=(1, 1))
+    pack(tmp_path / "a", tmp_path / "out", jobs=1, plan=PlanOptions(part=(1, 1)))
     with pytest.raises(SourceChangedError, match="option from_id: was"):
-        pack(tmp_path / "b", tmp_path / "out", jobs=1, part=(1, 1))
+        pack(tmp_path / "b", tmp_path / "out", jobs=1, plan=PlanOptions(part=(1, 1)))
 
 
 def test_what_is_read_in_place_is_packed_with_its_root(source: Path, tmp_path: Path) -> None:
     shardio.export(source, tmp_path / "wds", format="webdataset")
     shardio.index(tmp_path / "wds", out=tmp_path / "idx")
-    pack(tmp_path / "idx", tmp_path / "out", jobs=1, root=tmp_path / "wds")
+    pack(tmp_path / "idx", tmp_path / "out", jobs=1, read=SourceOptions(root=tmp_path / "wds"))
     found, wanted = samples(tmp_path / "out"), samples(source)
     assert {os.path.splitext(k)[0] for k in wanted} == set(found)
     for key, sample in wanted.items():
@@ -263,7 +277,7 @@ def test_what_is_read_in_place_is_packed_with_its_root(source: Path, tmp_path: P
 def test_what_cannot_be_a_source_is_said(tmp_path: Path) -> None:
     (tmp_path / "file.xyz").write_bytes(b"hello")
     with pytest.raises(OptionError, match="no such kind of source; there are imagefolder"):
-        pack(tmp_path, tmp_path / "out", from_="zip")
+        pack(tmp_path, tmp_path / "out", read=SourceOptions(kind="zip"))
     with pytest.raises(SourceError, match="this file is none"):
         pack(tmp_path / "file.xyz", tmp_path / "out")
     with pytest.raises(SourceError, match="no such file or directory"):
@@ -275,7 +289,12 @@ def test_files_of_another_format_are_packed_without_an_index(source: Path, tmp_p
     before = sorted(os.listdir(tmp_path / "wds"))
     assert len(before) > 1
     for name, jobs in (("one", 1), ("two", 2)):
-        [done] = pack(tmp_path / "wds", tmp_path / name, jobs=jobs, where={"label": [0, 2]})
+        [done] = pack(
+            tmp_path / "wds",
+            tmp_path / name,
+            jobs=jobs,
+            read=SourceOptions(where={"label": [0, 2]}),
+        )
         assert (done.source, done.records) == ("webdataset", 16)
         assert done.theirs == {"image": "jpg", "label": "cls"}
     assert content(tmp_path / "one") == content(tmp_path / "two")
@@ -283,7 +302,12 @@ def test_files_of_another_format_are_packed_without_an_index(source: Path, tmp_p
     wanted = {os.path.splitext(key)[0]: sample for key, sample in samples(source).items()}
     for key, sample in samples(tmp_path / "one").items():
         assert (sample["image"], sample["label"]) == (wanted[key]["image"], wanted[key]["label"])
-    [done] = pack(tmp_path / "wds" / "00000.tar", tmp_path / "file", jobs=1, fields={"kind": "cls"})
+    [done] = pack(
+        tmp_path / "wds" / "00000.tar",
+        tmp_path / "file",
+        jobs=1,
+        read=SourceOptions(fields={"kind": "cls"}),
+    )
     assert (done.source, list(done.fields)) == ("webdataset", ["__key__", "image", "kind"])
     assert done.records == made(tmp_path / "file").records < 24
 
@@ -305,7 +329,7 @@ def test_an_indexed_folder_of_images_is_still_packed_as_one(tmp_path: Path) -> N
 def test_the_index_of_a_folder_of_images_is_packed_with_its_root(tmp_path: Path) -> None:
     plant(tmp_path / "photos", {"cat/1.jpg": noise("1", 90), "dog/2.jpg": noise("2", 80)})
     shardio.index(tmp_path / "photos", out=tmp_path / "idx")
-    pack(tmp_path / "idx", tmp_path / "out", jobs=1, root=tmp_path / "photos")
+    pack(tmp_path / "idx", tmp_path / "out", jobs=1, read=SourceOptions(root=tmp_path / "photos"))
     data = shardio.open(tmp_path / "out")
     assert sorted(data.keys()) == ["cat/1.jpg", "dog/2.jpg"]
     assert list(data.classes or ()) == ["cat", "dog"]
@@ -356,9 +380,11 @@ def test_classes_are_those_of_the_field_that_is_called_label(tmp_path: Path) -> 
             writer.write({"__key__": f"{i}", "image": picture(9, 9), "label": i, "coarse": i % 2})
     swapped = {"label": "coarse", "fine": "label"}
     for name, renamed in (("one", swapped), ("two", {"fine": "label"})):
-        pack(tmp_path / "src", tmp_path / name, jobs=1, fields=renamed)
+        pack(tmp_path / "src", tmp_path / name, jobs=1, read=SourceOptions(fields=renamed))
         assert made(tmp_path / name).classes is None
-    pack(tmp_path / "src", tmp_path / "three", jobs=1, fields={"rough": "coarse"})
+    pack(
+        tmp_path / "src", tmp_path / "three", jobs=1, read=SourceOptions(fields={"rough": "coarse"})
+    )
     assert made(tmp_path / "three").classes == ("a", "b", "c")
 
 
@@ -368,7 +394,9 @@ def test_classes_of_annotations_go_over_and_are_not_renumbered(tmp_path: Path) -
     pack(tmp_path / "src", tmp_path / "out", jobs=1)
     assert made(tmp_path / "out").classes == ("a", "b")
     with pytest.raises(OptionError, match="not those of a field `label`"):
-        pack(tmp_path / "src", tmp_path / "two", jobs=1, classes=tmp_path / "src")
+        pack(
+            tmp_path / "src", tmp_path / "two", jobs=1, read=SourceOptions(classes=tmp_path / "src")
+        )
 
 
 def test_labels_that_name_no_class_are_never_given_one(tmp_path: Path) -> None:
@@ -382,10 +410,10 @@ def test_labels_that_name_no_class_are_never_given_one(tmp_path: Path) -> None:
     with Writer(tmp_path / "other", classes=["ant", "cat", "dog", "eel"]) as writer:
         writer.write({"__key__": "0", "image": picture(9, 9), "label": 0})
     other = tmp_path / "other"
-    pack(tmp_path / "some.parquet", tmp_path / "out", jobs=1, classes=other)
+    pack(tmp_path / "some.parquet", tmp_path / "out", jobs=1, read=SourceOptions(classes=other))
     assert [one["label"] for one in samples(tmp_path / "out").values()] == [-1, 1, 3, None]
     with pytest.raises(SourceError, match="its label, 3, is none of 3"):
-        pack(tmp_path / "odd.parquet", tmp_path / "two", jobs=1, classes=other)
+        pack(tmp_path / "odd.parquet", tmp_path / "two", jobs=1, read=SourceOptions(classes=other))
 
 
 @pytest.mark.parametrize(
@@ -413,7 +441,7 @@ def test_options_that_would_be_ignored_are_refused_and_nothing_is_begun(
 def test_an_index_of_images_that_lies_elsewhere_is_packed(tmp_path: Path) -> None:
     folder = plant(tmp_path / "src", images())
     shardio.index(folder, out=tmp_path / "idx", jobs=1)
-    pack(tmp_path / "idx", tmp_path / "out", jobs=1, root=folder)
+    pack(tmp_path / "idx", tmp_path / "out", jobs=1, read=SourceOptions(root=folder))
     pack(folder, tmp_path / "two", jobs=1)
     assert samples(tmp_path / "out") == samples(tmp_path / "two")
 
@@ -449,14 +477,14 @@ def test_what_was_asked_for_is_recorded_and_another_wish_is_said(
 ) -> None:
     out = tmp_path / "out"
     asked = selection.conditions(["label>=1", "label != class2"])
-    pack(source, out, jobs=1, where=asked)
+    pack(source, out, jobs=1, read=SourceOptions(where=asked))
     assert made(out).options["where"] == {"label": ">=1 and !=class2"}
     with pytest.raises(
         ExistsError, match=r"option where: was label>=1 and !=class2, now label=1\n"
     ):
-        pack(source, out, jobs=1, where={"label": np.int64(1)})
+        pack(source, out, jobs=1, read=SourceOptions(where={"label": np.int64(1)}))
     with pytest.raises(ExistsError, match="option format: was 'record', now 'lmdb'"):
-        pack(source, out, jobs=1, where=asked, format="lmdb")
+        pack(source, out, jobs=1, format="lmdb", read=SourceOptions(where=asked))
 
 
 def test_a_file_where_a_packed_directory_belongs_is_said(tmp_path: Path) -> None:
@@ -477,7 +505,7 @@ def test_parquet_is_packed_in_stored_order_unless_a_shuffle_is_asked_for(tmp_pat
     assert [s["label"] for s in samples(tmp_path / "out").values()] == list(range(12))
     assert any("stored order" in note for note in done.notes)
     assert made(tmp_path / "out").options["shuffle"] is False
-    [done] = pack(tmp_path / "src", tmp_path / "two", jobs=1, shuffle=True)
+    [done] = pack(tmp_path / "src", tmp_path / "two", jobs=1, plan=PlanOptions(shuffle=True))
     labels = [s["label"] for s in samples(tmp_path / "two").values()]
     assert sorted(labels) == list(range(12)) != labels
     assert not any("stored order" in note for note in done.notes)
@@ -487,10 +515,10 @@ def test_fields_of_one_name_are_refused_and_classes_without_a_folder_stay_so(
     source: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(OptionError, match="two fields would be called 'label'"):
-        pack(source, tmp_path / "out", jobs=1, fields={"label": "image"})
+        pack(source, tmp_path / "out", jobs=1, read=SourceOptions(fields={"label": "image"}))
     other = plant(tmp_path / "more", images() | {"extra/x.jpg": picture(9, 9)})
     pack(other, tmp_path / "A", jobs=1)
-    pack(tmp_path / "src", tmp_path / "B", jobs=1, classes=tmp_path / "A")
+    pack(tmp_path / "src", tmp_path / "B", jobs=1, read=SourceOptions(classes=tmp_path / "A"))
     pack(tmp_path / "B", tmp_path / "C", jobs=1)
     assert made(tmp_path / "C").classes[3] == "extra"
     shardio.unpack(tmp_path / "C", tmp_path / "back")

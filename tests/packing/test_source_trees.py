@@ -13,6 +13,7 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import index as indexing
 from shardio.packing import sources
+from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
@@ -95,7 +96,7 @@ def test_usual_layouts_become_records_with_a_mask_and_come_back(
 ) -> None:
     tree, splits, fields = LAYOUTS[layout]
     source = plant(tmp_path / "src", tree)
-    packed = pack(source, tmp_path / "out", jobs=1, fields=fields)
+    packed = pack(source, tmp_path / "out", jobs=1, read=SourceOptions(fields=fields))
     assert [one.split for one in packed] == splits
     for split in splits:
         for sample in sequences.open(tmp_path / "out" / split, decode=None):

@@ -20,6 +20,7 @@ from shardio.formats import manifest
 from shardio.formats.foreign.base import dump, load, sidecar_name
 from shardio.formats.record import RecordShard
 from shardio.packing.index import index
+from shardio.packing.options import PlanOptions, SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.verify import Verified, verify
 from shardio.packing.writer import Writer
@@ -29,7 +30,9 @@ from shardio.storage.local import LocalFile
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    pack(plant(tmp_path / "src", images()), tmp_path / "out", jobs=1, max_records=8)
+    pack(
+        plant(tmp_path / "src", images()), tmp_path / "out", jobs=1, plan=PlanOptions(max_records=8)
+    )
     return tmp_path / "out"
 
 
@@ -201,7 +204,7 @@ def test_decode_reads_each_field_as_a_dataset_does(tmp_path: Path) -> None:
     source = plant(tmp_path / "src", {"images/0.jpg": picture(40, 30), "depths": None})
     Image.fromarray(np.zeros((30, 40), "f4")).save(source / "depths" / "0.tif")
     folders = {"image": "images/", "depth": "depths/"}
-    pack(source, tmp_path / "out", fields=folders, jobs=1)
+    pack(source, tmp_path / "out", jobs=1, read=SourceOptions(fields=folders))
     assert not verify(tmp_path / "out", decode=True, jobs=1).damages
 
 

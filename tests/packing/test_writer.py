@@ -26,6 +26,7 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.packing import pack as packing
 from shardio.packing.gc import gc
+from shardio.packing.options import PlanOptions
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
@@ -334,7 +335,7 @@ def test_neither_splits_nor_an_unfinished_packing_are_touched(tmp_path: Path) ->
     with pytest.raises(ExistsError, match="splits"), Writer(tmp_path / "out", overwrite=True):
         pass
     source = plant(tmp_path / "src2", images())
-    packing.pack(source, tmp_path / "part", jobs=1, part=(1, 2), max_records=4)
+    packing.pack(source, tmp_path / "part", jobs=1, plan=PlanOptions(part=(1, 2), max_records=4))
     before = content(tmp_path / "part")
     with pytest.raises(ExistsError, match="unfinished"), Writer(tmp_path / "part", overwrite=True):
         pass

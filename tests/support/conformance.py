@@ -22,9 +22,10 @@ from shardio.formats.base import Shard
 from shardio.formats.record import RecordEncoder
 from shardio.formats.sample import Schema
 from shardio.packing import sources
-from shardio.packing.pack import Packed
+from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, SourceRequest
 
+from .packing import grouped
 from .trees import content, shards
 
 Fields = Sequence[tuple[str, str]]
@@ -292,7 +293,7 @@ class SourceConformance:
         return self.make(tmp_path / "source")
 
     def pack(self, path: Path, out: Path, **options: Any) -> Packed:
-        [done] = pack(path, out, **{"jobs": 1, "max_records": 3} | options)
+        [done] = pack(path, out, **grouped({"jobs": 1, "max_records": 3} | options))
         return done
 
     def listing(self, path: Path) -> Listing:
@@ -391,7 +392,7 @@ class SourceConformance:
 
     def test_a_source_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ShardioError, match="nowhere"):
-            self.pack(tmp_path / "nowhere", tmp_path / "out", from_=self.KIND)
+            self.pack(tmp_path / "nowhere", tmp_path / "out", kind=self.KIND)
         assert not (tmp_path / "out").exists()
 
 

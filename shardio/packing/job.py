@@ -1,0 +1,357 @@
+"""One dataset on its way into one directory: checked, owned, built, committed.
+
+Each shard of the plan is one independent, idempotent piece of work: this process, N processes, or
+the parts of a job array build the same bytes. A shard gets its name when it is whole and flushed;
+the manifest is renamed into place after all of them, and until then nothing was packed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .._version import __version__
+from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
+from ..formats import manifest
+from ..formats.sample import Schema
+from ..names import key_text
+from ..storage import local, locate, lock
+from ..storage.lock import JOURNAL
+from ..units import show_count, show_size
+from . import build_shard, journal, output_dir, process_pool, sources
+from .build_shard import Built, Task, Work
+from .options import PlanOptions
+from .output_dir import Owner
+from .packed import Packed
+from .plan import Plan, difference
+from .reencode import ONE_SIZE, Reencoded
+from .sources.base import Problem
+
+_FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
+_SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one call builds shards."""
+
+    jobs: int
+    overwrite: bool
+    plan: PlanOptions  # its part and restart
+    skip: bool = True  # what cannot be packed is left out
+
+    @property
+    def is_whole(self) -> bool:
+        """Return False where only a part of the shards is built."""
+        return self.plan.part is None
+
+
+class Job:
+    """One dataset that is to be packed into one directory; `result` says what became of it.
+
+    source: None where the shards that parts built are only checked, and committed. From `build`
+    on, or from the beginning, the directory is owned by `owner` until `commit`, so that several
+    splits are committed together.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: str,
+        run: Run,
+        source: sources.Source | None = None,
+        owner: Owner | None = None,
+    ) -> None:
+        Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
+        self.plan, self.directory, self.source, self.run = plan, directory, source, run
+        self._owner = owner
+        self._dataset_id, self._token = plan.dataset_id, local.token()
+        self._restart = run.plan.restart
+        self._resumed: Plan | None = None  # the plan in the journal that we go on under
+        self._shards = run.plan.shards_of(plan.shards)
+        self.result = Packed.begun(plan, directory, self._shards, run.skip)
+        self._built: list[Built] = []
+        self._problems: list[Problem] = []
+        self._started = time.monotonic()
+        # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
+        self._empty = not any(
+            os.path.lexists(os.path.join(directory, name)) for name in (JOURNAL, manifest.MANIFEST)
+        )
+
+    # --- before a byte is written -----------------------------------------------------------------
+
+    def check(self, sized: bool) -> None:
+        """Raise ExistsError for another dataset, or a user's list of rejected keys.
+
+        sized: the size of shards was asked for, and is not a default.
+        """
+        self.result.already = self._is_packed(sized)
+        if self.run.skip and not self.result.already:
+            self._refuse_rejected()
+
+    def least_bytes(self) -> int:
+        """Return the bytes that `build` will surely write, as far as that is known before."""
+        options = self.plan.options
+        if self.result.already:
+            return 0
+        if self.result.pixels is not None:
+            height, width = self.result.pixels
+            needed = self.result.records * 3 * height * width
+        elif options.resize is not None or options.source not in _FILES:
+            return 0
+        else:
+            needed = self.result.source_bytes
+            if options.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
+                needed = needed * 9 // 10
+        if os.path.lexists(os.path.join(self.directory, JOURNAL)):  # what is there may be kept
+            for name in journal.shards_in(self.directory):
+                with contextlib.suppress(OSError):
+                    needed -= os.path.getsize(os.path.join(self.directory, name))
+        return max(0, needed)
+
+    def announcement(self) -> str | None:
+        """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
+        if self.result.pixels is None or self.result.already:
+            return None
+        (height, width), count = self.result.pixels, len(self.plan.keys)
+        split = f"{self.result.split}: " if self.result.split else ""
+        return (
+            f"{split}raw pixels: {count:,} images of {width} x {height}, "
+            f"{show_size(count * 3 * height * width)} (the source has "
+            f"{show_size(int(self.plan.sizes.sum()))})"
+        )
+
+    def dry_run(self) -> Packed:
+        """Find out what `build` would do, and raise what it would raise for what lies there."""
+        self.result.dry_run = True
+        self.result.rejected = _shown(self.plan.problems)
+        self.result.tiles = None  # nobody has looked
+        with contextlib.suppress(FileNotFoundError):
+            if not self.result.already and self._joins(lock.read(self.directory)):
+                self.result.kept = len(self._finished().keys() & set(self._shards))
+        return self.result
+
+    # --- shards -----------------------------------------------------------------------------------
+
+    def build(self, owners: contextlib.ExitStack, report: process_pool.Report) -> list[Problem]:
+        """Own the directory, as long as `owners` says, and build its shards.
+
+        Returns what cannot be packed, where nothing may be left out.
+        """
+        self._started = time.monotonic()
+        if self._is_packed():
+            return self._leave()
+        local.make_directory(self.directory)
+        shards = None if self.run.is_whole else self._shards
+        owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
+        owners.enter_context(owner)
+        try:
+            faster = not owner.joined and self._is_packed()  # another packer was
+        except ExistsError:
+            owner.give_up(packed=False)
+            raise
+        if faster:
+            owner.give_up(packed=True)
+            return self._leave()
+        self._owner = owner
+        self.result.already = False  # whatever `check` saw
+        problems = self.plan.problems
+        if self.run.is_whole and owner.joined:
+            journal.remove_temporaries(self.directory)  # of packers that died
+        noted = problems or (self._resumed is not None and self._resumed.problems)
+        if not self.run.is_whole and noted and (self.run.skip or not problems):
+            journal.write_rejected_part(self.directory, _SCAN, problems)
+        return self._build(problems, report)
+
+    def check_parts(self, report: process_pool.Report) -> str | None:
+        """Check the shards that parts built; say which are missing, if any are.
+
+        Raises ExistsError, SourceError.
+        """
+        assert self._owner is not None
+        self.result.checked = True
+        if journal.is_committed(self.directory, self._owner.journal()):  # and not cleaned up
+            self.result.already = True
+            self._show_committed()
+            return None
+        if self._is_packed():
+            raise ExistsError(
+                f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
+                "sizes as the new one. Replace it with `shardio commit --overwrite`"
+            )
+        problems = journal.load_rejected_part(self.directory, _SCAN)
+        if problems is None and self.plan.problems:
+            raise SourceError(explained(self.plan.problems, self.directory, "the parts"))
+        self._build(problems or [], report)
+        missing = [number for number, one in enumerate(self._built) if one.info is None]
+        if not missing:
+            return None
+        shown = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        return (
+            f"{printable(self.directory)}: not packed: {len(missing)} of {self.plan.shards} shards "
+            f"are not built: {shown}"
+        )
+
+    def _build(self, problems: list[Problem], report: process_pool.Report) -> list[Problem]:
+        """Build the shards, or check them; return all problems where nothing may be left out."""
+        assert self._owner is not None
+        self.result.unlocked = not self._owner.is_locked
+        finished, done = self._finished(), Reencoded()
+        work = Work(
+            self.plan, self.source, self.directory, self._token, self.run.skip, self._dataset_id
+        )
+        tasks = [Task(number, finished.get(number, ())) for number in self._shards]
+        build = functools.partial(build_shard.build_or_keep, work)
+        try:
+            for one in process_pool.run(build, tasks, jobs=self.run.jobs, report=report):
+                self._built.append(one)
+                self.result.kept += one.kept
+                self.result.built += one.info is not None and not one.kept
+                done.add(one.reencoded)
+        except BaseException:
+            journal.remove_temporaries(self.directory, self._token)  # of workers that were killed
+            raise
+        problems = [*problems, *(entry for one in self._built for entry in one.problems)]
+        if problems and not self.run.skip:
+            return problems
+        vars(self.result).update(vars(done))
+        if not self.plan.options.jpeg_tiles:
+            self.result.tiles = None
+        self._problems = sorted(problems)
+        self.result.rejected = _shown(self._problems)
+        self.result.seconds = time.monotonic() - self._started
+        return []
+
+    def _finished(self) -> dict[int, list[str]]:
+        """Return the files that may be shards of this packing, by number."""
+        found: dict[int, list[str]] = {}
+        for name, born in journal.shards_in(self.directory).items():
+            if self.plan.before.get(name) != born:
+                found.setdefault(journal.shard_number(name) or 0, []).append(name)
+        return found
+
+    # --- the journal ------------------------------------------------------------------------------
+
+    def _fresh(self) -> bytes:
+        """Write a journal for a directory that has none."""
+        self._restart = False  # there is nothing to be dropped
+        before = journal.shards_in(self.directory)
+        self.plan = dataclasses.replace(self.plan, before=before)
+        return journal.dump(self.plan)
+
+    def _joins(self, data: bytes) -> bool:
+        """Return whether to go on under a journal that is there; False where it is to be dropped.
+
+        Raises SourceChangedError when it is of another plan, DamageError, unless `restart`.
+        """
+        whole = self.run.is_whole
+        if not journal.is_resumable(self.directory, data):
+            return False  # of a Writer that died, or committed, and not cleaned up
+        try:
+            old = journal.parse(data, self.directory)
+        except DamageError:
+            if self._restart:
+                return False
+            raise
+        if old.same(self.plan):
+            # A part goes on under an equal plan: another part has restarted it a moment ago.
+            if self._restart and whole:
+                return False
+            self.plan, self._resumed = dataclasses.replace(self.plan, before=old.before), old
+            return True
+        # Of one that was killed before its first shard nothing is lost. Parts run at once, and must
+        # agree: they are told.
+        if self._restart or (whole and not journal.has_work(self.directory, data)):
+            return False
+        raise SourceChangedError(
+            f"{printable(self.directory)}: an unfinished packing is here, of another plan:\n"
+            f"{difference(old, self.plan)}\n"
+            "Undo the change and run it again to resume, or drop the unfinished packing with "
+            "--restart"
+        )
+
+    # --- what is committed ------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Put the manifest into place: before it nothing was packed, after it all was."""
+        if self._owner is None:  # it was packed before
+            return
+        if not self.result.already:
+            self._write_manifest()
+        self._owner.clean()
+
+    def _write_manifest(self) -> None:
+        options = self.plan.options.record()
+        if self.result.tiles is not None:  # known only now: no part of the plan, nor of the id
+            options["tiles"] = self.result.tiles
+        written = manifest.make(
+            [one.info for one in self._built if one.info is not None],
+            dataset_id=self._dataset_id,
+            format=self.plan.options.format,
+            schema=Schema(self.plan.fields),
+            classes=self.plan.classes,
+            options=options,
+            library=__version__,
+            blob_bytes=sum(one.blob_bytes for one in self._built),
+        )
+        if self._problems:
+            self._refuse_rejected()
+            journal.write_rejected(self.directory, self._problems)
+        elif not self._empty:
+            journal.remove_rejected(self.directory)  # of the dataset that is replaced
+        local.write_file(self.directory, manifest.MANIFEST, written.dump())
+        self.result.records, self.result.bytes = written.records, written.size
+        self.result.committed = True
+
+    def _is_packed(self, sized: bool = True) -> bool:
+        """Return whether just this dataset is committed here. Raises ExistsError for another."""
+        return not self.run.overwrite and output_dir.is_packed(self.directory, self.plan, sized)
+
+    def _leave(self) -> list[Problem]:
+        """Leave what is committed, as it is what was asked for; clean up what a kill left."""
+        self.result.already = True
+        if self.plan.problems and not self.run.skip:
+            return self.plan.problems
+        self._show_committed()
+        self.result.rejected = sorted({*self.result.rejected, *_shown(self.plan.problems)})
+        output_dir.clean_up(self.directory)
+        return []
+
+    def _show_committed(self) -> None:
+        committed = manifest.load(locate(self.directory))
+        self.result.records, self.result.bytes = committed.records, committed.size
+        self.result.tiles = committed.options.get("tiles")
+        self.result.rejected = _shown(journal.load_rejected(self.directory))
+
+    def _refuse_rejected(self) -> None:
+        """Raise ExistsError where the list of what is left out would replace a user's own file."""
+        if self._empty and journal.has_rejected(self.directory):
+            raise ExistsError(
+                f"{printable(self.directory)}: {journal.REJECTED} lies here, and nothing is packed "
+                "here that it could be of; move it away, or choose another directory"
+            )
+        journal.refuse_rejected(self.directory)
+
+
+def explained(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:
+    """Say which files cannot be packed, and what to do about it."""
+    one_size = any(why.endswith(ONE_SIZE) for _, why in problems)
+    return (
+        f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
+        "was committed:\n"
+        f"{sources.listed(sorted(problems))}\n"
+        f"Run {what} again, with\n"
+        "  --on-error skip        to leave them out; what is finished is kept\n"
+        + ("  --restart --resize N   to make all images squares of N x N\n" if one_size else "")
+        + "  --restart              once you have mended or removed them, to pack anew"
+    )
+
+
+def _shown(problems: Sequence[Problem]) -> list[tuple[str, str]]:
+    """Return problems as users get them."""
+    return [(key_text(key), why) for key, why in problems]

@@ -1,0 +1,264 @@
+"""The options of packing: those that users give in groups, and those that a dataset records.
+
+`SourceOptions`, `ImageOptions` and `PlanOptions` check what they are given where they are made.
+`PackOptions` are all options of one dataset; its `record` is what plan and manifest hold, and what
+the dataset's id is made of, so that no byte of it may change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, NoReturn
+
+from .. import units
+from ..errors import OptionError, printable
+from ..formats.base import MAX_RECORDS
+from ..order.subset import described
+
+PathLike = str | bytes | os.PathLike[Any]
+
+QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
+_MAX_SQUARE = 1 << 15  # pixels on a side: 3 GiB, near to what a record may hold
+_NUMBER = 1 << 62
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What of a source is packed, and under which names.
+
+    kind     of source, where it cannot be told: see docs/sources.md
+    root     the folder that the paths of a listing are relative to, or that holds the data of an
+             index
+    fields   our names of fields, and the source's: {"image": "jpg"}; of folders side by side
+             {"image": "images/", "mask": "masks/"}
+    where    only records that meet conditions on their small fields: {"label": ["cat"]}
+    classes  another dataset, whose numbering of classes is taken
+
+    Raises OptionError.
+    """
+
+    kind: str | None = None
+    root: PathLike | None = None
+    fields: Mapping[str, str] | None = None
+    where: Mapping[str, Any] | None = None
+    classes: PathLike | None = None
+
+    def __post_init__(self) -> None:
+        names = {} if self.fields is None else self.fields
+        if not (isinstance(names, Mapping) and all(isinstance(one, str) for one in names.values())):
+            raise OptionError(
+                f"fields is {printable(repr(self.fields))}: expected our names and the source's, "
+                "such as {'image': 'jpg'}"
+            )
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are written into shards; without any of these, as they are.
+
+    encode         "raw": images as pixels, which need no decoding; all of one size, or with
+                   `resize` the central square of that side, of which all are made
+    quality        of JPEGs that `resize` writes, 1 to 100; default: 90
+    jpeg_tiles     rewrite JPEGs, without loss, so that a crop decodes only its part of them;
+                   images that this cannot be done to stay as they are (docs/jpeg-tiles.md)
+    keep_original  with `jpeg_tiles`: the files' own bytes, too, in the field `original`, so that
+                   `unpack` gives these back
+    max_pixels     of an image that is decoded for any of these, instead of the default limit
+
+    Raises OptionError.
+    """
+
+    encode: str | None = None
+    quality: int | None = None
+    jpeg_tiles: bool = False
+    keep_original: bool = False
+    max_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.encode is not None and self.encode != "raw":
+            raise OptionError(
+                f"encode is {printable(repr(self.encode))}; expected 'raw', or nothing"
+            )
+        for flag in ("jpeg_tiles", "keep_original"):
+            object.__setattr__(self, flag, bool(getattr(self, flag)))
+        _check_int(self, "quality", 1, 100)
+        _check_int(self, "max_pixels", 1)
+        if self.jpeg_tiles and self.encode is not None:
+            raise OptionError(
+                "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
+            )
+
+    def check_with(self, resize: int | None) -> None:
+        """Raise OptionError for what goes only with `resize`, or with another of these."""
+        as_they_are = resize is None and self.encode is None
+        if self.quality is not None and (resize is None or self.encode is not None):
+            raise OptionError(
+                f"quality is {self.quality}, but "
+                + (
+                    "images are packed as they are: give --resize N, too, or leave it out"
+                    if as_they_are
+                    else "no JPEG is written; leave it out"
+                )
+            )
+        if self.keep_original and not self.jpeg_tiles:
+            raise OptionError(
+                "--keep-original: goes with --jpeg-tiles, which is not asked for"
+                + ("; without, files are packed as they are" if as_they_are else "")
+            )
+        if self.max_pixels is not None and as_they_are and not self.jpeg_tiles:
+            raise OptionError(
+                f"max_pixels is {self.max_pixels}, but images are packed as they are, whatever "
+                "their size: it goes with --resize, --encode raw and --jpeg-tiles; leave it out, "
+                "and give it to whoever reads the dataset"
+            )
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Which record goes to which shard, and which of the shards one call builds.
+
+    shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated;
+                   default: but for sources that are read slowly in any order but their own
+    max_records    records a shard, at most
+    part           (i, n) or "i/n", i from 1 to n: build only this part; `commit(out)` when all are
+                   built
+    restart        drop an unfinished packing in OUT, of another plan
+
+    Raises OptionError.
+    """
+
+    shuffle: bool | None = None
+    seed: int = 0
+    max_records: int | None = None
+    part: tuple[int, int] | str | None = None
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", units.whole("seed", self.seed, 0, (1 << 64) - 1))
+        _check_int(self, "max_records", 1, MAX_RECORDS)
+        if self.shuffle is not None:
+            object.__setattr__(self, "shuffle", bool(self.shuffle))
+        if self.part is not None:
+            object.__setattr__(self, "part", _part(self.part))
+
+    def shards_of(self, shards: int) -> range:
+        """Return the numbers of the shards that the part builds, of so many."""
+        if self.part is None:
+            return range(shards)
+        i, n = _part(self.part)
+        return range(shards * (i - 1) // n, shards * i // n)
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """All options that one dataset is packed by.
+
+    shuffle and shard_size None: nobody asked, and the source decides.
+    """
+
+    source: str = "imagefolder"  # its kind
+    format: str = "record"
+    shuffle: bool | None = None
+    seed: int | None = 0  # None: not shuffled
+    shard_size: int | None = None
+    max_records: int | None = None
+    resize: int | None = None
+    quality: int | None = None  # None: no JPEG is written
+    encode: str | None = None
+    jpeg_tiles: bool = False
+    keep_original: bool = False
+    max_pixels: int | None = None
+    where: Mapping[str, Any] | None = None
+    split: str = ""
+    splits: list[str] = field(default_factory=list)  # all that are packed with it
+    pixels: list[int] | None = None  # height and width of raw pixels
+    absent: list[int] = field(default_factory=list)  # numbers of classes that have no folder
+    of_source: Mapping[str, Any] = field(default_factory=dict)  # what only its source knows
+
+    @classmethod
+    def requested(
+        cls,
+        *,
+        source: str,
+        format: str,
+        shard_size: int | str | None,
+        resize: int | None,
+        where: Mapping[str, Any] | None,
+        images: ImageOptions,
+        plan: PlanOptions,
+    ) -> PackOptions:
+        """Return what one call of `pack` asks for. Raises OptionError."""
+        if resize is not None:
+            most = _NUMBER - 1 if images.encode is None else _MAX_SQUARE
+            resize = units.whole("resize", resize, 1, most)
+        images.check_with(resize)
+        shrinks = resize is not None and images.encode is None
+        asked: dict[str, Any] = {
+            **{name: value for name, value in vars(plan).items() if name in _KNOWN},
+            **vars(images),
+            "seed": None if plan.shuffle is False else plan.seed,
+            "quality": (images.quality or QUALITY) if shrinks else None,
+            "where": described(where) if isinstance(where, Mapping) else None,
+        }
+        shard_size = None if shard_size is None else units.size("shard_size", shard_size)
+        return cls(source, format, shard_size=shard_size, resize=resize, **asked)
+
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> PackOptions:
+        """Return what a plan or a manifest records, of whatever origin; nothing is checked."""
+        known = {name: value for name, value in recorded.items() if name in _KNOWN}
+        rest = {name: value for name, value in recorded.items() if name not in _KNOWN}
+        return cls(**known, of_source=rest)
+
+    def record(self) -> dict[str, Any]:
+        """Return what a plan and a manifest record: plain values, without most that are not set."""
+        found = {name: getattr(self, name) for name in _KNOWN}
+        always = {name: found[name] for name in _ALWAYS}
+        given = {name: value for name, value in found.items() if value != _DEFAULTS[name]}
+        return always | given | dict(self.of_source)
+
+
+_DEFAULTS: dict[str, Any] = {
+    one.name: one.default if one.default_factory is MISSING else one.default_factory()
+    for one in fields(PackOptions)
+}
+_KNOWN = [name for name in _DEFAULTS if name != "of_source"]
+_ALWAYS = ("source", "shuffle", "seed", "shard_size", "max_records", "resize", "quality")
+
+GROUPS = {"read": SourceOptions, "images": ImageOptions, "plan": PlanOptions}  # of `pack`
+
+
+def refuse_unknown(given: Mapping[str, Any]) -> NoReturn:
+    """Raise OptionError for an option of a group, given to `pack` by itself; else TypeError."""
+    name = next(iter(given))
+    for group, kind in GROUPS.items():
+        for one in fields(kind):
+            if one.name == name or (one.name, name) == ("kind", "from_"):
+                raise OptionError(
+                    f"pack: {name} is given as {group}=shardio.{kind.__name__}({one.name}=...)"
+                )
+    raise TypeError(f"pack() got an unexpected keyword argument {name!r}")
+
+
+def _check_int(group: Any, name: str, least: int, most: int = _NUMBER - 1) -> None:
+    """Check a whole number of a group, if it is given. Raises OptionError."""
+    if (value := getattr(group, name)) is not None:
+        object.__setattr__(group, name, units.whole(name, value, least, most))
+
+
+def _part(given: Any) -> tuple[int, int]:
+    """Read (i, n) or "i/n", i from 1 to n. Raises OptionError."""
+    try:
+        first, last = map(int, given.split("/")) if isinstance(given, str) else given
+        i, n = units.whole("part", first, -_NUMBER), units.whole("part", last, -_NUMBER)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"part is {printable(repr(given))}; expected I/N, like 1/4, or (1, 4)"
+        ) from None
+    if not 1 <= i <= n:
+        raise OptionError(
+            f"part {i}/{n}: parts count from 1, so from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}"
+        )
+    return i, n

@@ -1,0 +1,141 @@
+"""The result of packing one dataset, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import printable
+from ..units import show_count, show_size
+from .journal import REJECTED
+from .plan import Plan
+from .sources.field_names import fields_text
+
+
+@dataclass
+class Packed:
+    """The result of one call of `pack` or `commit`, for one dataset; as str, a summary of lines."""
+
+    out: str
+    split: str = ""
+    source: str = "imagefolder"  # its kind
+    fields: dict[str, str] = field(default_factory=dict)  # name and kind
+    theirs: dict[str, str] = field(default_factory=dict)  # names of the source, where others
+    shards: int = 0
+    records: int = 0
+    classes: int | None = None
+    source_bytes: int = 0
+    bytes: int = 0  # of the shards
+    seconds: float = 0.0
+    kept: int = 0  # shards that an earlier, interrupted packing had finished
+    built: int = 0
+    ignored: int = 0  # hidden files and the like
+    notes: list[str] = field(default_factory=list)
+    rejected: list[tuple[str, str]] = field(default_factory=list)  # key, reason
+    full_size: int = 0  # images built at full size: --resize cannot write them anew
+    enlarged: int = 0  # images that were smaller than the raw pixels of --resize
+    pixels: tuple[int, int] | None = None  # height and width of raw pixels
+    tiles: int | None = None  # images that are JPEG tiles; None: not asked for
+    tiled: int = 0  # of these, rewritten by this call,
+    tiled_from: int = 0  # from so many bytes
+    tiled_to: int = 0  # to so many
+    untiled: dict[str, int] = field(default_factory=dict)  # why others stayed as they were
+    committed: bool = False
+    already: bool = False  # it was packed before; nothing was touched
+    checked: bool = False  # `commit` found all shards built, by parts
+    unlocked: bool = False  # the file system has no locks
+    dry_run: bool = False  # nothing was touched: what would be done
+    skips: bool = True  # what cannot be packed is left out, as on_error="skip" says
+
+    @classmethod
+    def begun(cls, plan: Plan, out: str, shards: range, skips: bool) -> Packed:
+        """Return the result of a call that is to build some shards of a plan."""
+        options = plan.options
+        first, last = int(plan.bounds[shards.start]), int(plan.bounds[shards.stop])
+        return cls(
+            out=out,
+            split=options.split,
+            source=options.source,
+            fields=dict(plan.fields),
+            theirs=dict(options.of_source.get("fields", {})),
+            shards=plan.shards,
+            records=last - first,
+            classes=None if plan.classes is None else len(plan.classes),
+            source_bytes=int(plan.sizes[first:last].sum()),
+            ignored=plan.ignored,
+            notes=list(plan.notes),
+            pixels=None if options.pixels is None else (options.pixels[0], options.pixels[1]),
+            tiles=0 if options.jpeg_tiles else None,
+            skips=skips,
+        )
+
+    def __repr__(self) -> str:
+        out = f"; {len(self.rejected):,} left out" if self.rejected else ""
+        return f"<{printable(self.out)}: {self._summary()}{out}>"
+
+    def __str__(self) -> str:
+        where = printable(self.out)
+        lines = [self._summary()]
+        if self.source != "imagefolder":
+            lines.append(f"{self.source}: {fields_text(self.fields, self.theirs)}")
+        if self.full_size:
+            lines.append(
+                f"not resized: {show_count(self.full_size, 'image')}, of several pages or pictures "
+                "(animations, too), or of formats that are not written"
+            )
+        if self.tiles is not None and not self.dry_run:
+            lines.append(self._tiles())
+        if self.enlarged:
+            lines.append(f"enlarged, since smaller: {show_count(self.enlarged, 'image')}")
+        if self.ignored:
+            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+        if self.rejected:
+            fate = f"left out; see {REJECTED}"
+            if self.dry_run:
+                fate = (
+                    "would be left out" if self.skips else "cannot be packed, so nothing would be"
+                )
+            lines.append(f"{show_count(len(self.rejected), 'file')} {fate}:")
+        said = [f"{where}: {line}" for line in lines]
+        said += [f"  {printable(key)}: {why}" for key, why in self.rejected[:10]]
+        if len(self.rejected) > 10:
+            said.append(f"  ... and {len(self.rejected) - 10:,} more")
+        said += [f"{where}: {note}" for note in self.notes[:10]]
+        if self.unlocked:
+            said.append(f"{where}: this file system has no locks; do not pack here twice at once")
+        return "\n".join(said)
+
+    def _summary(self) -> str:
+        labels = "no classes"
+        if self.classes is not None:
+            labels = show_count(self.classes, "class", "classes")
+        unit = "file" if self.source == "imagefolder" else "record"
+        what = f"{show_count(self.records, unit)}, {labels}, {show_size(self.source_bytes)}"
+        if self.already:
+            return (
+                f"already packed: {what}, with the same keys, sizes and options (contents are not "
+                "compared; --overwrite packs again)"
+            )
+        if self.dry_run:
+            there = f"; {self.kept:,} of these are there, to be checked" if self.kept else ""
+            return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"
+        resumed = self.kept and not self.checked
+        kept = f", {self.kept:,} kept from before" if resumed else ""
+        size = f", {show_size(self.bytes)}" if self.committed else " (not committed)"
+        rate = self.source_bytes / max(self.seconds, 1e-9) / 1e6
+        return (
+            f"{what} -> {show_count(self.built + self.kept, 'shard')}{kept}{size}, in "
+            f"{self.seconds:.1f} s, {rate:,.0f} MB/s"
+        )
+
+    def _tiles(self) -> str:
+        """Say how many images are tiles, what this call did for it, and why others are none."""
+        text = f"{self.tiles:,} of {self.records:,} images are JPEG tiles"
+        if self.tiled:
+            text += (
+                f": {self.tiled:,} rewritten, {show_size(self.tiled_from)} -> "
+                f"{show_size(self.tiled_to)} ({self.tiled_to / self.tiled_from - 1:+.1%})"
+            )
+        if self.untiled:
+            reasons = sorted(self.untiled.items(), key=lambda found: (-found[1], found[0]))
+            text += "; left as they were: " + ", ".join(f"{n:,} {why}" for why, n in reasons)
+        return text
