@@ -2,9 +2,9 @@
 
 Pack
     pack               Pack a folder of images, or another source.
-    SourceOptions      What of a source is packed, and under which names: pack(read=...).
-    ImageOptions       How images are written into shards: pack(images=...).
-    PlanOptions        Which record goes to which shard, and which part is built: pack(plan=...).
+    SourceOptions      Choose what of a source is packed: pack(read=...).
+    ImageOptions       Choose how images are written into shards: pack(images=...).
+    PlanOptions        Choose which record goes to which shard: pack(plan=...).
     commit             Commit what the parts of a job array packed.
     Writer             Write samples of any origin, one by one, as a dataset.
     index              Make a dataset of files that another tool wrote, where they are.

@@ -64,8 +64,7 @@ def build_or_keep(work: Work, task: Task, add: Callable[[int], None]) -> Built:
     """
     found = [kept for name in task.finished if (kept := _keep(work, task, name))]
     if found:
-        start, stop = work.plan.bounds[task.number : task.number + 2]
-        add(int(work.plan.sizes[start:stop].sum()))
+        add(int(work.plan.sizes[work.plan.records_of(task.number)].sum()))
         return min(found, key=lambda kept: len(kept.problems))
     if work.source is None:
         return Built(None)
@@ -75,9 +74,9 @@ def build_or_keep(work: Work, task: Task, add: Callable[[int], None]) -> Built:
 def _build(work: Work, task: Task, add: Callable[[int], None]) -> Built:
     assert work.source is not None
     plan, options = work.plan, work.plan.options
-    start, stop = (int(bound) for bound in plan.bounds[task.number : task.number + 2])
-    keys, sizes = plan.keys[start:stop], plan.sizes[start:stop].tolist()
-    places = [] if plan.places is None else plan.places[start:stop].tolist()
+    part = plan.records_of(task.number)
+    keys, sizes = plan.keys[part], plan.sizes[part].tolist()
+    places = [] if plan.places is None else plan.places[part].tolist()
     schema, format = Schema(plan.fields), options.format
     shard = ShardWriter(work.directory, work.token, schema, work.dataset_id, task.number, format)
     problems: list[Problem] = []
@@ -134,8 +133,8 @@ def _keep(work: Work, task: Task, name: str) -> Built | None:
         left_out: list[Problem] = []
         if work.source is None:
             left_out = journal.load_rejected_part(work.directory, _part_name(name)) or []
-        start, stop = work.plan.bounds[task.number : task.number + 2]
-        if shard.number != task.number or stop - start - shard.records != len(left_out):
+        part = work.plan.records_of(task.number)
+        if shard.number != task.number or part.stop - part.start - shard.records != len(left_out):
             return None
         info = ShardInfo(name, task.number, shard.records, file.size, digest, shard.index_checksum)
         reencoded = Reencoded()

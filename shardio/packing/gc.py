@@ -27,6 +27,8 @@ from .index import is_sidecar
 
 KEEP_S = 24 * 3600.0
 
+_Unnamed = tuple[str, os.stat_result, bool]  # a file that no manifest names, and whether it may go
+
 
 @dataclass
 class Cleaned:
@@ -67,12 +69,15 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
         except FileNotFoundError:
             # Without a journal a packer that begins now could give a new shard the name that we
             # are removing: we make one, if there is anything to do.
-            idle = dry_run or not any(old for *_, old in _unnamed(folder, None, keep_s))
-            with contextlib.nullcontext() if idle else _alone(folder):
-                _clean(folder, None, keep_s, done)
+            found = list(_unnamed(folder, None, keep_s))
+            if not dry_run and any(old for *_, old in found):
+                with _alone(folder):
+                    _clean(folder, list(_unnamed(folder, None, keep_s)), done)
+            else:
+                _clean(folder, found, done)
             continue
         with owner:
-            _clean(folder, owner.journal(), keep_s, done)
+            _clean(folder, list(_unnamed(folder, owner.journal(), keep_s)), done)
     return done
 
 
@@ -95,9 +100,9 @@ def _alone(folder: str) -> Iterator[None]:
             owner.remove_journal()
 
 
-def _clean(folder: str, data: bytes | None, keep_s: float, done: Cleaned) -> None:
-    """Clean under the lock of a journal, whose bytes are `data`; None: there was none before us."""
-    for name, status, old in list(_unnamed(folder, data, keep_s)):
+def _clean(folder: str, found: list[_Unnamed], done: Cleaned) -> None:
+    """Remove those files that are old enough, under a lock, and note all of them."""
+    for name, status, old in found:
         path = os.path.join(folder, name)
         if not old:
             done.kept.append(path)
@@ -106,14 +111,15 @@ def _clean(folder: str, data: bytes | None, keep_s: float, done: Cleaned) -> Non
             local.remove(path)
         done.removed.append(path)
         done.bytes += status.st_size
-    if not done.dry_run:
+    if done.removed and not done.dry_run:
         local.sync_directory(folder)
 
 
-def _unnamed(
-    folder: str, data: bytes | None, keep_s: float
-) -> Iterator[tuple[str, os.stat_result, bool]]:
-    """Give the files of ours that nobody needs, and whether they are old enough to go."""
+def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unnamed]:
+    """Give the files of ours that nobody needs, and whether they are old enough to go.
+
+    data: the bytes of the journal; None: there was none before us.
+    """
     named = journal.named_shards(folder) | _named_sidecars(folder)
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
     # committed, and killed before it had cleaned up, need not; nor one without a shard.

@@ -436,7 +436,7 @@ def _images(
     number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
     names, sizes, extras = [], [], []
     for shard in range(plan.shards):
-        part = slice(int(plan.bounds[shard]), int(plan.bounds[shard + 1]))
+        part = plan.records_of(shard)
         keys = plan.keys[part]
         labels = [number[key[: key.index(b"/")]] for key in keys] if number else None
         names.append(f"files-{shard:05d}")

@@ -92,7 +92,7 @@ class Job:
         """
         self.result.already = self._is_packed(sized)
         if self.run.skip and not self.result.already:
-            self._refuse_rejected()
+            journal.refuse_rejected(self.directory, self._empty)
 
     def least_bytes(self) -> int:
         """Return the bytes that `build` will surely write, as far as that is known before."""
@@ -300,7 +300,7 @@ class Job:
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
         if self._problems:
-            self._refuse_rejected()
+            journal.refuse_rejected(self.directory, self._empty)
             journal.write_rejected(self.directory, self._problems)
         elif not self._empty:
             journal.remove_rejected(self.directory)  # of the dataset that is replaced
@@ -327,15 +327,6 @@ class Job:
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.load_rejected(self.directory))
-
-    def _refuse_rejected(self) -> None:
-        """Raise ExistsError where the list of what is left out would replace a user's own file."""
-        if self._empty and journal.has_rejected(self.directory):
-            raise ExistsError(
-                f"{printable(self.directory)}: {journal.REJECTED} lies here, and nothing is packed "
-                "here that it could be of; move it away, or choose another directory"
-            )
-        journal.refuse_rejected(self.directory)
 
 
 def explained(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:

@@ -272,18 +272,23 @@ def remove_rejected(directory: str) -> None:
         local.remove(os.path.join(directory, REJECTED))
 
 
-def refuse_rejected(directory: str) -> None:
-    """Raise ExistsError where a list of rejected keys would replace a file that is none."""
-    if has_rejected(directory) and _own_rejected(directory) is None:
+def refuse_rejected(directory: str, empty: bool) -> None:
+    """Raise ExistsError where a list of rejected keys would replace a file that is none.
+
+    empty: nothing is packed there that a list could be of.
+    """
+    if not os.path.lexists(os.path.join(directory, REJECTED)):
+        return
+    if empty:
+        raise ExistsError(
+            f"{printable(directory)}: {REJECTED} lies here, and nothing is packed here that it "
+            "could be of; move it away, or choose another directory"
+        )
+    if _own_rejected(directory) is None:
         raise ExistsError(
             f"{printable(os.path.join(directory, REJECTED))}: no packing wrote it, and the list of "
             "what is left out would replace it; move it away, or choose another directory"
         )
-
-
-def has_rejected(directory: str) -> bool:
-    """Return whether a file has the name of the list of rejected keys."""
-    return os.path.lexists(os.path.join(directory, REJECTED))
 
 
 def _own_rejected(directory: str) -> list[Problem] | None:

@@ -26,7 +26,7 @@ _NUMBER = 1 << 62
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What of a source is packed, and under which names.
+    """Choose what of a source is packed, and under which names.
 
     kind     of source, where it cannot be told: see docs/sources.md
     root     the folder that the paths of a listing are relative to, or that holds the data of an
@@ -56,7 +56,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How images are written into shards; without any of these, as they are.
+    """Choose how images are written into shards; without any of these, as they are.
 
     encode         "raw": images as pixels, which need no decoding; all of one size, or with
                    `resize` the central square of that side, of which all are made
@@ -117,7 +117,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Which record goes to which shard, and which of the shards one call builds.
+    """Choose which record goes to which shard, and which of the shards one call builds.
 
     shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated;
                    default: but for sources that are read slowly in any order but their own

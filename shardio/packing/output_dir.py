@@ -14,7 +14,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from ..errors import (
     BusyError,
@@ -136,12 +135,7 @@ class Owner:
     def __enter__(self) -> Owner:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     @property

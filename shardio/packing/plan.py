@@ -60,6 +60,10 @@ class Plan:
         """Return how many shards it has."""
         return len(self.bounds) - 1
 
+    def records_of(self, shard: int) -> slice:
+        """Return the places of a shard's records."""
+        return slice(int(self.bounds[shard]), int(self.bounds[shard + 1]))
+
     @property
     def identity(self) -> dict[str, Any]:
         """Return what makes the dataset's id, with keys and sizes, as plain values."""

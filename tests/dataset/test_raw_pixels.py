@@ -44,7 +44,7 @@ from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
 from shardio.images import transforms
-from shardio.packing import build_shard as building
+from shardio.packing import build_shard
 from shardio.packing.export import export
 from shardio.packing.options import ImageOptions, PlanOptions
 from shardio.packing.pack import commit, pack
@@ -147,14 +147,14 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     for part in ("2/2", "1/2"):
         pack_raw(source, tmp_path / "parts", part=part)
     commit(tmp_path / "parts", jobs=1)
-    real = building._build
+    real = build_shard._build
 
-    def dying(reader: Any, task: Any, add: Any) -> Any:
+    def dying(work: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             raise KeyboardInterrupt
-        return real(reader, task, add)
+        return real(work, task, add)
 
-    monkeypatch.setattr(building, "_build", dying)
+    monkeypatch.setattr(build_shard, "_build", dying)
     with pytest.raises(KeyboardInterrupt):
         pack_raw(source, tmp_path / "killed")
     monkeypatch.undo()

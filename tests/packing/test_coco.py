@@ -16,8 +16,7 @@ from support.trees import JPEG, content, noise, picture, plant, shardio, shardio
 from shardio import RandomResizedCrop, ShardDataset
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
-from shardio.packing import build_shard as building
-from shardio.packing import sources
+from shardio.packing import build_shard, sources
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
@@ -351,15 +350,15 @@ class TestCoco(FileSourceConformance):
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packing that died before its third shard."""
-    real = building._build
+    real = build_shard._build
 
-    def build(reader: Any, task: Any, add: Any) -> Any:
+    def build(work: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             raise KeyboardInterrupt
-        return real(reader, task, add)
+        return real(work, task, add)
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "_build", build)
+        patch.setattr(build_shard, "_build", build)
         with pytest.raises(KeyboardInterrupt):
             pack_one(source, out)
     assert len(shards(out)) == 2

@@ -26,9 +26,8 @@ from support.trees import (
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import build_shard as building
-from shardio.packing import index as indexing
-from shardio.packing import sources
+from shardio.packing import build_shard, sources
+from shardio.packing.index import index
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
 from shardio.packing.sources import Listing, SourceRequest
@@ -125,7 +124,7 @@ def test_records_are_those_of_a_tar_of_the_same_files(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "wds" / "0.tar", "w") as tar:
         for key in sorted(map(str, tree)):
             tar.add(tmp_path / "src" / key, key)
-    indexing.index(tmp_path / "wds", jobs=1)
+    index(tmp_path / "wds", jobs=1)
     pack_one(tmp_path / "src", tmp_path / "out", shuffle=False, kind="files")
     theirs = sequences.stored(tmp_path / "wds")
     ours = sequences.stored(tmp_path / "out")
@@ -295,15 +294,15 @@ class TestGrouped(FileSourceConformance):
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packing that died before its third shard."""
-    real = building._build
+    real = build_shard._build
 
-    def build(reader: Any, task: Any, add: Any) -> Any:
+    def build(work: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
             raise KeyboardInterrupt
-        return real(reader, task, add)
+        return real(work, task, add)
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "_build", build)
+        patch.setattr(build_shard, "_build", build)
         with pytest.raises(KeyboardInterrupt):
             pack_one(source, out)
     assert len(shards(out)) == 2

@@ -42,9 +42,7 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.images import decode as image
 from shardio.images.filetype import image_type
-from shardio.packing import build_shard as building
-from shardio.packing import journal, sources
-from shardio.packing import process_pool as parallel
+from shardio.packing import build_shard, journal, process_pool, sources
 from shardio.packing.gc import gc
 from shardio.packing.job import Job
 from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
@@ -576,14 +574,15 @@ def test_a_changed_source_or_option_is_said_and_restart_drops_the_rest(
 def test_a_source_that_changes_while_it_is_packed_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = building._build
+    real = build_shard._build
 
-    def build(reader: Any, task: Any, add: Any) -> Any:
+    def build(work: Any, task: Any, add: Any) -> Any:
         if task.number == 2:
-            (source / os.fsdecode(task.keys[1])).write_bytes(noise("new", 77))
-        return real(reader, task, add)
+            second = work.plan.keys[work.plan.records_of(2)][1]
+            (source / os.fsdecode(second)).write_bytes(noise("new", 77))
+        return real(work, task, add)
 
-    monkeypatch.setattr(building, "_build", build)
+    monkeypatch.setattr(build_shard, "_build", build)
     with pytest.raises(SourceChangedError, match="--restart"):
         pack_one(source, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -1026,7 +1025,9 @@ def square(task: int, add: Callable[[int], None]) -> int:
 
 
 def run(work: Any, tasks: int = 8, jobs: int = 3) -> list[int]:
-    return list(parallel.run(work, range(tasks), jobs=jobs, report=parallel.Report(None, tasks)))
+    return list(
+        process_pool.run(work, range(tasks), jobs=jobs, report=process_pool.Report(None, tasks))
+    )
 
 
 def test_results_come_in_the_order_of_tasks() -> None:
@@ -1066,20 +1067,20 @@ def test_a_daemon_works_in_its_own_process(source: Path, tmp_path: Path) -> None
 
 
 def test_a_killed_worker_leaves_no_file_and_finished_shards(source: Path, tmp_path: Path) -> None:
-    real = building.build_or_keep
+    real = build_shard.build_or_keep
 
-    def die(reader: Any, task: Any, add: Any) -> Any:
+    def die(work: Any, task: Any, add: Any) -> Any:
         if task.number == 4:
-            (tmp_path / "out" / f".shardio-{task.token}-00004.tmp").write_bytes(b"\x89SHD")
+            (tmp_path / "out" / f".shardio-{work.token}-00004.tmp").write_bytes(b"\x89SHD")
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(reader, task, add)
+        return real(work, task, add)
 
-    building.build_or_keep = die
+    build_shard.build_or_keep = die
     try:
         with pytest.raises(StorageError, match="killed"):
             pack_one(source, tmp_path / "out", jobs=2)
     finally:
-        building.build_or_keep = real
+        build_shard.build_or_keep = real
     assert not list((tmp_path / "out").glob("*.tmp"))
     assert pack_one(source, tmp_path / "out", jobs=2).kept >= 3
 

@@ -11,8 +11,8 @@ from support.trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import index as indexing
 from shardio.packing import sources
+from shardio.packing.index import index
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.sources import Listing, SourceRequest
@@ -271,8 +271,8 @@ def test_images_alone_are_not_resized(tmp_path: Path) -> None:
 def test_an_index_of_them_is_refused(tmp_path: Path) -> None:
     root = plant(tmp_path, dataset("images/{}.jpg", "masks/{}.png"))
     with pytest.raises(OptionError, match="shardio pack"):
-        indexing.index(root)
-    assert indexing.index(root, format="imagefolder").classes == 2
+        index(root)
+    assert index(root, format="imagefolder").classes == 2
 
 
 def test_the_command_says_what_it_took_for_what(tmp_path: Path) -> None:
