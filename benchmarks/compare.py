@@ -151,9 +151,9 @@ def _can_tile() -> bool:
 
 def _core(function: str) -> bool:
     """Whether the compiled core is there and does this."""
-    from shardio import native as engine
+    from shardio import native
 
-    return hasattr(engine.core, function)
+    return hasattr(native.core, function)
 
 
 def _streams(

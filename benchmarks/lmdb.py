@@ -155,7 +155,7 @@ def by_liblmdb(path: str, records: int, payload: int, shuffled: bool) -> Round:
 
 def opening(path: str, verify: bool = True) -> Round:
     from shardio.formats import manifest, open_shard
-    from shardio.storage import locate
+    from shardio.storage.location import locate
 
     storage = locate(path)
     made = manifest.load(storage)
@@ -171,7 +171,7 @@ def opening(path: str, verify: bool = True) -> Round:
 
 
 def hashing(path: str) -> Round:
-    from shardio.storage import locate
+    from shardio.storage.location import locate
 
     storage = locate(path)
     return _each(path, lambda name: storage.open(name).sha256())

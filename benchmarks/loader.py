@@ -194,7 +194,7 @@ def _rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: 
         if about:
             from shardio.images import decode as image
 
-            return {"pil": image.engine()}
+            return {"pil": image.pil_info()}
         images = seen = most = 0
         came: list[float] = []
         waits: list[float] = []

@@ -17,7 +17,7 @@ from .harness import ROOT, Result, interleave, median
 LOAD = """
 import json, sys, time
 from shardio.formats import manifest
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

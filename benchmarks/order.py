@@ -36,7 +36,7 @@ from shardio.formats import manifest
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.reader import Reader
 from shardio.order.options import RequestedOptions
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 folder, consumers = sys.argv[1], int(sys.argv[2])
 before = memory("VmHWM")
@@ -218,6 +218,6 @@ def where(path: str) -> Callable[..., dict[str, Any]]:
 
 def _counts(path: str) -> Any:
     from shardio.formats import manifest
-    from shardio.storage import locate
+    from shardio.storage.location import locate
 
     return np.array(manifest.load(locate(path)).shard_records)

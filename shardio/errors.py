@@ -116,13 +116,13 @@ def as_error(error: BaseException, where: str, *, interrupts: bool) -> BaseExcep
     if interrupts and ends and threading.current_thread() is threading.main_thread():
         return error
     who = f"{where}: decode or a transform" if where else "collate_fn"
-    made = WorkerError(
+    raised = WorkerError(
         f"{who} raised {_repr(error)}, which is no Exception: it would end this process "
         "and say nothing. Raise an Exception to say what is wrong, such as ValueError; sys.exit() "
         "belongs into the training loop"
     )
-    made.__cause__ = error
-    return made
+    raised.__cause__ = error
+    return raised
 
 
 def name_record(error: BaseException, record: str) -> None:

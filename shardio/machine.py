@@ -22,12 +22,12 @@ _SAMPLE = 1 << 20  # bytes read back, where the kernel does not say what is in m
 
 
 def processors() -> int:
-    """Processors that this process may run on, whatever share of their time it is given."""
+    """Count the processors that this process may run on, whatever share of their time it gets."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores() -> float:
-    """Processors that this process may use at once: a container may have a share of their time."""
+    """Return how many processors this process may use at once: of a container, its share."""
     found = [float(processors())]
     with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max") as file:
         quota, period = file.read().split()  # "max 100000" is no number: no limit
@@ -40,12 +40,12 @@ def cores() -> float:
 
 
 def is_whole() -> bool:
-    """Whether all processors are this process's to use: else other programs' are others."""
+    """Return True if all processors are this process's to use: else other programs' are others."""
     return cores() >= (os.cpu_count() or 1)
 
 
 def load() -> float | None:
-    """Programs that wanted a processor in the minute before, mean; None where it tells nothing."""
+    """Return how many programs wanted a processor in the minute before, mean; None if unknown."""
     try:
         return os.getloadavg()[0] if is_whole() else None
     except OSError:
@@ -53,7 +53,7 @@ def load() -> float | None:
 
 
 def busy_seconds() -> float | None:
-    """CPU time of everything on this machine since it started; None where it tells nothing."""
+    """Return the CPU time of all on this machine since it started; None if it is unknown."""
     if not is_whole():
         return None
     with contextlib.suppress(OSError, ValueError), open("/proc/stat") as file:
@@ -66,7 +66,7 @@ def busy_seconds() -> float | None:
 
 
 def family(root: int) -> list[int]:
-    """A process and all its descendants; itself alone where /proc is missing."""
+    """Return a process and all its descendants; itself alone where /proc is missing."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -79,7 +79,7 @@ def family(root: int) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:
-    """CPU time of these processes, and of their children that have ended and were waited for."""
+    """Return the CPU time of these processes, and of their ended children, in seconds."""
     found = [fields for pid in pids if (fields := _stat(pid))]
     if not found:
         return None
@@ -87,27 +87,27 @@ def cpu_seconds(pids: Iterable[int]) -> float | None:
 
 
 def read_bytes(pids: Iterable[int]) -> int | None:
-    """Bytes that these processes had read from storage, and not from the page cache."""
+    """Return the bytes that these processes had read from storage, not from the page cache."""
     found = [_entry(f"/proc/{pid}/io", "read_bytes:") for pid in pids]
     known = [one for one in found if one is not None]
     return sum(known) if known else None
 
 
 def pss_bytes(pids: Iterable[int]) -> int | None:
-    """Memory of these processes: what several share counts for each by its part (PSS)."""
+    """Return the memory of these processes: shared memory counts for each by its part (PSS)."""
     found = [_entry(f"/proc/{pid}/smaps_rollup", "Pss:") for pid in pids]
     known = [one for one in found if one is not None]
     return sum(known) << 10 if known else None
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that no other process shares; 0 where it is not told."""
+    """Return the memory that no other process shares; 0 if it is unknown."""
     path = f"/proc/{pid}/smaps_rollup"
     return sum(_entry(path, f"Private_{kind}:") or 0 for kind in ("Clean", "Dirty")) << 10
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on: state, parent, ... (proc_pid_stat(5))"""
+    """Return the fields of /proc/PID/stat from the third: state, parent, ... (proc_pid_stat(5))."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         # The second is the program's name in brackets, which may hold blanks and brackets.
         return file.read().rpartition(b")")[2].decode("ascii", "replace").split()
@@ -115,7 +115,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _entry(path: str, name: str) -> int | None:
-    """The number behind a name, in a file of lines such as `Pss:  330 kB`."""
+    """Return the number behind a name, in a file of lines such as `Pss:  330 kB`."""
     with contextlib.suppress(OSError), open(path) as file:
         for line in file:
             if line.startswith(name):
@@ -132,7 +132,7 @@ def _number(path: str) -> int:
 
 
 def evict(paths: Sequence[str]) -> float | None:
-    """Drop the pages of these files from memory; the share of them that stayed all the same.
+    """Drop the pages of these files from memory; return the share of them that stayed.
 
     None where this system has no way to. Raises OSError.
     """
@@ -161,7 +161,7 @@ def evict(paths: Sequence[str]) -> float | None:
 
 
 def _resident(file: int) -> tuple[int, int]:
-    """Pages of an open file that are in memory, by mincore, and all its pages."""
+    """Return the pages of an open file that are in memory, by mincore, and all its pages."""
     size = os.fstat(file).st_size
     if not size:
         return 0, 0
@@ -178,7 +178,7 @@ def _resident(file: int) -> tuple[int, int]:
 
 
 def _cached(paths: Sequence[str]) -> float:
-    """How much of a sample of these files is read without the storage behind them."""
+    """Return the share of a sample of these files that is read without the storage."""
     before = read_bytes([os.getpid()])
     done = 0
     for path in paths[: 1 + len(paths) // 8]:

@@ -18,8 +18,8 @@ _LEAST = 1_000  # bytes: no shard and no memory is smaller
 _BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
 
 
-def whole(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
-    """An option that is a whole number; also one of numpy's. Raises OptionError."""
+def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
+    """Check an option that is a whole number, also one of numpy's. Raises OptionError."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -32,8 +32,8 @@ def whole(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> i
     return number
 
 
-def size(name: str, value: Any, least: int = 1) -> int:
-    """Read an option that is a size: bytes, or as `parse_size` reads them.
+def check_size(name: str, value: Any, least: int = 1) -> int:
+    """Check an option that is a size: bytes, or as `parse_size` reads them.
 
     Raises OptionError, also for 1 to 999 without a unit: who writes that means another one.
     """
@@ -43,7 +43,7 @@ def size(name: str, value: Any, least: int = 1) -> int:
             value = parse_size(value)
         except OptionError as error:
             raise OptionError(f"{name}: {error}") from None
-    number = whole(name, value, least)
+    number = check_int(name, value, least)
     if bare and 0 < number < _LEAST:
         raise OptionError(
             f"{name} is {number}, without a unit: did you mean {number}GB, or {number}MB? "
@@ -53,31 +53,34 @@ def size(name: str, value: Any, least: int = 1) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a size. K, KiB are 1,024 and KB is 1,000; M, G, T likewise. Raises OptionError."""
+    """Read a size as bytes. Raises OptionError.
+
+    K, KiB are 1,024 and KB is 1,000; M, G, T likewise.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     factor = _BY_LOWER.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise OptionError(
             f"{text!r} is no size; expected a number of bytes, or like 256MiB or 64MB"
         )
-    whole, _, part = match[1].partition(".")
-    return int(int(whole) * factor + int(part or 0) * factor // 10 ** len(part))
+    integer, _, part = match[1].partition(".")
+    return int(int(integer) * factor + int(part or 0) * factor // 10 ** len(part))
 
 
 def exact_size(count: int) -> str:
-    """Bytes as `parse_size` reads them back, to the last one: 2MB, 256MiB, 12345B."""
+    """Write bytes as `parse_size` reads them back, to the last one: 2MB, 256MiB, 12345B."""
     fitting = (one for one in _UNITS.items() if one[0].endswith("B") and count % one[1] == 0)
     unit, factor = max(fitting, key=lambda one: one[1]) if count else ("B", 1)
     return f"{count // factor}{unit}"
 
 
 def show_count(count: int, one: str, more: str | None = None) -> str:
-    """1 file, 2 files. more: the plural, where it is not by an s."""
+    """Write a count: 1 file, 2 files. more: the plural, where it is not by an s."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def show_size(count: float) -> str:
-    """Bytes as a person reads them: 1.5 GiB."""
+    """Write bytes as a person reads them: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"

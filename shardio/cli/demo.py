@@ -33,10 +33,10 @@ from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
 from ..packing.options import ImageOptions, SourceOptions
 from ..packing.pack import pack
-from ..storage import locate
+from ..storage.location import locate
 from ..tuning import throttle
 from ..tuning.bench_process import FailedError, Host
-from ..units import show_count, show_size, whole
+from ..units import check_int, show_count, show_size
 
 WAYS: Final = ("folder", "dataloader", "shardloader")
 READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many
@@ -170,15 +170,17 @@ def demo(
     Raises OptionError, SourceError, ExistsError, StorageError and what packing raises.
     """
     began = time.monotonic()
-    batch_size = whole("batch_size", batch_size)
-    processes = min(8, machine.processors()) if workers is None else whole("workers", workers, 1)
+    batch_size = check_int("batch_size", batch_size)
+    processes = (
+        min(8, machine.processors()) if workers is None else check_int("workers", workers, 1)
+    )
     if size is not None:
-        size = whole("size", size)
+        size = check_int("size", size)
     if not 0 < seconds < 3600:
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for a pass")
     given = None if folder is None else _checked(os.fsdecode(folder), out)
     tell = say or (lambda text: None)
-    pil = decode.engine()
+    pil = decode.pil_info()
     with _scratch() as scratch, Host() as host:
         keeps = None if out is None else os.fsdecode(out)
         stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, keeps)
@@ -619,7 +621,7 @@ def _terminated() -> Iterator[None]:
 
 
 def _heading(batch_size: int, workers: int) -> str:
-    pil = decode.engine()
+    pil = decode.pil_info()
     decoder = f"{pil['name']} {pil['version']}"
     core = "built" if native.core is not None else f"not built ({native.missing})"
     lines = [

@@ -33,7 +33,7 @@ def _info(output: Output, *, path: str | None = None, env: bool = False) -> int:
     if path is None:
         raise OptionError("info: give a packed directory, or --env")
     from ..formats import manifest
-    from ..storage import locate
+    from ..storage.location import locate
 
     found = {
         name: manifest.load(locate(folder)) for name, folder in manifest.datasets(path).items()
@@ -118,7 +118,7 @@ def _environment() -> dict[str, Any]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             facts[package] = metadata.version(package)
     try:
-        facts["images"] = " ".join(f"{name} {value}" for name, value in decode.engine().items())
+        facts["images"] = " ".join(f"{name} {value}" for name, value in decode.pil_info().items())
     except DependencyError as error:
         facts["images"] = str(error)
     return facts | {"core": native.described()}
@@ -157,7 +157,7 @@ def _ls(
     from ..dataset.reader import Reader
     from ..formats import manifest
     from ..order.subset import class_index
-    from ..storage import locate
+    from ..storage.location import locate
 
     storage = locate(path)
     dataset = manifest.load(storage)

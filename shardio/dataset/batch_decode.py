@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import native as engine
+from .. import native
 from ..errors import ShardioError
 from ..formats.manifest import Manifest
 from ..formats.record import RecordShard
@@ -115,7 +115,7 @@ class SmallJpegs(Pixels):
         self._failed = 0  # batches that were read in vain, less some for those that were not
 
     def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
-        if engine.core is None or self._failed > _FAILURES:
+        if native.core is None or self._failed > _FAILURES:
             return None
         if not self.height and not self._find_size(parts[0]):
             self._failed = _FAILURES + 1
@@ -123,7 +123,7 @@ class SmallJpegs(Pixels):
         return self._columns(parts)
 
     def read(self, parts: Sequence[Part], out: Array) -> bool:
-        assert engine.core is not None
+        assert native.core is not None
         images = [b""] * len(out)
         for shard, records, rows, held in parts:
             assert isinstance(shard, RecordShard)
@@ -133,7 +133,7 @@ class SmallJpegs(Pixels):
             for row, blob in zip(rows.tolist(), blobs, strict=True):
                 images[row] = blob
         # One call: to make a decompressor costs as much as to decode an image.
-        if engine.core.decode_many(images, out) < len(images):
+        if native.core.decode_many(images, out) < len(images):
             self._failed += 1
             return False
         self._failed = max(0, self._failed - 1)
@@ -182,13 +182,13 @@ def advise_core(reader: Reader, at_once: Pixels | None, transform: object) -> No
     at_once: how batches are made at once, if they are.
     """
     if isinstance(at_once, RawPixels):
-        if engine.records() is None:
-            engine.advise("records of raw pixels are read by Python, slower")
+        if native.records() is None:
+            native.advise("records of raw pixels are read by Python, slower")
         return
     crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
-    if engine.core is None and (crops or at_once is not None) and _begins_with_jpegs(reader):
+    if native.core is None and (crops or at_once is not None) and _begins_with_jpegs(reader):
         does = "decodes and crops" if crops else "decodes"
-        engine.advise(f"PIL {does} the JPEGs of this dataset, slower")
+        native.advise(f"PIL {does} the JPEGs of this dataset, slower")
 
 
 def advise_boxes(made: Manifest, fields: Sequence[str] | None, transform: object) -> None:

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import native as engine
+from .. import native
 from ..formats.manifest import Manifest
 from ..order.options import ALL_BYTES
 from ..order.partition import Partition, RowRanges
@@ -143,7 +143,7 @@ def reads_batches_in_core(made: Manifest) -> bool:
     A transform that takes records one by one is not considered: 0.4 us of each do not matter.
     """
     raw = made.format == "record" and made.options.get("encode") == "raw"
-    return raw and engine.records() is not None
+    return raw and native.records() is not None
 
 
 def calls_per_record(made: Manifest, selection: Selection | None) -> float:

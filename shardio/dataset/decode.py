@@ -26,7 +26,7 @@ from ..formats.sample import Sample, Schema, give_text_key
 from ..images import decode as image
 from ..images import transforms
 from ..names import KEY
-from ..units import whole
+from ..units import check_int
 
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
 Decode = How | Mapping[str, How]
@@ -107,7 +107,7 @@ class Decoder:
         self.fields = None if fields is None else _check_fields(schema, fields)
         names = schema.names if self.fields is None else self.fields
         images, main = schema.images, schema.main_image
-        max_pixels = None if max_pixels is None else whole("max_pixels", max_pixels, 1)
+        max_pixels = None if max_pixels is None else check_int("max_pixels", max_pixels, 1)
         for name, given, field in (
             ("transform", transform, main),
             ("target_transform", target_transform, LABEL if LABEL in schema.names else None),

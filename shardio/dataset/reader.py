@@ -20,7 +20,7 @@ from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest
 from ..formats.sample import Sample
 from ..order.rng import Int64s
-from ..storage import Storage
+from ..storage.base import Storage
 from ..storage.local import memory_available
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
@@ -151,7 +151,7 @@ class Reader:
 
     def _too_large(self, newest: Shard) -> bool:
         """Say whether open shards that are in memory as a whole take more than they may."""
-        if not getattr(newest, "memory", 0):
+        if not newest.memory:
             return False
         if not self._most:
             self._most = cache_bytes(memory_available())

@@ -23,7 +23,7 @@ from ..formats.index import key_hash
 from ..formats.sample import Sample, give_text_key
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
-from ..storage import locate
+from ..storage.location import locate
 from ..units import show_count
 from .decode import Decode, Decoder, record_name
 from .reader import ManifestInfo, Reader

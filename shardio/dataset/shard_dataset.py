@@ -16,8 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from .. import native as engine
-from .. import units as sizes
+from .. import native
 from ..errors import OptionError, StateError, printable
 from ..formats import manifest
 from ..formats.sample import give_text_key
@@ -29,7 +28,8 @@ from ..order.options import Options, RequestedOptions, answered
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, among
 from ..order.subset import where as select_where
-from ..storage import locate
+from ..storage.location import locate
+from ..units import check_size, show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
 from .buffering import BUFFER_BYTES, reads_batches_in_core
@@ -174,7 +174,7 @@ class ShardDataset(ManifestInfo, Stream):
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._raw = raw_pixels(self.manifest, self._decoder)
-        self.buffer_bytes = sizes.size("buffer_bytes", buffer_bytes, 0)
+        self.buffer_bytes = check_size("buffer_bytes", buffer_bytes, 0)
         self._given = RequestedOptions(
             batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
         )
@@ -276,8 +276,8 @@ class ShardDataset(ManifestInfo, Stream):
         chosen = "" if self._selection is None else f"{self.records:,} of "
         return (
             f"ShardDataset({printable(self._path)!r}{size}: {chosen}"
-            f"{sizes.show_count(self.manifest.records, 'record')} in "
-            f"{sizes.show_count(self.manifest.shards, 'shard')}, "
+            f"{show_count(self.manifest.records, 'record')} in "
+            f"{show_count(self.manifest.shards, 'shard')}, "
             f"fields {', '.join(self.manifest.schema.names)})"
         )
 
@@ -289,7 +289,7 @@ class ShardDataset(ManifestInfo, Stream):
     def batched_reads(self) -> bool:
         """Return True if the core reads many records at a time: to hold them gains nothing."""
         return reads_batches_in_core(self.manifest) or (
-            self._raw is not None and engine.records() is not None
+            self._raw is not None and native.records() is not None
         )
 
     def read_batches(

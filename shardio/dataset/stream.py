@@ -28,13 +28,13 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .. import units as sizes
 from ..errors import OptionError, StateError
 from ..order.epoch import ORDER_VERSION, Tail
 from ..order.options import Options
 from ..order.partition import Partition
 from ..order.rng import Int64s, key
 from ..stack import users_level
+from ..units import check_int
 from .assemble import PendingBatch
 from .collate import collate, own
 from .decode import check_function
@@ -154,7 +154,7 @@ class Stream(IterableDataset[Any]):
         then on epochs follow only by further calls. Without any call, the pass after a complete
         one reads the next epoch. Raises OptionError.
         """
-        epoch = sizes.whole("epoch", epoch, 0, (1 << 63) - 1)
+        epoch = check_int("epoch", epoch, 0, (1 << 63) - 1)
         self.ranks()  # what is wrong with them is told here on every rank, and none waits for ever
         epochs = self.epochs
         if epochs.loaded and epoch < epochs.epoch:
@@ -215,7 +215,7 @@ class Stream(IterableDataset[Any]):
                 "state, which only its workers know; save dataset.state_from(loader.state_dict())"
             )
         share = self.share_of(epochs.epoch, start=epochs.start)
-        steps = sizes.whole("steps (since iter() began)", steps, 0, share.steps)
+        steps = check_int("steps (since iter() began)", steps, 0, share.steps)
         units = epochs.start + steps * share.batch_units * share.world_size
         return self.state_at(epochs.epoch, units)
 

@@ -1,56 +1,105 @@
-"""The formats a shard can have, by the name in the manifest: those that shardio packs, and those
-of others, which are read in place. A format is one file beside this one, and one row here."""
+"""The formats of shards, one row each: those that shardio packs, and those of others.
+
+A format is its modules and one row here. They never import this table.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import dataclass
 
-from ..errors import OptionError
-from . import lmdb, record
+from ..errors import OptionError, printable, there_are
 from .base import Opening, Shard, ShardInfo
-from .foreign import imagefolder, mds, parquet, recordio, tfrecord
-from .foreign import lmdb as lmdb_foreign
-from .foreign import webdataset as tar
-from .foreign.base import ForeignShard, Layout
+from .foreign.base import ForeignFile, ForeignShard
+from .foreign.caffe_writer import Caffe
+from .foreign.imagefolder import ImageFolderShard, ImageRun
+from .foreign.imagefolder_writer import ImageFolder
+from .foreign.lmdb import LmdbFile
+from .foreign.mds import MdsFile
+from .foreign.mds_writer import Mds
+from .foreign.parquet import ParquetFile, ParquetShard
+from .foreign.recordio import RecordIOFile
+from .foreign.recordio_writer import RecordIO
+from .foreign.tfrecord import TFRecordFile
+from .foreign.tfrecord_writer import TFRecord
+from .foreign.webdataset import TarFile
+from .foreign.webdataset_writer import WebDataset
+from .foreign.writer import Target
+from .lmdb import START, LmdbEncoder, LmdbShard
+from .manifest import SUFFIXES
+from .record import MAGIC, RecordEncoder, RecordShard, open_packed
 
-# Layouts, and what the names of their files look like. The first that fits has a file; compressed
-# ones fit too, so that they are refused with the command that converts them.
-_LAYOUTS: list[tuple[Layout, str]] = [
-    (tar.TarLayout(), r"(?i)\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)\Z"),
-    (mds.MdsLayout(), r"\.mds(\.(zstd|gz|bz2|br|snappy))?\Z"),
-    (lmdb_foreign.LmdbForeignLayout(), r"(?i)(^|/)(?!lock\.mdb\Z)[^/]+\.(mdb|lmdb)\Z"),
-    (parquet.ParquetLayout(), r"(?i)\.(parquet|pq|parq)\Z"),
-    (recordio.RecordIOLayout(), r"(?i)\.rec\Z"),
-    (
-        tfrecord.TFRecordLayout(),
-        r"(?i)\.(tfrecords?|tfrec|tfr)(\.(gz|zz|zlib))?(-\d{5}-of-\d{5})?\Z|-\d{5}-of-\d{5}\Z",
+
+@dataclass(frozen=True)
+class PackedFormat:
+    """A format that shardio packs."""
+
+    encoder: type[RecordEncoder]
+    shard: type[RecordShard]
+    suffix: str  # of the names of its files
+    magic: bytes  # with which they begin
+
+    def open(self, opening: Opening, info: ShardInfo) -> Shard:
+        """Open one shard. Raises as `open_shard`."""
+        return open_packed(self.shard, opening, info)
+
+
+@dataclass(frozen=True)
+class ForeignFormat:
+    """A format of others: files of it are read in place."""
+
+    file: type[ForeignFile]
+    names: str  # pattern of their names, compressed ones too: refused with what converts them
+    writer: type[Target] | None = None  # exports; None: shardio does not write it
+    exported_as: str = ""  # where that is not the format's name
+    shard: Callable[[Opening, ShardInfo], Shard] | None = None  # if not ForeignShard
+
+    def open(self, opening: Opening, info: ShardInfo) -> Shard:
+        """Open one shard. Raises as `open_shard`."""
+        if self.shard is not None:
+            return self.shard(opening, info)
+        return ForeignShard(self.file, opening, info)
+
+
+PACKED = {
+    "record": PackedFormat(RecordEncoder, RecordShard, SUFFIXES["record"], MAGIC),
+    "lmdb": PackedFormat(LmdbEncoder, LmdbShard, SUFFIXES["lmdb"], START),
+}
+FOREIGN = {
+    "webdataset": ForeignFormat(
+        TarFile,
+        r"(?i)\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)\Z",
+        WebDataset,
     ),
-]
-FOREIGN: dict[str, Layout] = {
-    **{layout.name: layout for layout, _ in _LAYOUTS},
-    "imagefolder": imagefolder.ImageFolderLayout(),  # where no other format has a file
+    "tfrecord": ForeignFormat(
+        TFRecordFile,
+        r"(?i)\.(tfrecords?|tfrec|tfr)(\.(gz|zz|zlib))?(-\d{5}-of-\d{5})?\Z|-\d{5}-of-\d{5}\Z",
+        TFRecord,
+    ),
+    "recordio": ForeignFormat(RecordIOFile, r"(?i)\.rec\Z", RecordIO),
+    "mds": ForeignFormat(MdsFile, r"\.mds(\.(zstd|gz|bz2|br|snappy))?\Z", Mds),
+    "lmdb-foreign": ForeignFormat(
+        LmdbFile, r"(?i)(^|/)(?!lock\.mdb\Z)[^/]+\.(mdb|lmdb)\Z", Caffe, "lmdb-caffe"
+    ),
+    "parquet": ForeignFormat(ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", shard=ParquetShard),
+    "imagefolder": ForeignFormat(  # where no other format has a file
+        ImageRun, r"(?!)", ImageFolder, shard=ImageFolderShard
+    ),
 }
-FOREIGN_FILES = {layout.name: re.compile(pattern) for layout, pattern in _LAYOUTS}
-FORMATS: dict[str, Callable[[Opening, ShardInfo], Shard]] = {
-    "record": record.open_shard,
-    "lmdb": lmdb.open_shard,
-    **{name: partial(ForeignShard, layout) for name, layout in FOREIGN.items()},
-    "parquet": parquet.open_shard,
-    "imagefolder": imagefolder.open_shard,
-}
+FORMATS: dict[str, PackedFormat | ForeignFormat] = {**PACKED, **FOREIGN}  # by the manifest's names
+EXPORTED = {row.exported_as or name: row.writer for name, row in FOREIGN.items() if row.writer}
 
 
 def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
     """Open one shard. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
-    return FORMATS[format](opening, info)
+    return FORMATS[format].open(opening, info)
 
 
 def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
-    """SHA-256 of a shard's file, or files, 32 bytes. Raises as opening it does."""
+    """Return the SHA-256 of a shard's file, or files, 32 bytes. Raises as opening it does."""
     if format == "imagefolder":
-        return imagefolder.open_shard(opening, info).sha256()
+        return ImageFolderShard(opening, info).sha256()
     file = opening.storage.open(info.name)
     try:
         return file.sha256()
@@ -59,19 +108,44 @@ def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
 
 
 def claims(names: Iterable[str]) -> dict[str, list[str]]:
-    """The files that each format claims by their names."""
+    """Return the files that each format claims by their names."""
     claimed: dict[str, list[str]] = {}
     for name in names:
-        for format, pattern in FOREIGN_FILES.items():
-            if pattern.search(name):
+        for format, row in FOREIGN.items():
+            if re.search(row.names, name):
                 claimed.setdefault(format, []).append(name)
                 break
     return claimed
 
 
+def begins_packed(start: bytes) -> bool:
+    """Return True if a file that begins so may be a packed shard, or the torn beginning of one."""
+    return any(row.magic.startswith(start[: len(row.magic)]) for row in PACKED.values())
+
+
 def check_format(name: str) -> str:
-    """The name, if a format has it. Raises OptionError."""
+    """Return the name if shards of this format can be read. Raises OptionError."""
     if name not in FORMATS:
         known = ", ".join(FORMATS)
         raise OptionError(f"format {name!r}: no format has this name; available: {known}")
     return name
+
+
+def check_packed(name: str) -> str:
+    """Return the name if shardio packs shards of this format. Raises OptionError."""
+    if name not in PACKED:
+        raise OptionError(
+            f"format {printable(repr(name))}: shardio packs {' and '.join(PACKED)} shards; "
+            "`shardio export` writes other formats from these"
+        )
+    return name
+
+
+def exporter(name: str) -> type[Target]:
+    """Return the class that exports to this format. Raises OptionError."""
+    if name not in EXPORTED:
+        raise OptionError(
+            f"format {printable(str(name))!r} is not one that is exported; "
+            f"{there_are(EXPORTED, str(name))}"
+        )
+    return EXPORTED[name]

@@ -21,7 +21,7 @@ MAX_RECORDS = (1 << 32) - 1  # in a shard
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What the manifest says of one shard."""
+    """An entry of the manifest: one shard."""
 
     name: str  # the file, relative to the manifest
     number: int  # position in the manifest
@@ -33,7 +33,7 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a shard is opened with, besides what the manifest says of it."""
+    """A request to open a shard: all that is needed besides its entry in the manifest."""
 
     storage: Storage  # where the shards are
     index: Storage  # where manifest and sidecars are: the same, but for data indexed elsewhere
@@ -50,32 +50,32 @@ class Shard(Protocol):
     records: int
     key_hashes: Column  # (records,) uint32: low half of xxh3_64 of each key
     sizes: Column  # (records,) int64: bytes that reading each record costs
-    # One may also have `memory`: bytes that it takes while it is open, if those are many.
+    memory: int  # bytes that it takes while it is open, where those are many
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """Small scalar fields by name, one value a record, masked where None."""
+        """Return small scalar fields by name, one value a record, masked where None."""
 
     def read(self, record: int) -> Sample:
-        """One record. Raises DamageError when it differs from what was packed."""
+        """Read one record. Raises DamageError if it differs from what was packed."""
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
-        """Records [start, stop) in storage order, with large reads. text: with keys as str."""
+        """Yield records [start, stop) in storage order, by large reads. text: with keys as str."""
 
     def hold(self, start: int, stop: int) -> list[bytes]:
-        """Records [start, stop) as bytes, unchecked, to be decoded later."""
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
 
     def decode(self, record: int, held: bytes) -> Sample:
-        """What `hold` gave for a record, to its sample. Raises DamageError."""
+        """Decode what `hold` gave for a record. Raises DamageError."""
 
     def key(self, record: int) -> bytes:
-        """The key of a record, without its blobs where the format allows that.
+        """Return the key of a record, read without its blobs where the format allows that.
 
         Raises DamageError when it is not the one in the index.
         """
 
     def offset(self, record: int) -> int:
-        """The byte at which a record begins, for messages."""
+        """Return the byte at which a record begins, for messages."""
 
     def will_need(self, start: int, stop: int) -> None:
         """Announce that records [start, stop) will be read soon."""

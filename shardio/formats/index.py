@@ -7,7 +7,7 @@ it is masked, and a byte a record says which are valid. Checksums and hashes are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,14 @@ checksum: Callable[..., int] = xxhash.xxh3_64_intdigest
 
 
 def key_hash(key: bytes) -> int:
-    """The hash by which an index finds a key: the low 32 bits of its xxh3_64."""
+    """Return the hash by which an index finds a key: the low 32 bits of its xxh3_64."""
     return checksum(key) & 0xFFFFFFFF
 
 
 def take_columns(
     block: memoryview, at: int, records: int, described: Sequence[Sequence[Any]]
 ) -> tuple[dict[str, Column], int]:
-    """The columns that begin at byte `at`, by name, and where they end. Raises ValueError.
+    """Return the columns that begin at byte `at`, by name, and where they end. Raises ValueError.
 
     described: [name, dtype, whether some are None] of each.
     """
@@ -54,8 +54,18 @@ def take_columns(
     return columns, at
 
 
-def pack_column(values: Sequence[Any]) -> tuple[str, bool, bytes] | None:
-    """dtype, whether some are None, bytes; at the smallest width that holds every value."""
+def pack_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[list[list[Any]], bytes]:
+    """Return what `take_columns` takes: the description of columns, and their bytes.
+
+    columns: values by name, int, float, bool or None. What no column can hold is left out.
+    """
+    packed = {name: column for name, values in columns.items() if (column := _pack(values))}
+    described = [[name, dtype, nulls] for name, (dtype, nulls, _) in packed.items()]
+    return described, b"".join(data for _, _, data in packed.values())
+
+
+def _pack(values: Sequence[Any]) -> tuple[str, bool, bytes] | None:
+    """Return dtype, whether some are None, and bytes; at the least width that holds all."""
     nulls = None in values
     plain = [0 if value is None else value for value in values] if nulls else values
     kinds = {type(value) for value in values} - {type(None)}

@@ -42,34 +42,30 @@ import numpy as np
 
 from ..errors import DamageError, VersionError
 from ..storage.base import File
-from .base import Column, Opening, ShardInfo
+from .base import Column, ShardInfo
 from .index import checksum
-from .record import _APART as APART
-from .record import _BLOCK as BLOCK
-from .record import _FRAME as FRAME
-from .record import RecordEncoder, RecordShard
+from .record import BLOCK, FRAME, LARGE, RecordEncoder, RecordShard
 from .sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 
 PAGE = 4096  # written; the machine's own pages may be larger
 _LAST = 0xFFFFFFFF  # the key of header, index and trailer; no record has this number
 _MAX_VALUE = (1 << 32) - 1  # LMDB's MAXDATASIZE
-_FRAME = 16  # bytes of a record besides head and blobs
 
-_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8  # kinds of pages
-_PAGE = struct.Struct("<QHHHH")
-_RUN = struct.Struct("<QHHI")
+BRANCH_PAGE, LEAF_PAGE, OVERFLOW_PAGE, META_PAGE = 1, 2, 4, 8  # kinds of pages
+PAGE_HEAD = struct.Struct("<QHHHH")
+RUN_HEAD = struct.Struct("<QHHI")
 _NODE = struct.Struct("<IHH4s")  # with the key
 _BIG = struct.Struct("<IHH4sQ")  # with the key and the run's page
 _KEY = struct.Struct(">I")
-_ROOM = PAGE - _PAGE.size  # for nodes and their places, 2 bytes each
+_ROOM = PAGE - PAGE_HEAD.size  # for nodes and their places, 2 bytes each
 _MOST = _ROOM // 2 // 2 * 2 - 2 - _NODE.size  # bytes of a value in a leaf: two nodes fit, at least
 _FANOUT = 291  # children of a branch page: 10 + 290 * 14 bytes
 
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NO_PAGE = (1 << 64) - 1
-_START = _PAGE.pack(0, 0, _META, 0, 0) + struct.pack("<II", _MAGIC, _VERSION)
-_TREE = struct.Struct("<IHHQQQQQ")  # page size or 0, flags, depth, pages of 3 kinds, entries, root
+START = PAGE_HEAD.pack(0, 0, META_PAGE, 0, 0) + struct.pack("<II", _MAGIC, _VERSION)
+TREE = struct.Struct("<IHHQQQQQ")  # page size or 0, flags, depth, pages of 3 kinds, entries, root
 _INTEGER_KEY = 8
 _Entries = np.dtype([("child", "<u4"), ("high", "<u2"), ("length", "<u2"), ("key", ">u4")])
 
@@ -90,15 +86,15 @@ class Places(NamedTuple):
 
     @property
     def upto(self) -> int:
-        """The page behind the last leaf: branches follow."""
+        """Return the page behind the last leaf: branches follow."""
         return int(self.leaves[-1]) + 1
 
 
 def places(sizes: Column) -> Places:
-    """sizes: (N,) int64, N > 0."""
+    """Return where values of these sizes lie. sizes: (N,) int64, N > 0."""
     big = sizes > _MOST
     nodes = np.where(big, _BIG.size, (_NODE.size + sizes + 1) & ~1)
-    runs = np.where(big, (_PAGE.size - 1 + sizes) // PAGE + 1, 0)
+    runs = np.where(big, (PAGE_HEAD.size - 1 + sizes) // PAGE + 1, 0)
     rooms = np.cumsum(nodes + 2)
     # The first value of the next leaf, by that of this one: where it is full, or before a run.
     follows = np.searchsorted(rooms, rooms - nodes - 2 + _ROOM, "right")
@@ -117,7 +113,7 @@ def places(sizes: Column) -> Places:
     behind = np.cumsum(nodes)
     behind = behind[bounds[1:] - 1][leaf] - behind + nodes  # bytes from a node to its leaf's end
     inside = (leaves[leaf] + 1) * PAGE - behind + _NODE.size
-    outside = (2 + total - runs + leaf) * PAGE + _PAGE.size
+    outside = (2 + total - runs + leaf) * PAGE + PAGE_HEAD.size
     return Places(sizes, big, runs, np.where(big, outside, inside), bounds, leaves)
 
 
@@ -125,11 +121,11 @@ def places(sizes: Column) -> Places:
 
 
 def _leaf(number: int, nodes: Sequence[bytes]) -> bytes:
-    """A leaf of these nodes, which lie in it in their order."""
+    """Return a leaf of these nodes, which lie in it in their order."""
     lengths = list(map(len, nodes))
-    upper, lower = PAGE - sum(lengths), _PAGE.size + 2 * len(nodes)
+    upper, lower = PAGE - sum(lengths), PAGE_HEAD.size + 2 * len(nodes)
     spots = struct.pack(f"<{len(nodes)}H", *accumulate(lengths[:-1], initial=upper))
-    head = _PAGE.pack(number, 0, _LEAF, lower, upper)
+    head = PAGE_HEAD.pack(number, 0, LEAF_PAGE, lower, upper)
     return b"".join((head, spots, bytes(upper - lower), *nodes))
 
 
@@ -143,13 +139,15 @@ def _big_node(key: int, size: int, page: int) -> bytes:
 
 
 def _run(number: int, size: int) -> tuple[bytes, bytes]:
-    """What stands before and behind a value of this size in an overflow run."""
-    pages = (_PAGE.size - 1 + size) // PAGE + 1
-    return _RUN.pack(number, 0, _OVERFLOW, pages), bytes(pages * PAGE - _PAGE.size - size)
+    """Return what stands before and behind a value of this size in an overflow run."""
+    pages = (PAGE_HEAD.size - 1 + size) // PAGE + 1
+    return RUN_HEAD.pack(number, 0, OVERFLOW_PAGE, pages), bytes(
+        pages * PAGE - PAGE_HEAD.size - size
+    )
 
 
 def _branches(leaves: Column, keys: Column) -> tuple[bytes, int]:
-    """The branch pages above leaves with these first keys; depth of the tree. The root is last."""
+    """Return the branch pages above leaves with these first keys, the root last; the depth."""
     pages: list[bytes] = []
     number, depth = int(leaves[-1]) + 1, 1
     children = leaves
@@ -166,10 +164,10 @@ def _branches(leaves: Column, keys: Column) -> tuple[bytes, int]:
             entries["length"], entries["key"] = 4, keys[start:stop]
             entries["length"][0] = 0
             nodes = entries.tobytes()
-            upper, lower = PAGE + 4 - len(nodes), _PAGE.size + 2 * len(entries)
+            upper, lower = PAGE + 4 - len(nodes), PAGE_HEAD.size + 2 * len(entries)
             spots = np.arange(upper - 4, PAGE, _NODE.size).astype("<u2")
             spots[0] = upper
-            head = _PAGE.pack(number, 0, _BRANCH, lower, upper) + spots.tobytes()
+            head = PAGE_HEAD.pack(number, 0, BRANCH_PAGE, lower, upper) + spots.tobytes()
             pages += (head, bytes(upper - lower), nodes[:8], nodes[_NODE.size :])
             number += 1
         keys, children = keys[bounds[:-1]], np.arange(level, number)
@@ -177,13 +175,13 @@ def _branches(leaves: Column, keys: Column) -> tuple[bytes, int]:
 
 
 def _metas(entries: int, leaves: int, branches: int, runs: int, depth: int, pages: int) -> bytes:
-    """Both meta pages: the first of an empty environment, the second of this one, which counts."""
-    free = _TREE.pack(PAGE, _INTEGER_KEY, 0, 0, 0, 0, 0, _NO_PAGE)
-    empty = _TREE.pack(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)
-    full = _TREE.pack(0, 0, depth, branches, leaves, runs, entries, pages - 1)
+    """Return both meta pages: that of an empty environment, then that of this one, which counts."""
+    free = TREE.pack(PAGE, _INTEGER_KEY, 0, 0, 0, 0, 0, _NO_PAGE)
+    empty = TREE.pack(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)
+    full = TREE.pack(0, 0, depth, branches, leaves, runs, entries, pages - 1)
     return b"".join(
         (
-            _PAGE.pack(number, 0, _META, 0, 0)
+            PAGE_HEAD.pack(number, 0, META_PAGE, 0, 0)
             + struct.pack("<IIQQ", _MAGIC, _VERSION, 0, pages * PAGE)
             + free
             + tree
@@ -200,7 +198,7 @@ class LmdbEncoder(RecordEncoder):
     """As RecordEncoder; what its header says follows when the root is known, in `start`."""
 
     starts_last = True
-    max_body = min(MAX_BODY, _MAX_VALUE - _FRAME)
+    max_body = min(MAX_BODY, _MAX_VALUE - FRAME.size)
 
     def __init__(self, schema: Schema, dataset_id: bytes, number: int) -> None:
         super().__init__(schema, dataset_id, number)
@@ -215,14 +213,17 @@ class LmdbEncoder(RecordEncoder):
         self._keys: list[int] = []  # first key of each leaf
 
     def header(self) -> bytes:
+        """Return the first bytes of the file."""
         self._head = super().header()
         return _metas(0, 0, 0, 0, 0, 2)
 
     def append(self, values: list[Any], blobs: Sequence[Buffer]) -> tuple[bytes, ...]:
+        """Encode a record of values and blobs that are known to fit the fields."""
         number = self.records
         return self._add(number, *super().append(values, blobs))
 
     def finish(self) -> bytes:
+        """Return the last bytes of the file: the index and the trailer."""
         self._size = len(self._head)  # the trailer's word for where the index begins
         pieces = self._add(_LAST, self._head + super().finish())
         data = b"".join((*pieces, self._end_leaf()))
@@ -233,7 +234,7 @@ class LmdbEncoder(RecordEncoder):
         return data + branches
 
     def _add(self, key: int, *value: bytes) -> tuple[bytes, ...]:
-        """What goes into the file now, by adding this value."""
+        """Add a value; return what goes into the file now."""
         size = sum(map(len, value))
         big = size > _MOST
         length = _BIG.size if big else (_NODE.size + size + 1) & ~1
@@ -309,13 +310,14 @@ class LmdbShard(RecordShard):
             self._check_leaves(found, np.flatnonzero(named).tolist())
 
     def hold(self, start: int, stop: int) -> list[bytes]:
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         if start == stop:
             return []
         block, bounds = self._bounded(start, stop)
         return [block[a:b] for a, b in bounds]
 
     def _bounded(self, start: int, stop: int) -> tuple[bytes, Iterator[tuple[int, int]]]:
-        """What lies from record `start` to the end of `stop` - 1, and where each one is in it."""
+        """Read from record `start` to the end of `stop` - 1; also return each one's place there."""
         begins = self._offsets[start:stop]
         base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
         begins = begins - base
@@ -329,7 +331,7 @@ class LmdbShard(RecordShard):
 
     def _own_runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
         offsets = self._offsets
-        if offsets[stop] - offsets[start] >= (stop - start) * APART:
+        if offsets[stop] - offsets[start] >= (stop - start) * LARGE:
             yield from super()._runs(start, stop)
             return
         while start < stop:
@@ -339,7 +341,7 @@ class LmdbShard(RecordShard):
             start = upto
 
     def _run(self, start: int, stop: int) -> Iterator[Sample]:
-        """As Schema.decode_run, of records that do not touch: to join them first costs 0.4 us."""
+        """Do what Schema.decode_run does, for records that do not touch; joining costs 0.4 us."""
         block, bounds = self._bounded(start, stop)
         decode, frame = self.schema.decode, FRAME.unpack_from
         for number, (begin, end) in enumerate(bounds, self._seed + start):
@@ -368,7 +370,7 @@ class LmdbShard(RecordShard):
         return places(np.append(self.sizes, self._last_size))
 
     def _own_pages(self, found: Places) -> tuple[bytes, bytes]:
-        """What meta and branch pages must be."""
+        """Return meta and branch pages as they must be."""
         firsts = found.firsts[:-1]
         branches, depth = _branches(found.leaves, np.where(firsts == self.records, _LAST, firsts))
         count, leaves, runs = len(branches) // PAGE, len(firsts), int(found.runs.sum())
@@ -418,31 +420,31 @@ class _Value:
 
 
 def _last_value(file: File) -> _Value:
-    """The value of the last key, found from the last page. Nothing on the way is believed."""
+    """Find the value of the last key, from the last page. Nothing on the way is believed."""
     where = f"{file.name}: LMDB page"
     if file.size < 3 * PAGE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for an LMDB shard")
     start = file.read(0, 64)
-    if not start.startswith(_START):
-        if start.find(_START[16:20]) == 24:
+    if not start.startswith(START):
+        if start.find(START[16:20]) == 24:
             raise VersionError(f"{file.name}: it was written by LMDB 1.0, expected LMDB 0.9")
         raise DamageError(
             f"{file.name}: meta page at byte 0: found {start[:24].hex(' ')}, expected "
-            f"{_START.hex(' ')}. It is no LMDB shard"
+            f"{START.hex(' ')}. It is no LMDB shard"
         )
     number = file.size // PAGE - 1
     while True:
         page = file.read(number * PAGE, PAGE)
-        own, _, kind, lower, _ = _PAGE.unpack_from(page)
+        own, _, kind, lower, _ = PAGE_HEAD.unpack_from(page)
         spot = lower - 2  # the place of its last node is written there
-        known = own == number and kind in (_BRANCH, _LEAF)
-        if not known or not _PAGE.size <= spot < PAGE - 1:
+        known = own == number and kind in (BRANCH_PAGE, LEAF_PAGE)
+        if not known or not PAGE_HEAD.size <= spot < PAGE - 1:
             raise DamageError(f"{where} {number}: it is no page of a tree, or was cut short")
         (at,) = struct.unpack_from("<H", page, spot)
         if at > PAGE - _NODE.size:
             raise DamageError(f"{where} {number}: its last node lies at byte {at}")
         size, flag, _, key = _NODE.unpack_from(page, at)
-        if kind == _BRANCH:
+        if kind == BRANCH_PAGE:
             child = size | flag << 32
             if not 2 <= child < number:
                 raise DamageError(f"{where} {number}: its last child is page {child}")
@@ -452,24 +454,7 @@ def _last_value(file: File) -> _Value:
         limit = (number + 1) * PAGE
         if flag and at + _BIG.size <= PAGE:
             run = _BIG.unpack_from(page, at)[-1]
-            begin, limit = run * PAGE + _PAGE.size, number * PAGE
+            begin, limit = run * PAGE + PAGE_HEAD.size, number * PAGE
         if key != _KEY.pack(_LAST) or begin + size > limit:
             raise DamageError(f"{where} {number}: its last node is not that of an index")
         return _Value(file, begin, size)
-
-
-def open_shard(opening: Opening, info: ShardInfo) -> LmdbShard:
-    """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
-    file = opening.storage.open(info.name)
-    try:
-        shard = LmdbShard(file, info, opening.dataset_id, verify=opening.verify)
-        shard.check_fields(opening.schema)
-        return shard
-    except BaseException:
-        file.close()
-        raise
-
-
-def may_be_shard(start: bytes) -> bool:
-    """Whether the first bytes of a file are those of an LMDB shard, or its torn beginning."""
-    return _START.startswith(start[: len(_START)])

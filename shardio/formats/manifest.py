@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,10 @@ from ..errors import (
     there_are,
 )
 from ..names import file_name, from_file_name, key_bytes
-from ..storage import Storage, local_path, locate, lock
+from ..storage import lock
+from ..storage.base import Storage
 from ..storage.local import LocalStorage
+from ..storage.location import local_path, locate
 from .base import MAX_RECORDS, Opening, ShardInfo
 from .sample import MAX_DEPTH, Schema, check_schema
 
@@ -82,17 +84,21 @@ class Manifest:
 
     @property
     def shards(self) -> int:
+        """Return the number of shards."""
         return len(self.shard_records)
 
     @property
     def records(self) -> int:
+        """Return the number of records."""
         return int(self.shard_records.sum())
 
     @property
     def size(self) -> int:
+        """Return the bytes of all shards."""
         return int(self.shard_sizes.sum())
 
     def shard(self, number: int) -> ShardInfo:
+        """Return the entry of a shard."""
         digest = self.shard_sha256[number].tobytes()
         return ShardInfo(
             shard_name(number, digest, self.format) if self.names is None else self.names[number],
@@ -105,18 +111,18 @@ class Manifest:
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of storage per record, index included; at least 1."""
+        """Return the bytes of storage per record, index included; at least 1."""
         return max(1.0, self.size / max(1, self.records))
 
     def opening(
         self, index: Storage, root: Storage | None = None, *, verify: bool = True
     ) -> Opening:
-        """What its shards are opened with: it lies in `index`, and they in `root`, or there too."""
+        """Return how shards are opened: the manifest is in `index`, they in `root` or there."""
         shards = index if root is None else root
         return Opening(shards, index, self.dataset_id, self.schema, self.options, verify)
 
     def dump(self) -> bytes:
-        """The canonical bytes of manifest.json."""
+        """Return the canonical bytes of manifest.json."""
         head = {
             "format": "shardio",
             "version": self.version,
@@ -130,17 +136,15 @@ class Manifest:
             "bytes": self.size,
             "blob_bytes": self.blob_bytes,
         }
-        lines = [f"{_json(name)}: {_json(value)},\n" for name, value in head.items()]
         rows = ",\n".join(
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
         )
-        text = "{\n" + "".join(lines) + _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n"
-        return _seal(text)
+        return _seal(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
 
 
 def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
-    """A manifest of these shards, in the order of their numbers."""
+    """Build a manifest of these shards, in the order of their numbers."""
     digests = b"".join(shard.sha256 for shard in shards)
     return Manifest(
         shard_records=np.array([shard.records for shard in shards], np.int64),
@@ -152,7 +156,7 @@ def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
 
 
 def shard_name(number: int, sha256: bytes, format: str = "record") -> str:
-    """The file of a shard: its number and the start of its content's hash, so names never lie."""
+    """Return the name of a shard: its number and the start of its content's hash."""
     return f"{number:05d}-{sha256[:4].hex()}{SUFFIXES[format]}"
 
 
@@ -170,7 +174,7 @@ def load(storage: Storage) -> Manifest:
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """The bytes of manifest.json to a Manifest. Raises DamageError, VersionError."""
+    """Read the bytes of manifest.json. Raises DamageError, VersionError."""
     where = printable(where, 4096)
     _check_seal(data, where)
     try:
@@ -180,7 +184,7 @@ def parse(data: bytes, where: str) -> Manifest:
 
 
 def load_splits(storage: Storage) -> list[str] | None:
-    """Names of the splits packed under a folder; None when it holds none.
+    """Return the names of the splits packed under a folder; None if it holds none.
 
     Raises NotPackedError for a file, DamageError, VersionError.
     """
@@ -205,21 +209,20 @@ def load_splits(storage: Storage) -> list[str] | None:
 def dump_splits(
     splits: Sequence[str], classes: Sequence[str] | None, library: str = __version__
 ) -> bytes:
-    """The bytes of shardio.json; `library`: version of shardio that packs."""
-    head = {
-        "format": "shardio-splits",
-        "version": VERSION,
-        "library": library,
-        "splits": list(splits),
-        "classes": None if classes is None else list(classes),
-    }
+    """Return the bytes of shardio.json. library: version of shardio that packs."""
     return _seal(
-        "{\n" + "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
+        {
+            "format": "shardio-splits",
+            "version": VERSION,
+            "library": library,
+            "splits": list(splits),
+            "classes": None if classes is None else list(classes),
+        }
     )
 
 
 def datasets(root: str) -> dict[str, str]:
-    """The folders of the datasets under a packed one, by split; {"": root} when it holds one.
+    """Return the folders of the datasets under a packed one, by split; {"": root} for one alone.
 
     Raises DamageError, VersionError.
     """
@@ -255,7 +258,7 @@ def choose_split(path: str | os.PathLike[str], split: str | None) -> str | os.Pa
 
 
 def planned_splits(root: str) -> list[str]:
-    """The splits of a packing that is not finished under a folder, by what lies in one of them."""
+    """Return the splits of an unfinished packing under a folder, by what lies in one of them."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
@@ -266,7 +269,7 @@ def planned_splits(root: str) -> list[str]:
 
 
 def _options(folder: str) -> dict[str, Any]:
-    """The options of an unfinished packing, or of the dataset, in a folder."""
+    """Return the options of an unfinished packing, or of the dataset, in a folder."""
     try:
         start = lock.read(folder, _PLAN_HEADER)
     except FileNotFoundError:
@@ -285,8 +288,8 @@ def _refuse_file(storage: Storage) -> None:
     if isinstance(storage, LocalStorage) and os.path.isfile(storage.root):
         shown, folder = printable(storage.url), os.path.dirname(storage.root)
         if os.path.lexists(os.path.join(folder, MANIFEST)):
-            here = printable(os.path.dirname(storage.url.rstrip("/")) or os.curdir)
-            raise NotPackedError(f"{shown}: it is a file of a dataset; give its directory, {here}")
+            above = printable(os.path.dirname(storage.url.rstrip("/")) or os.curdir)
+            raise NotPackedError(f"{shown}: it is a file of a dataset; give its directory, {above}")
         raise NotPackedError(
             f"{shown}: it is a file, not a packed directory; if it can be packed, `shardio pack "
             f"{shown} OUT` makes one in OUT"
@@ -331,7 +334,7 @@ def _splits_in(storage: Storage) -> list[str]:
 
 
 def _is_in(storage: Storage, folder: str) -> bool:
-    """Whether a folder of this one holds a dataset: by how its manifest begins."""
+    """Return True if a folder of this one holds a dataset, by how its manifest begins."""
     try:
         file = storage.open(f"{folder}/{MANIFEST}")
     except (OSError, ShardioError):
@@ -353,7 +356,7 @@ def _several(shown: str, splits: Sequence[str]) -> str:
 
 
 def _unfinished(folder: str) -> str:
-    """What a journal that lies in a folder says of it."""
+    """Say what the journal in a folder is of."""
     try:
         writer = lock.read(folder, len(lock.WRITER_MAGIC)) == lock.WRITER_MAGIC
     except BusyError:
@@ -368,14 +371,15 @@ def _unfinished(folder: str) -> str:
     )
 
 
-def _seal(text: str) -> bytes:
-    """With its own SHA-256 as the last member."""
-    body = text.encode("ascii")
+def _seal(head: Mapping[str, Any], more: str = "") -> bytes:
+    """Return a file of these header fields, a line each, and more; its SHA-256 is the last one."""
+    lines = "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
+    body = f"{{\n{lines}{more}".encode("ascii")
     return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
 def _check_seal(data: bytes, where: str) -> None:
-    """Raises DamageError, VersionError."""
+    """Compare the SHA-256 of a file with the one it states. Raises DamageError, VersionError."""
     digest = _DIGEST.search(data, max(0, len(data) - 128))
     if digest is None:
         _check_version(data, where)
@@ -509,7 +513,7 @@ def _check_plain(value: Any, depth: int) -> None:
 
 
 def _safe(name: Any) -> str:
-    """The name of a foreign shard: a path below its folder, with nothing else to it."""
+    """Return the name of a foreign shard, if it is a path below its folder. Raises ValueError."""
     if type(name) is not str or not name or "\0" in name or name.startswith("/"):
         raise ValueError(f"{printable(repr(name))} is no name of a shard")
     if any(part in ("", ".", "..") for part in name.split("/")):
@@ -524,7 +528,7 @@ def _count(value: Any, limit: int) -> int:
 
 
 def _unhex(text: Any, size: int) -> bytes:
-    """Lower-case hex to exactly `size` bytes."""
+    """Read lower-case hex of exactly `size` bytes. Raises ValueError."""
     value = bytes.fromhex(text)
     if len(value) != size or value.hex() != text:
         raise ValueError(f"{printable(text)!r} is not {2 * size} hex digits")
@@ -532,7 +536,7 @@ def _unhex(text: Any, size: int) -> bytes:
 
 
 def classes_of(other: str) -> tuple[str, ...]:
-    """The names of the classes of another dataset, or of splits. Raises OptionError."""
+    """Return the names of the classes of another dataset, or of splits. Raises OptionError."""
     try:
         there = load(locate(next(iter(datasets(other).values()))))
     except NotPackedError as error:

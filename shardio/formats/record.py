@@ -28,11 +28,11 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import xxhash
 
-from .. import native as engine
+from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
-from .index import SCALARS, key_hash, pack_column, take_columns
+from .index import SCALARS, key_hash, pack_columns, take_columns
 from .index import checksum as _checksum
 from .sample import (
     MAX_BODY,
@@ -55,19 +55,20 @@ END_MAGIC = b"\x89DHS\r\n\x1a\n"
 XXH3_64 = 1  # the only checksum kind so far; a byte leaves room for others
 
 _HEADER = struct.Struct("<8sHBBI16sI")
-_FRAME = struct.Struct("<QII")
-_TRAILER = struct.Struct("<QQIIHBB16sQ8s")
+FRAME = struct.Struct("<QII")
+_TRAILER = struct.Struct("<QQIIHBB16s")  # what its checksum covers
+_END = struct.Struct("<Q8s")  # checksum and magic
+_TRAILER_SIZE = _TRAILER.size + _END.size
 _LENGTHS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
 MAX_FIELDS_BYTES = 1 << 19  # of a list of fields; the longest that Schema allows takes 266 KB
-_SEALED = _TRAILER.size - 16  # bytes of the trailer that its checksum covers
 
 # Records from this size on are read blob by blob straight into the bytes that are handed out: at
 # 110 KB 13.7 us against 15.9 us for one read and a copy; at 0.9 KB 2.3 us against 2.0.
-_APART = 16 << 10
+LARGE = 16 << 10
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
-_BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
+BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
 # Kinds of fields whose values the core makes; it knows them by these letters.
 _TEXT_KEY = b"t"  # in place of "k": a str
@@ -75,7 +76,7 @@ _LETTERS = dict(key="k", int="i", float="f", bool="b", str="s", image="B", bytes
 
 
 def _seed(dataset_id: bytes, number: int) -> int:
-    """Seed of a shard's record 0, to which a record's number is added; the low half is 0.
+    """Return the seed of a shard's record 0, to which a record's number is added; low half 0.
 
     Records of one size lie at the same offsets in every shard, so with a seed of the number alone a
     block that the disk put into the wrong file would pass. Costs nothing: 25 ns are for any seed.
@@ -85,16 +86,17 @@ def _seed(dataset_id: bytes, number: int) -> int:
 
 
 class Readable(Protocol):
-    """What holds header, index and trailer: a file, or a part of one."""
+    """A file, or a part of one, that holds header, index and trailer."""
 
     name: str
     size: int
 
-    def read(self, start: int, length: int) -> bytes: ...
+    def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`."""
 
 
 class RecordEncoder:
-    """Samples to the bytes of one shard: `header`, then each `record`, then `finish`.
+    """An encoder of samples to the bytes of one shard: `header`, then each `record`, then `finish`.
 
     Writes nothing itself; the caller appends what each call returns to one file, in order.
     `starts_last`: at the end, `start` is written over the first bytes of the file.
@@ -119,6 +121,7 @@ class RecordEncoder:
         ]
 
     def header(self) -> bytes:
+        """Return the first bytes of the file."""
         fields = pack([list(field) for field in self.schema.fields])
         start = _HEADER.pack(MAGIC, VERSION, XXH3_64, 0, self.number, self.dataset_id, len(fields))
         data = start + fields
@@ -127,14 +130,14 @@ class RecordEncoder:
         return data
 
     def record(self, sample: Mapping[str, Any]) -> tuple[bytes, ...]:
-        """Pieces, to be written one after the other.
+        """Encode a sample; return pieces to be written one after the other.
 
         Raises SampleError when the sample does not fit the fields or the limits.
         """
         return self.append(*self.schema.encode(sample))
 
     def append(self, values: list[Any], blobs: Sequence[Buffer]) -> tuple[bytes, ...]:
-        """As `record`, for a head's values and blobs that are known to fit the fields."""
+        """Do what `record` does, for values and blobs that are known to fit the fields."""
         head = pack_head(values)
         length = len(head) + sum(map(len, blobs))
         if length > self.max_body:
@@ -156,46 +159,35 @@ class RecordEncoder:
         return checksum, sealed
 
     def finish(self) -> bytes:
-        columns = [
-            (self.schema.names[i], *packed)
-            for i, values in self._columns
-            if (packed := pack_column(values)) is not None
-        ]
-        described = pack([[name, dtype, nulls] for name, dtype, nulls, _ in columns])
-        index = b"".join(
-            (
-                _U32.pack(len(described)),
-                described,
-                np.array(self._lengths, "<u4").tobytes(),
-                np.array(self._hashes, "<u4").tobytes(),
-                *(data for *_, data in columns),
-            )
-        )
-        trailer = _TRAILER.pack(
-            self._size,
-            len(index),
-            self.records,
-            self.number,
-            VERSION,
-            XXH3_64,
-            0,
-            self.dataset_id,
-            0,
-            END_MAGIC,
-        )
-        self.index_checksum = int(_checksum(index + trailer[:_SEALED]))
-        return index + trailer[:_SEALED] + _U64.pack(self.index_checksum) + END_MAGIC
+        """Return the last bytes of the file: the index and the trailer."""
+        columns = {self.schema.names[i]: values for i, values in self._columns}
+        described, data = pack_columns(columns)
+        text = pack(described)
+        lengths, hashes = (np.array(of, "<u4").tobytes() for of in (self._lengths, self._hashes))
+        index = b"".join((_U32.pack(len(text)), text, lengths, hashes, data))
+        places = self._size, len(index), self.records, self.number
+        sealed = index + _TRAILER.pack(*places, VERSION, XXH3_64, 0, self.dataset_id)
+        self.index_checksum = int(_checksum(sealed))
+        return sealed + _END.pack(self.index_checksum, END_MAGIC)
 
 
 class RecordShard:
     """One shard, open for reading; see formats/base.py for what each method promises.
 
-    `info`: what the manifest says of it; the shard must agree. None reads a shard on its own.
+    info: what the manifest says of it; the shard must agree. None reads a shard on its own.
+    verify: check what no read checks; of this format that is nothing.
     Opening reads header, trailer and index and checks them: DamageError, VersionError.
     """
 
+    memory = 0
+
     def __init__(
-        self, file: File, info: ShardInfo | None = None, dataset_id: bytes | None = None
+        self,
+        file: File,
+        info: ShardInfo | None = None,
+        dataset_id: bytes | None = None,
+        *,
+        verify: bool = True,
     ) -> None:
         self._file = file
         self.name = file.name
@@ -220,20 +212,9 @@ class RecordShard:
         self.schema, self.dataset_id, self.number, start = _read_header(file)
         letters = [_LETTERS.get(kind, "") for _, kind in self.schema.fields]
         self._letters = "".join(letters).encode() if all(letters) else b""
-        trailer = _read_trailer(file)
-        (
-            index_offset,
-            index_length,
-            self.records,
-            number,
-            _,
-            _,
-            _,
-            foreign_id,
-            self.index_checksum,
-            _,
-        ) = trailer
-        if index_offset + index_length + _TRAILER.size != file.size or index_offset < start:
+        places, foreign_id, self.index_checksum = _read_trailer(file)
+        index_offset, index_length, self.records, number = places
+        if index_offset + index_length + _TRAILER_SIZE != file.size or index_offset < start:
             raise DamageError(
                 f"{file.name}: the trailer places an index of {index_length:,} bytes at byte "
                 f"{index_offset}, but the file is {file.size:,} bytes long"
@@ -245,14 +226,14 @@ class RecordShard:
         least = 4 + 8 * self.records
         if not (
             least <= index_length <= least + MAX_FIELDS_BYTES + 9 * scalars * self.records
-            and _FRAME.size * self.records <= self._file.size - index_length
+            and FRAME.size * self.records <= self._file.size - index_length
         ):
             raise DamageError(
-                f"{file.name}: trailer at byte {file.size - _TRAILER.size}: {self.records:,} "
+                f"{file.name}: trailer at byte {file.size - _TRAILER_SIZE}: {self.records:,} "
                 f"records cannot take {self._file.size:,} bytes with an index of "
                 f"{index_length:,}"
             )
-        block = file.read(index_offset, index_length + _SEALED)
+        block = file.read(index_offset, index_length + _TRAILER.size)
         if (found := _checksum(block)) != self.index_checksum:
             raise DamageError(
                 f"{file.name}: index at byte {index_offset}: checksum is {found:#018x}, expected "
@@ -266,11 +247,11 @@ class RecordShard:
             raise DamageError(f"{file.name}: index at byte {index_offset}: {error}") from None
         self.key_hashes = hashes
         self._seed = _seed(self.dataset_id, self.number)
-        self.sizes = lengths.astype(np.int64) + _FRAME.size
+        self.sizes = lengths.astype(np.int64) + FRAME.size
         return start, index_offset
 
     def check(self) -> None:
-        """Nothing: opening checks all but the records."""
+        """Do nothing: opening checks all but the records."""
 
     def check_fields(self, expected: Schema) -> None:
         """Raise DamageError when the header has other fields than the manifest."""
@@ -282,27 +263,30 @@ class RecordShard:
             )
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def blob_bytes(self) -> int:
-        """Bytes of all blobs: one small read a record, for shards that were not built just now."""
+        """Count the bytes of all blobs, by one small read a record."""
         frames = (self._file.read(int(at), 16) for at in self._offsets[:-1])
-        heads: int = sum(_FRAME.unpack(frame)[2] + 16 for frame in frames)
+        heads: int = sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
         return int(self.sizes.sum()) - heads
 
     def offset(self, record: int) -> int:
-        """The byte at which a record begins."""
+        """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
     def read(self, record: int) -> Sample:
+        """Read one record. Raises DamageError."""
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
-        if stop - start >= _APART:
-            return self._read_apart(record, start, stop)
+        if stop - start >= LARGE:
+            return self._read_large(record, start, stop)
         return self.decode(record, self._file.read(start, stop - start))
 
     def decode(self, record: int, held: bytes) -> Sample:
-        checksum, length, head = _FRAME.unpack_from(held)
+        """Decode what `hold` gave for a record. Raises DamageError."""
+        checksum, length, head = FRAME.unpack_from(held)
         sealed = held[8:]
         if (
             _checksum(sealed, self._seed + record) != checksum
@@ -336,14 +320,14 @@ class RecordShard:
         costs 0.5 us a record of 3 KB. The core reads, too; what it stops at is gone over again.
         """
         done, file = 0, self._file.descriptor
-        core = engine.records()
+        core = native.records()
         if core is not None and held is None and file >= 0:
             done = core.gather(file, self._offsets, self._seed, records, begin, out, rows)
             if done == len(records):
                 return True
         size, flat = out.nbytes // len(out), out.reshape(-1).data
         blob = len(begin) + size
-        seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
+        seed, frame, checksum = self._seed, FRAME.unpack_from, _checksum
         each = zip(records[done:].tolist(), rows[done:].tolist(), strict=True)
         for (record, row), data in zip(each, held or repeat(None), strict=False):
             if data is None:
@@ -364,17 +348,17 @@ class RecordShard:
     def blobs(
         self, records: Column, held: Sequence[bytes | None] | None = None
     ) -> list[bytes] | None:
-        """What follows the head of each record, its one blob; records and held as in `gather`.
+        """Return what follows the head of each record, its one blob; parameters as of `gather`.
 
         Checked; None when a record is not right, which `decode` has the words for.
         """
         found: list[bytes] = []
         file = self._file.descriptor
-        core = engine.records()
+        core = native.records()
         if core is not None and held is None and file >= 0:
             found = core.blobs(file, self._offsets, self._seed, records)
             return found if len(found) == len(records) else None
-        seed, frame, checksum = self._seed, _FRAME.unpack_from, _checksum
+        seed, frame, checksum = self._seed, FRAME.unpack_from, _checksum
         for record, data in zip(records.tolist(), held or repeat(None), strict=False):
             if data is None:
                 data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
@@ -389,63 +373,66 @@ class RecordShard:
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         # chain: a generator that delegates to another costs each sample 40 ns
+        """Yield records [start, stop) in storage order. text: with keys as str."""
         return chain.from_iterable(self._runs(start, stop, text))
 
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
-        """Records [start, stop), as many at a time as one read fetches."""
+        """Yield records [start, stop), as many at a time as one read fetches."""
         offsets = self._offsets
-        if (offsets[stop] - offsets[start]) >= (stop - start) * _APART:
+        if (offsets[stop] - offsets[start]) >= (stop - start) * LARGE:
             begins = offsets[start:stop]
             ends = begins + self.sizes[start:stop]
-            apart = map(self._read_apart, range(start, stop), begins.tolist(), ends.tolist())
-            yield with_text_keys(apart) if text else apart
+            large = map(self._read_large, range(start, stop), begins.tolist(), ends.tolist())
+            yield with_text_keys(large) if text else large
             return
         while start < stop:
-            upto = int(np.searchsorted(offsets, offsets[start] + _BLOCK, "right")) - 1
+            upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
             upto = min(max(upto, start + 1), stop)
-            if self.sizes[start] > _BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
+            if self.sizes[start] > BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
                 yield with_text_keys((self.read(start),)) if text else (self.read(start),)
             else:
                 yield from self._decoded(start, upto, text)
             start = upto
 
     def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
-        """Adjacent records [start, stop), of one read."""
+        """Yield adjacent records [start, stop), of one read."""
         block, seed = self._block(start, stop), self._seed + start
         ends = self.sizes[start:stop].cumsum()
-        core = engine.records()
+        core = native.records()
         if core is not None and self._letters:
             letters = _TEXT_KEY + self._letters[1:] if text else self._letters
-            made = core.samples(block, ends, seed, self.schema.names, letters)
-            yield made
-            if len(made) == len(ends):
+            samples = core.samples(block, ends, seed, self.schema.names, letters)
+            yield samples
+            if len(samples) == len(ends):
                 return
-            begin = int(ends[len(made) - 1]) if made else 0  # the next one is for Python
-            block, ends, seed = block[begin:], ends[len(made) :] - begin, seed + len(made)
+            begin = int(ends[len(samples) - 1]) if samples else 0  # the next one is for Python
+            block, ends, seed = block[begin:], ends[len(samples) :] - begin, seed + len(samples)
         yield self.schema.decode_run(
-            block, ends.tolist(), seed, _FRAME.unpack_from, _checksum, self._wrong, text
+            block, ends.tolist(), seed, FRAME.unpack_from, _checksum, self._wrong, text
         )
 
     def _block(self, start: int, stop: int) -> bytes:
-        """The bytes of records [start, stop), joined."""
+        """Return the bytes of records [start, stop), joined."""
         begin = int(self._offsets[start])
         return self._file.read(begin, int(self._offsets[stop]) - begin)
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
-        """The error for a record of a run, found by decoding it alone."""
+        """Raise the error for a record of a run, found by decoding it alone."""
         self.decode(number - self._seed, held)
         raise AssertionError(f"{self.name}: record {number - self._seed} is right only alone")
 
     def hold(self, start: int, stop: int) -> list[bytes]:
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         block = self._block(start, stop)
         bounds = [0, *self.sizes[start:stop].cumsum().tolist()]
         return [block[a:b] for a, b in pairwise(bounds)]
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
         data = self._file.read(start, min(_FIRST, stop - start))
-        _, length, head = _FRAME.unpack_from(data)
+        _, length, head = FRAME.unpack_from(data)
         why = "its key is not the one in the index"
         if length != stop - start - 16 or head > min(length, MAX_HEAD):
             why = f"its head cannot be {head:,} bytes long"
@@ -457,15 +444,17 @@ class RecordShard:
         raise self._damaged(record, self._file.read(start, stop - start), why)
 
     def will_need(self, start: int, stop: int) -> None:
+        """Announce that records [start, stop) will be read soon."""
         begin = int(self._offsets[start])
         self._file.will_need(begin, int(self._offsets[stop]) - begin)
 
     def scattered(self) -> None:
+        """Say that records will be read in no order."""
         self._file.scattered()
 
-    def _read_apart(self, record: int, start: int, stop: int) -> Sample:
+    def _read_large(self, record: int, start: int, stop: int) -> Sample:
         data = self._file.read(start, min(_FIRST, stop - start))
-        checksum, length, head = _FRAME.unpack_from(data)
+        checksum, length, head = FRAME.unpack_from(data)
         if length != stop - start - 16 or head > min(length, MAX_HEAD):
             raise self._damaged(
                 record,
@@ -493,8 +482,8 @@ class RecordShard:
             blobs.append(blob)
             at += size
         if seal.intdigest() != checksum:
-            whole = data[: 16 + head] + b"".join(blobs)
-            raise self._damaged(record, whole, "the file changed while it was read")
+            found = data[: 16 + head] + b"".join(blobs)
+            raise self._damaged(record, found, "the file changed while it was read")
         try:
             return self.schema.assemble(values, blobs)
         except Exception as error:
@@ -502,7 +491,7 @@ class RecordShard:
         raise self._damaged(record, self._file.read(start, stop - start), why)
 
     def _key(self, head: bytes, record: int) -> bytes | None:
-        """The key in a head that may be cut or damaged; None when it is not that of the index."""
+        """Return the key in a head, perhaps cut or damaged; None if the index has another."""
         try:
             key = unpack_key(head)
         except ValueError:
@@ -510,8 +499,8 @@ class RecordShard:
         return key if key_hash(key) == self.key_hashes[record] else None
 
     def _damaged(self, record: int, data: bytes, why: str) -> DamageError:
-        """The error for a record's bytes; `why` is said when its checksum is right all the same."""
-        checksum, length, head = _FRAME.unpack_from(data)
+        """Return the error for a record's bytes; `why` is said if its checksum is right."""
+        checksum, length, head = FRAME.unpack_from(data)
         name = self._key(data[16 : 16 + min(head, length)], record)
         key = "its key cannot be read" if name is None else f"key {printable(name)}"
         advice = (
@@ -550,11 +539,14 @@ class RecordShard:
                 )
 
 
-def open_shard(opening: Opening, info: ShardInfo) -> RecordShard:
-    """A shard of a dataset. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
+def open_packed(kind: type[RecordShard], opening: Opening, info: ShardInfo) -> RecordShard:
+    """Open a packed shard of a dataset, of one class.
+
+    Raises FileNotFoundError, StorageError, DamageError, VersionError.
+    """
     file = opening.storage.open(info.name)
     try:
-        shard = RecordShard(file, info, opening.dataset_id)
+        shard = kind(file, info, opening.dataset_id, verify=opening.verify)
         shard.check_fields(opening.schema)
         return shard
     except BaseException:
@@ -567,14 +559,14 @@ def _shown(schema: Schema) -> str:
 
 
 def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
-    """Schema, dataset id, shard number, and the byte at which records begin."""
-    if file.size < _HEADER.size + 8 + _TRAILER.size:
+    """Return schema, dataset id, shard number, and the byte at which records begin."""
+    if file.size < _HEADER.size + 8 + _TRAILER_SIZE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a record shard")
     data = file.read(0, min(4096, file.size))
     magic, version, kind, zero, number, dataset_id, length = _HEADER.unpack_from(data)
     _check_magic(file, "header at byte 0", magic, MAGIC, version, kind)
     end = _HEADER.size + length
-    if length > MAX_FIELDS_BYTES or end + 8 + _TRAILER.size > file.size:
+    if length > MAX_FIELDS_BYTES or end + 8 + _TRAILER_SIZE > file.size:
         raise DamageError(
             f"{file.name}: header at byte 0: its fields cannot be {length:,} bytes long"
         )
@@ -594,13 +586,16 @@ def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
     return check_schema(fields, f"{file.name}: header at byte 0"), dataset_id, number, end + 8
 
 
-def _read_trailer(file: Readable) -> tuple[Any, ...]:
-    start = file.size - _TRAILER.size
-    trailer = _TRAILER.unpack(file.read(start, _TRAILER.size))
-    _check_magic(file, f"trailer at byte {start}", trailer[-1], END_MAGIC, trailer[4], trailer[5])
-    if trailer[6]:
+def _read_trailer(file: Readable) -> tuple[tuple[int, ...], bytes, int]:
+    """Read (offset and length of the index, records, shard number), dataset id, checksum."""
+    start = file.size - _TRAILER_SIZE
+    data = file.read(start, _TRAILER_SIZE)
+    *places, version, kind, zero, dataset_id = _TRAILER.unpack_from(data)
+    checksum, magic = _END.unpack_from(data, _TRAILER.size)
+    _check_magic(file, f"trailer at byte {start}", magic, END_MAGIC, version, kind)
+    if zero:
         raise DamageError(f"{file.name}: trailer at byte {start}: byte 27 is not 0")
-    return trailer
+    return tuple(places), dataset_id, checksum
 
 
 def _check_magic(
@@ -622,7 +617,7 @@ def _check_magic(
 def _read_index(
     block: memoryview, records: int, schema: Schema
 ) -> tuple[Column, Column, dict[str, Column]]:
-    """Lengths, key hashes and columns. Raises ValueError, TypeError when it is not an index."""
+    """Return lengths, key hashes and columns. Raises ValueError, TypeError if it is no index."""
     (length,) = _U32.unpack_from(block)
     at = 4 + length
     if length > MAX_FIELDS_BYTES or at + 8 * records > len(block):
@@ -640,8 +635,3 @@ def _read_index(
     if at != len(block):
         raise ValueError(f"{len(block) - at} bytes are left over behind its columns")
     return lengths, hashes, columns
-
-
-def may_be_shard(start: bytes) -> bool:
-    """Whether the first bytes of a file are those of a record shard, or its torn beginning."""
-    return MAGIC.startswith(start[: len(MAGIC)])

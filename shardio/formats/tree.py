@@ -1,4 +1,4 @@
-"""Writes records as a tree of files, and never leaves its directory.
+"""Records written as a tree of files, which never leaves its directory.
 
 Keys come from a file that may be anybody's. Each is checked part by part, and every folder on the
 way is opened relative to the one above without following links.
@@ -32,7 +32,7 @@ class Tree:
             self._top = os.open(root, _FOLDER)
 
     def folder(self, parts: Sequence[bytes]) -> int:
-        """The descriptor of a folder, which is made if it is missing; valid until the next call."""
+        """Return the descriptor of a folder, made if it is missing; valid until the next call."""
         path = tuple(parts)
         if not path:
             return self._top
@@ -41,24 +41,25 @@ class Tree:
             return found
         if len(self._open) == _OPEN:
             self._close_folders()
-        here = self._top
+        folder = self._top
         try:
             for at, name in enumerate(path, 1):
                 with self._explained(path[:at]):
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, dir_fd=here)
-                    below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-                if here != self._top:
-                    os.close(here)
-                here = below
+                        os.mkdir(name, dir_fd=folder)
+                    below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                if folder != self._top:
+                    os.close(folder)
+                folder = below
         except BaseException:
-            if here != self._top:
-                os.close(here)
+            if folder != self._top:
+                os.close(folder)
             raise
-        self._open[path] = here
-        return here
+        self._open[path] = folder
+        return folder
 
     def write(self, parts: Sequence[bytes], data: bytes) -> None:
+        """Write a file of this path. Raises ExistsError, StorageError."""
         folder = self.folder(parts[:-1])
         with self._explained(parts):
             if self._overwrite:
@@ -77,6 +78,7 @@ class Tree:
                 os.close(descriptor)
 
     def close(self) -> None:
+        """Close all folders."""
         self._close_folders()
         os.close(self._top)
 
@@ -103,7 +105,7 @@ class Tree:
 
 
 def key_parts(key: bytes, where: str) -> list[bytes]:
-    """A key as the names on its path. Raises DamageError when it would leave the directory."""
+    """Split a key into the names on its path. Raises DamageError if it leaves the directory."""
     parts = key.split(b"/")
     if len(key) > _MAX_PATH or any(p in (b"", b".", b"..") or b"\0" in p for p in parts):
         raise DamageError(f"{where}: the key {printable(key)} is no path within a directory")
@@ -118,20 +120,22 @@ def class_bytes(name: str) -> bytes:
         return b""
 
 
-def is_raw(made: Manifest, name: str) -> bool:
-    """Whether a field was packed as pixels, which are PPM files whatever they were before."""
-    return name == "image" and made.options.get("encode") == "raw"
+def is_raw(manifest: Manifest, name: str) -> bool:
+    """Return True if a field was packed as pixels: PPM files, whatever they were before."""
+    return name == "image" and manifest.options.get("encode") == "raw"
 
 
 def raw_ending(key: bytes) -> bytes:
-    """What the name of a file of raw pixels lacks. Added, not put in place of another ending:
-    `a.jpg` and `a.png` may both be there."""
+    """Return what the name of a file of raw pixels lacks.
+
+    It is added, not put in place of another ending: `a.jpg` and `a.png` may both be there.
+    """
     return b"" if key.lower().endswith(b".ppm") else b".ppm"
 
 
-def class_folders(made: Manifest) -> list[str]:
-    """The class folders of the tree that was packed; none when it was a stream of samples."""
-    if made.options.get("source") != "imagefolder":
+def class_folders(manifest: Manifest) -> list[str]:
+    """Return the class folders of the tree that was packed; [] for a stream of samples."""
+    if manifest.options.get("source") != "imagefolder":
         return []
-    absent = made.options.get("absent", [])
-    return [name for i, name in enumerate(made.classes or ()) if i not in absent]
+    absent = manifest.options.get("absent", [])
+    return [name for i, name in enumerate(manifest.classes or ()) if i not in absent]

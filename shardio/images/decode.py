@@ -5,9 +5,9 @@ before any pixel is decoded. PIL then decodes the image, and the result is broug
 or left as stored. Crops are made in transforms.py, and the smaller images that packing writes in
 resize.py. These three files are the only door to PIL.
 
-Two packages install PIL: `pillow-simd` and `pillow`. Either serves, and `engine()` names the active
-one. PIL is imported by the first call, not with this module. None of its settings are changed,
-because they belong to the user's program.
+Two packages install PIL: `pillow-simd` and `pillow`. Either serves, and `pil_info()` names the
+active one. PIL is imported by the first call, not with this module. None of its settings are
+changed, because they belong to the user's program.
 
 To RGB. 8-bit modes become what PIL's `convert("RGB")` gives. Alpha and palette transparency are
 dropped, not blended; torchvision's loader trains on the same pixels. CMYK is converted without its
@@ -173,10 +173,10 @@ def ppm_header(height: int, width: int) -> bytes:
     return b"P6\n%d %d\n255\n" % (width, height)
 
 
-# The engine -----------------------------------------------------------------------------------
+# The installed PIL ----------------------------------------------------------------------------
 
 
-def engine() -> dict[str, str]:
+def pil_info() -> dict[str, str]:
     """Describes the active PIL as text. The keys are name, version, installed, jpeg, zlib.
 
     name: "pillow-simd" or "pillow". Both install the package PIL. The last one installed wins, and

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..units import whole
+from ..units import check_int
 from .decode import ORIENTATION_TAG, decode_errors, open_image, orientation_of, pil_module
 from .transforms import CenterCrop
 
@@ -38,12 +38,12 @@ def resize_short(
     chroma subsampling are kept; pixels stay in their stored orientation (those of a TIFF come
     upright, without the tag). Grey, CMYK, alpha and 16-bit grey stay what they are; palettes and
     1-bit images become RGB(A) and grey, since their pixels cannot be averaged; 16-bit RGB becomes
-    8-bit. The same bytes give the same result with the same PIL and codec libraries (`engine()`).
+    8-bit. The same bytes give the same result with the same PIL and codec libraries (`pil_info()`).
 
     Raises DecodeError as `decode` does, OptionError for size or quality.
     """
-    size = whole("resize_short: size", size, 1)
-    quality = whole("resize_short: quality", quality, 1, 100)
+    size = check_int("resize_short: size", size, 1)
+    quality = check_int("resize_short: quality", quality, 1, 100)
     with decode_errors(data):
         image = open_image(data, max_pixels)
         width, height = image.size

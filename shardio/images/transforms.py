@@ -30,7 +30,7 @@ import numpy as np
 from .. import native
 from ..errors import DecodeError, OptionError, printable
 from ..order.rng import word
-from ..units import whole
+from ..units import check_int
 from . import jpeg_tiles
 from .decode import (
     MAX_PIXELS,
@@ -100,7 +100,7 @@ class Transform:
             raise OptionError(
                 f"{where}: size is {self.size!r}, expected an int or (height, width) in pixels"
             )
-        pair = tuple(whole(f"{where}: size", side, 1, 2**15) for side in pair)
+        pair = tuple(check_int(f"{where}: size", side, 1, 2**15) for side in pair)
         object.__setattr__(self, "size", pair)
         if self.interpolation not in _SUPPORTS:
             raise OptionError(
@@ -108,7 +108,7 @@ class Transform:
                 + ", ".join(_SUPPORTS)
             )
         if self.max_pixels is not None:
-            limit = whole(f"{where}: max_pixels", self.max_pixels, 1)
+            limit = check_int(f"{where}: max_pixels", self.max_pixels, 1)
             object.__setattr__(self, "max_pixels", limit)
         if self.fields is not None:
             object.__setattr__(self, "fields", _check_names(where, self.fields))
@@ -402,7 +402,7 @@ class CenterCrop(Transform):
         if self.resize is None:
             return
         assert isinstance(self.size, tuple)
-        object.__setattr__(self, "resize", whole("CenterCrop: resize", self.resize, 1, 2**15))
+        object.__setattr__(self, "resize", check_int("CenterCrop: resize", self.resize, 1, 2**15))
         if self.resize < min(self.size):
             raise OptionError(
                 f"CenterCrop: resize is {self.resize}, less than the crop's short side "

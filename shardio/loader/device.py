@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from ..errors import OptionError, StateError, printable
-from ..units import whole
+from ..units import check_int
 from .normalize import Images, walk
 from .pinned import Pin, StagingBuffers, copies_directly
 
@@ -148,7 +148,7 @@ class Target:
         pin: Pin = "auto",
     ) -> None:
         self.device = _device(device)
-        self.ahead = whole("ahead (batches on their way)", ahead)
+        self.ahead = check_int("ahead (batches on their way)", ahead)
         if channels_last not in (None, True, False):
             raise OptionError(
                 f"channels_last is {printable(repr(channels_last))}: expected True, False, or None "

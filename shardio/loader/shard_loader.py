@@ -32,7 +32,7 @@ from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
 from ..order.options import Options, answered
 from ..order.partition import Partition
-from ..units import show_count, show_size, whole
+from ..units import check_int, show_count, show_size
 from . import device as devices
 from . import pinned
 from .base import Pass, WorkerPool
@@ -123,12 +123,12 @@ class ShardLoader:
         self.dataset = dataset
         if num_workers is None:
             num_workers = cores(dataset.ranks()[1])
-        self.num_workers = whole("num_workers", num_workers, 0)
+        self.num_workers = check_int("num_workers", num_workers, 0)
         least = int(self.num_workers > 0)
-        self.threads = 1 if threads is None else whole("threads", threads, least)
+        self.threads = 1 if threads is None else check_int("threads", threads, least)
         # None is DataLoader's own default, and what is passed to it where there are no workers.
         self.prefetch_factor = (
-            2 if prefetch_factor is None else whole("prefetch_factor", prefetch_factor, 1)
+            2 if prefetch_factor is None else check_int("prefetch_factor", prefetch_factor, 1)
         )
         self.timeout = _timeout(timeout)
         if self.timeout and not self.num_workers and not self.threads:

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from .. import native as engine
+from .. import native
 from ..dataset.reader import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
@@ -430,8 +430,8 @@ class PrivateBuffers:
         view = own.view(lambda _: free.append(own))
         # By this thread alone: 4 ms of CPU for 38 MB, by the core 2.5. torch's copy_ takes 9, as
         # its threads spin where loader processes have the cores (benchmarks/transport.py).
-        if engine.core is not None:
-            engine.core.copy(view, data)
+        if native.core is not None:
+            native.core.copy(view, data)
         else:
             np.copyto(view[:size], data)
         return view

@@ -1,4 +1,4 @@
-"""Which engine does the work: the compiled core, where it was built, or Python alone.
+"""The compiled core where it was built, and what says why it was not.
 
 `core` is the module `shardio.native._core`, or None; `missing` says why there is none. Nothing
 needs it: what it does, Python and PIL do as well, and are what it is tested against. Ask for

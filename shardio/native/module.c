@@ -385,7 +385,7 @@ static PyMethodDef of_records[] = { /* only where the core checks them */
     {NULL, NULL, 0, NULL},
 };
 
-/* engine.py takes no core of another number: one more where a function is new or changes. */
+/* shardio.native takes no core of another number: one more where a function is new or changes. */
 static int prepare(PyObject *module)
 {
     if (core_checks && PyModule_AddFunctions(module, of_records) < 0)

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 
 from ..errors import OptionError
-from ..units import whole
+from ..units import check_int
 from .rng import MASK, RECORDS, SHARDS, SPAN, Int64s, key, permutation
 from .shuffle import MAX_WINDOW, SpanOrder
 
@@ -82,7 +82,7 @@ class Epoch:
         if self.shuffle_buffer is not None:
             check_fields(self, shuffle_buffer=(0,))
             if not self.shuffles_all:
-                whole("shuffle_buffer / canonical_workers", self.window, 1, MAX_WINDOW)
+                check_int("shuffle_buffer / canonical_workers", self.window, 1, MAX_WINDOW)
 
     @cached_property
     def records(self) -> int:
@@ -206,10 +206,10 @@ def steps(
     tail: see Partition. Raises OptionError.
     """
     size = 1 if batch_size is None else batch_size
-    whole("records", records, 0)
-    whole("batch_size", size, 1)
-    whole("world_size", world_size, 1)
-    whole("start", start, 0)
+    check_int("records", records, 0)
+    check_int("batch_size", size, 1)
+    check_int("world_size", world_size, 1)
+    check_int("start", start, 0)
     check_tail(tail)
     left, each = max(0, records - start), size * world_size
     return left // each if tail == "drop" else -(-left // each)
@@ -223,7 +223,7 @@ def default_unit(batch_size: int) -> int:
     shards (what `tune` tolerates is 5 %): batch 256, unit 256: 25-30 %, unit 32: 2-3 %; batch 128,
     unit 32: 6 %, 16: 2 %; batch 64, unit 32: 6 %, 16: 3 %; batch 32, unit 32: 7 %, 16: 3 %.
     """
-    batch_size = whole("batch_size", batch_size, 1)
+    batch_size = check_int("batch_size", batch_size, 1)
     most = 32 if batch_size >= 256 else max(1, min(16, batch_size // 2))
     return max(d for d in range(1, most + 1) if batch_size % d == 0)
 
@@ -235,7 +235,7 @@ def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:
     overflow in later arithmetic. Raises OptionError.
     """
     for name, bound in bounds.items():
-        object.__setattr__(options, name, whole(name, getattr(options, name), *bound))
+        object.__setattr__(options, name, check_int(name, getattr(options, name), *bound))
 
 
 def check_tail(tail: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import OptionError, printable
-from ..units import whole
+from ..units import check_int
 from .options import Options
 from .partition import Partition
 
@@ -142,7 +142,7 @@ def epoch_rows(length: Any, passes: Sequence[int]) -> int:
                 "'first' or the 'last' dataset has come once"
             )
         return min(passes) if length == "first" else max(passes)
-    return whole("length", length, 1)
+    return check_int("length", length, 1)
 
 
 def whole_slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:

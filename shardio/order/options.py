@@ -18,8 +18,8 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from .. import units as sizes
 from ..errors import OptionError, StateError, printable
+from ..units import check_size
 from .epoch import Epoch, Tail, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -210,7 +210,7 @@ def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:
     if shuffle_buffer == "all":
         return None
     if isinstance(shuffle_buffer, str) and not shuffle_buffer.strip().isdigit():
-        return math.ceil(sizes.size("shuffle_buffer", shuffle_buffer) / mean_bytes)
+        return math.ceil(check_size("shuffle_buffer", shuffle_buffer) / mean_bytes)
     if isinstance(shuffle_buffer, np.integer):
         return int(shuffle_buffer)
     if not isinstance(shuffle_buffer, int) or isinstance(shuffle_buffer, bool):

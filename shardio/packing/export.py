@@ -17,19 +17,18 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import units
 from .._version import __version__
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import ExistsError, OptionError, printable, there_are
-from ..formats import manifest
+from ..formats import exporter, manifest
 from ..formats.foreign.writer import Again, Field, Plan, Target
-from ..formats.foreign.writers import target as named_target
 from ..formats.manifest import Manifest
 from ..names import KEY, file_name, from_file_name, key_bytes
-from ..storage import local, local_path
+from ..storage import local
+from ..storage.location import local_path
 from ..storage.staging import Staging
-from ..units import show_count, show_size
+from ..units import check_size, show_count, show_size
 from . import receipt
 from .process_pool import Progress
 from .receipt import Receipt
@@ -100,13 +99,13 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     source, target = local_path(path), local_path(directory)
-    kind = named_target(format)
+    kind = exporter(format)
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
-        shard_size = units.size("shard_size", shard_size)
+        shard_size = check_size("shard_size", shard_size)
     datasets = _opened(source, target, root)
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
     request = _Request(target, kind, datasets, chosen, shard_size, keys == "number", progress)

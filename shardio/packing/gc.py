@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from ..errors import BusyError, printable
 from ..formats import manifest
 from ..formats.foreign.base import sidecar_name
-from ..storage import local, local_path, locate
+from ..storage import local
+from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
 from ..units import show_count, show_size
 from . import journal, output_dir

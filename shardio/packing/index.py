@@ -32,12 +32,14 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..formats import FOREIGN, FOREIGN_FILES, claims, manifest
+from ..formats import FOREIGN, claims, manifest
 from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
-from ..storage import Storage, local, local_path, locate
+from ..storage import local
+from ..storage.base import Storage
+from ..storage.location import local_path, locate
 from ..storage.memory import MemoryStorage
 from ..units import show_count, show_size
 from . import journal, output_dir
@@ -313,7 +315,7 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Any) ->
         raise OptionError(f"{which}: only of a folder; {shown} is a file")
     format = format or next(iter(claims([name])), None)
     if format is None or format == "imagefolder":
-        formats = ", ".join(FOREIGN_FILES)
+        formats = ", ".join(name for name in FOREIGN if name != "imagefolder")
         raise SourceError(
             f"{shown}: its name is of none of {formats}; --format says what it is. Listings and "
             f"COCO files are packed: `shardio pack {_quoted(root)} OUT`"

@@ -20,7 +20,8 @@ from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, 
 from ..formats import manifest
 from ..formats.sample import Schema
 from ..names import key_text
-from ..storage import local, locate, lock
+from ..storage import local, lock
+from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, process_pool, sources

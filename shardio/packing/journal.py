@@ -25,10 +25,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import DamageError, ExistsError, NotPackedError, StorageError, VersionError, printable
-from ..formats import lmdb, manifest, record
+from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
 from ..names import key_bytes, key_text
-from ..storage import local, locate
+from ..storage import local
+from ..storage.location import locate
 from ..storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 from .options import PackOptions
 from .plan import Before, Plan, json_line
@@ -233,7 +234,7 @@ def is_ours(directory: str, name: str) -> bool:
     if start is None:
         return False
     ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
-    shards = record.may_be_shard(start) or lmdb.may_be_shard(start)
+    shards = begins_packed(start)
     return shards or any(start.startswith(magic) or magic.startswith(start) for magic in ours)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
-from .. import units
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..order.subset import described
+from ..units import check_int, check_size
 
 PathLike = str | bytes | os.PathLike[Any]
 
@@ -136,7 +136,7 @@ class PlanOptions:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", units.whole("seed", self.seed, 0, (1 << 64) - 1))
+        object.__setattr__(self, "seed", check_int("seed", self.seed, 0, (1 << 64) - 1))
         _check_int(self, "max_records", 1, MAX_RECORDS)
         if self.shuffle is not None:
             object.__setattr__(self, "shuffle", bool(self.shuffle))
@@ -192,7 +192,7 @@ class PackOptions:
         """Return what one call of `pack` asks for. Raises OptionError."""
         if resize is not None:
             most = _NUMBER - 1 if images.encode is None else _MAX_SQUARE
-            resize = units.whole("resize", resize, 1, most)
+            resize = check_int("resize", resize, 1, most)
         images.check_with(resize)
         shrinks = resize is not None and images.encode is None
         asked: dict[str, Any] = {
@@ -202,7 +202,7 @@ class PackOptions:
             "quality": (images.quality or QUALITY) if shrinks else None,
             "where": described(where) if isinstance(where, Mapping) else None,
         }
-        shard_size = None if shard_size is None else units.size("shard_size", shard_size)
+        shard_size = None if shard_size is None else check_size("shard_size", shard_size)
         return cls(source, format, shard_size=shard_size, resize=resize, **asked)
 
     @classmethod
@@ -245,14 +245,14 @@ def refuse_unknown(given: Mapping[str, Any]) -> NoReturn:
 def _check_int(group: Any, name: str, least: int, most: int = _NUMBER - 1) -> None:
     """Check a whole number of a group, if it is given. Raises OptionError."""
     if (value := getattr(group, name)) is not None:
-        object.__setattr__(group, name, units.whole(name, value, least, most))
+        object.__setattr__(group, name, check_int(name, value, least, most))
 
 
 def _part(given: Any) -> tuple[int, int]:
     """Read (i, n) or "i/n", i from 1 to n. Raises OptionError."""
     try:
         first, last = map(int, given.split("/")) if isinstance(given, str) else given
-        i, n = units.whole("part", first, -_NUMBER), units.whole("part", last, -_NUMBER)
+        i, n = check_int("part", first, -_NUMBER), check_int("part", last, -_NUMBER)
     except (TypeError, ValueError):
         raise OptionError(
             f"part is {printable(repr(given))}; expected I/N, like 1/4, or (1, 4)"

@@ -25,7 +25,8 @@ from ..errors import (
     printable,
 )
 from ..formats import manifest
-from ..storage import local, locate, lock
+from ..storage import local, lock
+from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..units import show_count
 from . import journal, plan

@@ -20,10 +20,11 @@ from ..errors import (
     StorageError,
     printable,
 )
-from ..formats import manifest
+from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
-from ..storage import local, local_path, locate, lock
+from ..storage import local, lock
+from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, explained
@@ -31,7 +32,6 @@ from .options import ImageOptions, PackOptions, PathLike, PlanOptions, SourceOpt
 from .packed import Packed
 from .plan import make_plan
 from .process_pool import Progress, Report, processes
-from .shard_writer import check_packed
 from .sources.base import Listing, Problem, SourceRequest
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import units
 from ..errors import printable
 from ..formats.record import VERSION
 from ..names import KEY
 from ..order import rng
 from ..storage.lock import PLAN_MAGIC
+from ..units import exact_size
 from .options import PackOptions
 from .sources.base import Ints, Listing, Problem
 
@@ -170,7 +170,7 @@ def shown_option(name: str, value: Any) -> str:
     if value is None:
         return "not given"
     if name == "shard_size" and isinstance(value, int):
-        return units.exact_size(value)
+        return exact_size(value)
     if name == "where" and isinstance(value, dict):
         return printable(" and ".join(field + _condition(one) for field, one in value.items()))
     return printable(repr(value))

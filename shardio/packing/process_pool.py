@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from ..errors import StorageError
 from ..machine import processors
-from ..units import whole
+from ..units import check_int
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ class Report:
 
 def processes(jobs: int | None) -> int:
     """Return how many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
-    return processors() if jobs is None else whole("jobs", jobs)
+    return processors() if jobs is None else check_int("jobs", jobs)
 
 
 def run(

@@ -20,7 +20,7 @@ from ..formats.sample import Sample
 from ..images import decode, jpeg_rewrite
 from ..images.resize import resize_short, square
 from ..names import KEY
-from ..storage import locate
+from ..storage.location import locate
 from .options import QUALITY, PackOptions
 from .sources.base import Listing, Problem, Rejected, SourceRequest, listed
 
@@ -122,7 +122,7 @@ def _make_tiles(sample: Sample, data: bytes, options: PackOptions, done: Reencod
 def check_tools(options: PackOptions) -> None:
     """Raise DependencyError now, not in the middle."""
     if options.resize is not None or options.encode is not None:
-        decode.engine()
+        decode.pil_info()
     if options.jpeg_tiles:
         jpeg_rewrite.rewriter()
 

@@ -1,13 +1,12 @@
 """Shards of other formats, scanned: where their records are, and what their fields are.
 
 What `index` writes beside the data, and what packing them reads through, is made here. Each shard
-is scanned by its format's layout, in parallel: the place and checksum of every record, its key, its
-small numbers. What kind a field is follows from all its values, over all shards.
+is walked through, in parallel: the place and checksum of every record, its key, its small numbers.
+What kind a field is follows from all its values, over all shards.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from array import array
@@ -20,24 +19,22 @@ from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
 from ..formats.foreign.base import (
-    Swept,
     Values,
     dump,
     key_of,
     only,
     sidecar_name,
-    undecodable,
-    walk,
 )
 from ..formats.foreign.imagefolder import NoImageError
 from ..formats.index import checksum, key_hash
 from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
 from ..names import KEY
-from ..storage import local, locate
+from ..storage import local
+from ..storage.location import locate
 from ..units import show_count
-from .process_pool import Progress, Report, run
-from .sources.base import Problem, listed
+from . import process_pool as parallel
+from .sources.base import listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
 _CHECK_BYTES = 4 << 20  # between two looks at whether to stop
@@ -54,14 +51,24 @@ class Seen:
     looked: int = 0
 
     def merge(self, other: Seen) -> None:
-        """Add the values that the field had in another shard."""
         self.types |= other.types
         self.images &= other.images
 
 
 @dataclass(frozen=True)
+class Task:
+    format: str
+    root: str
+    name: str
+    number: int
+    out: str | None  # None: the index is not written
+    dataset_id: bytes
+    extra: bytes = b""  # that the file is opened with
+
+
+@dataclass(frozen=True)
 class Found:
-    """Files that are to be indexed."""
+    """What is to be indexed."""
 
     root: str
     format: str
@@ -73,16 +80,12 @@ class Found:
     options: Mapping[str, Any] = field(default_factory=dict)
     ignored: int = 0
     notes: list[str] = field(default_factory=list)
-    problems: Sequence[Problem] = ()  # files that cannot be indexed, seen so far
-
-    def extra(self, number: int) -> bytes:
-        """Return what a shard is opened with, besides its name."""
-        return self.extras[number] if self.extras else b""
+    problems: Sequence[tuple[bytes, str]] = ()  # files that cannot be indexed, seen so far
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """One shard, as a scan found it."""
+    """What is known of one shard."""
 
     info: ShardInfo | None = None  # None: nothing, because of `problems`
     seen: Mapping[str, Seen] = field(default_factory=dict)
@@ -90,11 +93,11 @@ class Scanned:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names, by field
     row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest, of Parquet
     index: bytes = b""  # if it was not written
-    problems: Sequence[Problem] = ()
+    problems: Sequence[tuple[bytes, str]] = ()
 
 
 def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
-    """Return the 16 bytes of the id: of names and sizes, never of time, host or path."""
+    """16 bytes: of names and sizes, never of time, host or path."""
     if found.dataset_id and not wanted:
         return found.dataset_id
     shards = list(zip(found.names, found.sizes, strict=True))
@@ -105,15 +108,23 @@ def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
 
 
 def scan_all(
-    found: Found, folder: str | None, dataset_id: bytes, jobs: int, progress: Progress | None
+    found: Found,
+    folder: str | None,
+    dataset_id: bytes,
+    jobs: int,
+    progress: parallel.Progress | None,
 ) -> list[Scanned]:
     """Scan every shard; its index is written into a folder, or kept.
 
     Raises SourceError, which lists all files that cannot be indexed.
     """
-    report, numbers = Report(progress, sum(found.sizes)), range(len(found.names))
-    scan = functools.partial(scan_shard, found, folder, dataset_id)
-    scanned = list(run(scan, numbers, jobs=jobs, report=report))
+    extras = found.extras or [b""] * len(found.names)
+    tasks = [
+        Task(found.format, found.root, name, number, folder, dataset_id, extra)
+        for number, (name, extra) in enumerate(zip(found.names, extras, strict=True))
+    ]
+    report = parallel.Report(progress, sum(found.sizes))
+    scanned = list(parallel.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
         raise SourceError(explain(found.root, problems))
@@ -123,7 +134,7 @@ def scan_all(
 def manifest_of(
     found: Found, scanned: Sequence[Scanned], wanted: Mapping[str, str], dataset_id: bytes
 ) -> tuple[manifest.Manifest, list[str]]:
-    """Make the manifest of scanned shards; return the fields left out for their names, too."""
+    """The manifest of these shards, and the fields that were left out for their names."""
     seen: dict[str, Seen] = {}
     for shard in scanned:
         for name, one in shard.seen.items():
@@ -142,7 +153,7 @@ def manifest_of(
     rows, size = max((shard.row_group for shard in scanned), key=lambda one: one[1])
     if rows:
         options["row_group"] = {"rows": rows, "bytes": size}
-    result = manifest.make(
+    made = manifest.make(
         [shard.info for shard in scanned if shard.info is not None],
         dataset_id=dataset_id,
         format=found.format,
@@ -153,11 +164,11 @@ def manifest_of(
         blob_bytes=sum(shard.blobs for shard in scanned),
         names=tuple(found.names),
     )
-    return result, left_out
+    return made, left_out
 
 
 def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[str, ...] | None:
-    """Return the names of the classes that the files have for a field. Raises SourceError."""
+    """The names of the classes that the files have for a field. Raises SourceError."""
     given = {
         name: shard.classes.get(label) for name, shard in zip(found.names, scanned, strict=True)
     }
@@ -178,55 +189,34 @@ def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[
     return next(iter(named.values()), None)
 
 
-def scan_shard(
-    found: Found, folder: str | None, dataset_id: bytes, number: int, add: Callable[[int], None]
-) -> Scanned:
-    """Index one shard, and learn what its file says of itself: few formats say more.
-
-    folder: for the index; None: it is returned.
-    """
-    layout, name = FOREIGN[found.format], found.names[number]
+def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
+    """Index one shard, and learn what its file says of itself: few formats say more."""
     try:
-        info, seen, blobs, body = _scan(found, number, dataset_id, add)
+        return _scan(task, add)
     except NoImageError as error:
         return Scanned(problems=error.problems)
-    if folder is not None:
-        local.write_file(folder, sidecar_name(number, info.index_checksum), body)
-        body = b""
-    about = getattr(layout, "about", None)
-    if about is None:
-        return Scanned(info, seen, blobs, index=body)
-    file = layout.open(locate(found.root), name, found.extra(number))
-    try:
-        classes, row_group = about(file)
-        return Scanned(info, seen, blobs, classes, row_group, body)
-    finally:
-        file.close()
 
 
-def _scan(
-    found: Found, number: int, dataset_id: bytes, add: Callable[[int], None]
-) -> tuple[ShardInfo, dict[str, Seen], int, bytes]:
-    """Scan one shard; return what the manifest says of it, its fields, blob bytes and its index."""
-    layout, name = FOREIGN[found.format], found.names[number]
-    file = layout.open(Swept(locate(found.root), name), name, found.extra(number))
+def _scan(task: Task, add: Callable[[int], None]) -> Scanned:
+    kind = FOREIGN[task.format].file
+    file = kind(locate(task.root), task.name, task.extra, sweep=True)
     try:
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
         scalars: dict[str, list[Any]] = {}
         seen: dict[str, Seen] = {}
         passed = blobs = 0
-        for record, (offset, length, data, values) in enumerate(walk(layout, file)):
+        for record, (offset, length, data, values) in enumerate(file.walk()):
             key = values.pop(KEY, None)
             if type(key) is not bytes or not 0 < len(key) <= MAX_KEY:
                 try:
-                    key = key_of({KEY: key}, name, record)
+                    key = key_of({KEY: key}, task.name, record)
                 except ValueError as error:
-                    raise undecodable(file, record, offset, error) from None
+                    raise file.undecodable(record, offset, error) from None
             places.append(offset)
             places.append(length)
             checksums.append(checksum(data))
             hashes.append(key_hash(key))
-            blobs += _observe(values, layout.lists, record, seen, scalars)
+            blobs += _observe(values, file.lists, record, seen, scalars)
             if len(seen) > MAX_FIELDS:  # each may have a column, as long as there are records
                 raise SourceError(
                     f"{file.name}: record {record} at byte {offset}: with it the records have over "
@@ -242,21 +232,27 @@ def _scan(
             for name, values in scalars.items()
             if seen[name].types <= {"int", "float"} or seen[name].types == {"bool"}
         }
-        extra = layout.extra(file)
-        body = dump(number, dataset_id, places, checksums, hashes, columns, extra)
+        body = dump(task.number, task.dataset_id, places, checksums, hashes, columns, file.extra())
         sealed = int.from_bytes(body[-8:], "little")
+        if task.out is not None:
+            local.write_file(task.out, sidecar_name(task.number, sealed), body)
+            body = b""
         digest = file.sha256()
         add(max(0, file.size - passed))
-        info = ShardInfo(name, number, records, file.size, digest, sealed)
-        return info, seen, blobs, body
+        info = ShardInfo(task.name, task.number, records, file.size, digest, sealed)
+        return Scanned(info, seen, blobs, file.classes(), file.largest_group(), body)
     finally:
         file.close()
 
 
 def _observe(
-    values: Values, lists: bool, record: int, seen: dict[str, Seen], scalars: dict[str, list[Any]]
+    values: Values,
+    lists: bool,
+    record: int,
+    seen: dict[str, Seen],
+    scalars: dict[str, list[Any]],
 ) -> int:
-    """Note what the values of a record are; return the bytes of its blobs."""
+    """Note what the values of a record are; the bytes of its blobs."""
     blobs = 0
     for name, value in values.items():
         if value is None:
@@ -285,7 +281,7 @@ def _observe(
 
 
 def _kind(seen: Seen) -> str:
-    """Return the kind of a field, by the types of all its values."""
+    """The kind of a field, by the types of all its values."""
     types = seen.types
     if types == {"bytes"}:
         return "image" if seen.images else "bytes"
@@ -304,7 +300,7 @@ def _kind(seen: Seen) -> str:
 
 
 def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return our name of each field, and theirs. Raises OptionError."""
+    """Our name of each field, and theirs. Raises OptionError."""
     check_known_fields(wanted, kinds)
     sources = dict(wanted)
     used = set(wanted.values())
@@ -331,13 +327,12 @@ def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, s
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Sort image, then label, then the others by name."""
+    """image, label, then the others by name."""
     order = ("image", "label")
     return (order.index(name) if name in order else len(order), name)
 
 
-def explain(root: str, problems: Sequence[Problem]) -> str:
-    """Say which files cannot be indexed, and what to do about it."""
+def explain(root: str, problems: Sequence[tuple[bytes, str]]) -> str:
     return (
         f"{printable(root)}: {show_count(len(problems), 'file')} cannot be indexed, so nothing "
         "was. Move them away, or mend them (texts and the like beside images: "

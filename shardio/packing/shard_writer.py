@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import OptionError, printable
-from ..formats import manifest
+from ..formats import PACKED, manifest
 from ..formats.base import ShardInfo
-from ..formats.lmdb import LmdbEncoder, LmdbShard
-from ..formats.record import RecordEncoder, RecordShard
+from ..formats.record import RecordShard
 from ..formats.sample import Buffer, Schema
-from ..storage import File, local
+from ..storage import local
+from ..storage.base import File
 
-# What shardio packs itself; all else it only reads.
-ENCODERS: dict[str, type[RecordEncoder]] = {"record": RecordEncoder, "lmdb": LmdbEncoder}
-_SHARDS: dict[str, type[RecordShard]] = {"record": RecordShard, "lmdb": LmdbShard}
 _WRITE = 1 << 20  # bytes gathered for one write call
 
 
@@ -34,7 +30,7 @@ class ShardWriter:
         number: int,
         format: str = "record",
     ) -> None:
-        self._encoder = ENCODERS[format](schema, dataset_id, number)
+        self._encoder = PACKED[format].encoder(schema, dataset_id, number)
         self._format = format
         self._draft = local.Draft(
             directory, f"{number:05d}", token, patched=self._encoder.starts_last
@@ -44,17 +40,15 @@ class ShardWriter:
 
     @property
     def records(self) -> int:
-        """Return how many records were added."""
         return self._encoder.records
 
     @property
     def blob_bytes(self) -> int:
-        """Return the bytes of all blobs that were added."""
         return self._encoder.blob_bytes
 
     @property
     def size(self) -> int:
-        """Return the bytes of records so far, and some of the header."""
+        """Bytes of records so far, and some of the header."""
         return self._draft.size + self._gathered
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -62,7 +56,7 @@ class ShardWriter:
         self._add(self._encoder.record(sample))
 
     def append(self, values: list[Any], blobs: Sequence[Buffer]) -> None:
-        """Add a record by its head's values and its blobs, which are known to fit the fields."""
+        """As `write`, for a head's values and blobs that are known to fit the fields."""
         self._add(self._encoder.append(values, blobs))
 
     def flush(self) -> None:
@@ -71,7 +65,7 @@ class ShardWriter:
             self._hand_over()
 
     def finish(self) -> ShardInfo:
-        """Write the index; return what the manifest will say. The file keeps its temporary name."""
+        """Write the index; what the manifest will say. The file still has its temporary name."""
         self._pieces.append(self._encoder.finish())
         self._hand_over()
         if self._encoder.starts_last:
@@ -104,17 +98,7 @@ class ShardWriter:
         self._pieces, self._gathered = [], 0
 
 
-def check_packed(format: str) -> str:
-    """Return the name of a format that shardio packs. Raises OptionError for another."""
-    if format not in ENCODERS:
-        raise OptionError(
-            f"format {printable(repr(format))}: shardio packs {' and '.join(ENCODERS)} shards; "
-            "`shardio export` writes other formats from these"
-        )
-    return format
-
-
 def open_own(file: File, name: str, dataset_id: bytes | None = None) -> RecordShard:
-    """Open a shard that shardio packed, by the ending of its name. Raises as opening it does."""
-    format = next(kind for kind, ending in manifest.SUFFIXES.items() if name.endswith(ending))
-    return _SHARDS[format](file, dataset_id=dataset_id)
+    """A shard that shardio packed, by the ending of its name. Raises as opening it does."""
+    packed = next(row for row in PACKED.values() if name.endswith(row.suffix))
+    return packed.shard(file, dataset_id=dataset_id)

@@ -31,7 +31,8 @@ from ..formats.tree import Tree, class_bytes, class_folders, is_raw, key_parts, 
 from ..images import jpeg_tiles
 from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
-from ..storage import local, local_path
+from ..storage import local
+from ..storage.location import local_path
 from ..units import show_count, show_size
 from .process_pool import Progress
 from .reencode import ORIGINAL

@@ -1,4 +1,4 @@
-"""Check that every byte is what was packed, each shard by itself, on all cores.
+"""Is every byte what was packed? Each shard is checked by itself, on all cores.
 
 Checked are the manifest, each shard's header, index and trailer against it, every record's
 checksum, that keys and columns in the index are those of the records, and the pages of LMDB shards.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +18,9 @@ from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
 from ..formats.sample import Sample
 from ..names import KEY, key_text
-from ..storage import locate
-from ..units import show_count, show_size, whole
-from .process_pool import Progress, Report, processes, run
+from ..storage.location import locate
+from ..units import check_int, show_count, show_size
+from . import process_pool as parallel
 
 Bad = DamageError | StorageError
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
@@ -49,7 +48,7 @@ class Damage:
 
 @dataclass
 class Verified:
-    """The result of one call of `verify`; as str, all damages and a summary."""
+    """What one call of `verify` found."""
 
     shards: int = 0
     records: int = 0  # that were read
@@ -86,7 +85,7 @@ def verify(
     max_pixels: int | None = None,
     sha256: bool = False,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: parallel.Progress | None = None,
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
@@ -99,23 +98,23 @@ def verify(
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
-    jobs = processes(jobs)
-    folders = map(locate, manifest.datasets(os.fspath(path)).values())
+    jobs = parallel.processes(jobs)
+    folders = manifest.datasets(os.fspath(path)).values()
     shards = None if root is None else locate(root)
-    datasets = [(folder, manifest.load(folder)) for folder in folders]
-    for _, one in datasets:
+    made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
+    for _, one in made:
         check_format(one.format)
     if max_pixels is not None:
-        max_pixels = whole("max_pixels", max_pixels, 1)
+        max_pixels = check_int("max_pixels", max_pixels, 1)
         if not decode:
             raise OptionError(
                 f"max_pixels is {max_pixels}, but no image is decoded: give --decode, too, or "
                 "leave it out"
             )
     if decode:
-        from ..images.decode import engine
+        from ..images import decode as image
 
-        engine()
+        image.pil_info()
     tasks = [
         _Task(
             one.format,
@@ -125,12 +124,13 @@ def verify(
             max_pixels,
             sha256,
         )
-        for storage, one in datasets
+        for storage, one in made
         for number in range(one.shards)
     ]
-    found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in datasets))
-    report = Report(progress, found.bytes)
-    for records, damages in run(_check_shard, tasks, jobs=jobs, report=report):
+    found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in made))
+    report = parallel.Report(progress, found.bytes)
+    jobs = min(jobs, max(len(tasks), 1))
+    for records, damages in parallel.run(_check_shard, tasks, jobs=jobs, report=report):
         found.records += records
         found.damages += damages
     return found
@@ -168,42 +168,45 @@ def _check_records(shard: Shard, start: int, stop: int, task: _Task, name: str) 
     try:
         samples: list[Sample | Bad] = list(shard.scan(start, stop))
     except (DamageError, StorageError):
-        samples = [_attempt(shard.read, record) for record in range(start, stop)]
+        samples = [_attempt(shard, record) for record in range(start, stop)]
     for record, sample in enumerate(samples, start):
         if isinstance(sample, (DamageError, StorageError)):
-            key = _attempt(shard.key, record)
-            shown = key_text(key) if isinstance(key, bytes) else None
-            yield Damage(name, record, shard.offset(record), shown, str(sample))
+            yield Damage(name, record, shard.offset(record), _key(shard, record), str(sample))
         elif what := _wrong(shard, record, sample, task):
             yield Damage(name, record, shard.offset(record), key_text(sample[KEY]), what)
 
 
-def _attempt(read: Callable[[int], Any], record: int) -> Any:
-    """Read something of a record; return the error where that fails."""
+def _attempt(shard: Shard, record: int) -> Sample | Bad:
     try:
-        return read(record)
+        return shard.read(record)
     except (DamageError, StorageError) as error:
         return error
 
 
 def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None:
-    """Say what is wrong with a record whose own checksum is right."""
+    """What is wrong with a record whose own checksum is right."""
     if key_hash(sample[KEY]) != shard.key_hashes[record]:
         return "the index has another key for it"
     for name, column in shard.columns.items():
         value, indexed = sample[name], column[record]
-        missing = indexed is np.ma.masked
-        if (value is None) != missing or not (
-            missing or value == indexed or (value != value and indexed != indexed)  # NaN
-        ):
+        if (value is None) != (indexed is np.ma.masked):
+            return f"the index has another {name} for it"
+        if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
     for field_name, is_main in task.images:
-        from ..images import decode
+        from ..images import decode as image
 
-        read = decode.decode if is_main else decode.stored  # values of others may be no colours
+        decode = image.decode if is_main else image.stored  # values of others may be no colours
         if sample[field_name] is not None:
             try:
-                read(sample[field_name], max_pixels=task.max_pixels)
+                decode(sample[field_name], max_pixels=task.max_pixels)
             except DecodeError as error:
                 return f"{field_name} cannot be decoded: {error}"
     return None
+
+
+def _key(shard: Shard, record: int) -> str | None:
+    try:
+        return key_text(shard.key(record))
+    except (DamageError, StorageError):
+        return None

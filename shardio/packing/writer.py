@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from .. import units
 from .._version import __version__
 from ..errors import (
     ExistsError,
@@ -30,15 +29,17 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..formats import manifest
+from ..formats import check_packed, manifest
 from ..formats.base import MAX_RECORDS, ShardInfo
 from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
-from ..storage import local, local_path, locate
+from ..storage import local
+from ..storage.location import local_path, locate
+from ..units import check_int, check_size, show_count
 from . import journal, output_dir
 from .plan import SHARD_SIZE
-from .shard_writer import ShardWriter, check_packed
+from .shard_writer import ShardWriter
 
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
 
@@ -79,7 +80,7 @@ class Writer:
         overwrite: bool = False,
     ) -> None:
         if max_records is not None:
-            max_records = units.whole("max_records", max_records, 1, MAX_RECORDS)
+            max_records = check_int("max_records", max_records, 1, MAX_RECORDS)
         if isinstance(classes, (str, bytes)):
             raise OptionError(f"classes is {classes!r}; expected a list of names")
         if not isinstance(id, (str, type(None))):
@@ -98,7 +99,7 @@ class Writer:
             raise OptionError(f"classes: {printable(repr(twice[0]))} stands there twice")
         named = None if id is None else hashlib.sha256(id.encode()).digest()[:16]
         self._id = named or secrets.token_bytes(16)
-        self._shard_size = units.size("shard_size", shard_size)
+        self._shard_size = check_size("shard_size", shard_size)
         self._max_records, self._overwrite = max_records, overwrite
         self._token = local.token()
         self._process = os.getpid()
@@ -124,7 +125,7 @@ class Writer:
             self.abort()
 
     def __repr__(self) -> str:
-        return f"Writer({printable(self.out)!r}: {units.show_count(self.records, 'record')})"
+        return f"Writer({printable(self.out)!r}: {show_count(self.records, 'record')})"
 
     def __enter__(self) -> Writer:
         self._begin()
@@ -243,7 +244,7 @@ class Writer:
             there = manifest.load(storage)
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "
-                f"{units.show_count(there.records, 'record')}. Choose another "
+                f"{show_count(there.records, 'record')}. Choose another "
                 "directory, or replace it with overwrite=True"
             )
 
@@ -275,7 +276,7 @@ class Writer:
         if not 0 <= label < len(self._classes):
             raise SampleError(
                 f"sample {_shown_key(sample)}: label {label} names none of the "
-                f"{units.show_count(len(self._classes), 'class', 'classes')}, counted from 0"
+                f"{show_count(len(self._classes), 'class', 'classes')}, counted from 0"
             )
 
     def _takes_numbers(self) -> bool:
@@ -305,7 +306,7 @@ class Writer:
             if image_type(start) is None:
                 raise SampleError(
                     f"sample {_shown_key(sample)}: field {name!r} is of kind 'image', but its "
-                    f"{units.show_count(len(value), 'byte')} begin with {start[:16]!r}, as no file "
+                    f"{show_count(len(value), 'byte')} begin with {start[:16]!r}, as no file "
                     "of an image does. Bytes of something else are of kind 'bytes': "
                     f"fields={{..., {name!r}: 'bytes'}}"
                 )

@@ -17,13 +17,13 @@ class File(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """The system's, for the core to read by; -1: closed, or there is none of these bytes."""
+        """Return the system's descriptor, for native reads; -1: closed, or there is none."""
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start`. Raises DamageError when the file ends before."""
+        """Read exactly `length` bytes from `start`. Raises DamageError if the file ends before."""
 
     def sha256(self) -> bytes:
-        """SHA-256 of the whole file, 32 bytes."""
+        """Return the SHA-256 of the whole file, 32 bytes."""
 
     def will_need(self, start: int, length: int) -> None:
         """Announce a range that will be read soon: a hint, which may do nothing."""
@@ -44,10 +44,10 @@ class Storage(Protocol):
         """Open a file. Raises FileNotFoundError, StorageError."""
 
     def read(self, name: str, limit: int) -> bytes:
-        """A whole small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
+        """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
 
     def exists(self, name: str) -> bool:
-        """Whether a file or folder of this name is there."""
+        """Return True if a file or folder of this name is there."""
 
     def is_network(self) -> bool:
-        """Whether reads leave this machine, so that page cache hints are not to be trusted."""
+        """Return True if reads leave this machine, so that its page cache cannot be trusted."""

@@ -59,12 +59,15 @@ class LocalStorage:
         self._network: bool | None = None
 
     def path(self, name: str) -> str:
+        """Return the path of a file."""
         return os.path.join(self.root, file_name(name))
 
     def open(self, name: str) -> LocalFile:
+        """Open a file. Raises FileNotFoundError, StorageError."""
         return LocalFile(self.path(name), os.path.join(self.url, file_name(name)))
 
     def read(self, name: str, limit: int) -> bytes:
+        """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
         file = self.open(name)
         try:
             if file.size > limit:
@@ -76,9 +79,11 @@ class LocalStorage:
             file.close()
 
     def exists(self, name: str) -> bool:
+        """Return True if a file or folder of this name is there."""
         return os.path.lexists(self.path(name))
 
     def is_network(self) -> bool:
+        """Return True if reads leave this machine."""
         if self._network is None:
             self._network = _file_system(self.root) in _NETWORK
         return self._network
@@ -108,6 +113,7 @@ class LocalFile:
         self._ahead = _read_ahead(status.st_dev)
 
     def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`. Raises DamageError."""
         try:
             data = os.pread(self.descriptor, length if length < _MOST else _MOST, start)
             if len(data) == length:
@@ -130,13 +136,14 @@ class LocalFile:
         return b"".join(parts)
 
     def sha256(self) -> bytes:
-        """SHA-256 of the file, 32 bytes."""
+        """Return the SHA-256 of the file, 32 bytes."""
         seal = hashlib.sha256()
         for start in range(0, self.size, _HASHED):
             seal.update(self.read(start, min(_HASHED, self.size - start)))
         return seal.digest()
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         # A larger call is silently cut to the device's read-ahead: the range goes piece by piece.
@@ -149,10 +156,12 @@ class LocalFile:
     def scattered(self) -> None:
         # The kernel takes a read behind cached pages for a sequential one and reads ahead. Where
         # pages are gone before use, that was 5.0 bytes read for each one used; so it is 2.0.
+        """Say that reads will be in no order."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
+        """Close the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -185,6 +194,7 @@ class Draft:
             )
 
     def write(self, data: bytes | bytearray) -> None:
+        """Append bytes to the file. Raises StorageError."""
         if self._hash is not None:
             self._hash.update(data)
         self.size += len(data)
@@ -203,7 +213,7 @@ class Draft:
                 done += os.pwrite(self._descriptor, data[done:], done)
 
     def digest(self) -> bytes:
-        """SHA-256 of what was written so far, 32 bytes."""
+        """Return the SHA-256 of what was written so far, 32 bytes."""
         if self._hash is not None:
             return self._hash.digest()
         seal, at = hashlib.sha256(), 0
@@ -249,17 +259,17 @@ class Draft:
 
 
 def token() -> str:
-    """Sixteen random hex digits that mark the temporary files of one process."""
+    """Draw sixteen hex digits that mark the temporary files of one process."""
     return secrets.token_hex(8)
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one that Draft gives."""
+    """Return True if a file's name is one that Draft gives."""
     return _TEMPORARY.match(name) is not None
 
 
 def write_file(directory: str, name: str, data: bytes, *, replace: bool = True) -> None:
-    """A small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
+    """Write a small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
     draft = Draft(directory, name, token())
     try:
         draft.write(data)
@@ -348,7 +358,7 @@ class RangeLock:
             raise
 
     def read(self) -> bytes:
-        """The whole locked file."""
+        """Read the whole locked file."""
         with _explained("the locked file", "read"):
             size, data = os.fstat(self._descriptor).st_size, bytearray()
             while len(data) < size and (
@@ -358,6 +368,7 @@ class RangeLock:
             return bytes(data)
 
     def release(self) -> None:
+        """Give the lock back; a second call does no harm."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -408,12 +419,12 @@ def refuse_if_full(directory: str, needed: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, perhaps of another process, says that there is no room left."""
+    """Return True if an error, perhaps of another process, says that there is no room left."""
     return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def memory_available() -> int:
-    """Bytes that this process's machine, or container, can give or keep as page cache."""
+    """Return the bytes that this machine, or container, can give or keep as page cache."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as file:
         found += [int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")]
@@ -466,7 +477,7 @@ def _read_ahead(device: int, known: dict[int, int] = {}) -> int:  # noqa: B006 -
 
 
 def _file_system(path: str) -> str:
-    """The type of the file system a path lies on, "" where it cannot be told."""
+    """Return the type of the file system a path lies on, "" if it cannot be told."""
     best, kind = "", ""
     with contextlib.suppress(OSError), open("/proc/self/mounts", "rb") as file:
         real = os.path.realpath(path)

@@ -55,6 +55,7 @@ class Lock(local.RangeLock):
             raise
 
     def release(self) -> None:
+        """Give the lock back; a second call does no harm."""
         super().release()
         if self._noted:
             self._noted = False
@@ -119,7 +120,7 @@ def begin(directory: str, journal: bytes) -> bool:
 
 
 def read(directory: str, limit: int | None = None) -> bytes:
-    """The first `limit` bytes, or all, of a journal that is not locked here.
+    """Read the first `limit` bytes, or all, of a journal that is not locked here.
 
     Raises FileNotFoundError, BusyError (this process holds it: closing any descriptor of the file
     would end its lock), StorageError, DamageError.

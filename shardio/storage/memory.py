@@ -16,9 +16,11 @@ class MemoryStorage:
         self._files = files
 
     def open(self, name: str) -> File:
+        """Raise FileNotFoundError: there is nothing to open."""
         raise FileNotFoundError(name)
 
     def read(self, name: str, limit: int) -> bytes:
+        """Read a file. Raises FileNotFoundError, DamageError above `limit`."""
         try:
             data = self._files[name]
         except KeyError:
@@ -28,7 +30,9 @@ class MemoryStorage:
         return data
 
     def exists(self, name: str) -> bool:
+        """Return True if a file or folder of this name is there."""
         return name in self._files
 
     def is_network(self) -> bool:
+        """Return True if reads leave this machine."""
         return False

@@ -28,7 +28,7 @@ class Staging:
         self, directory: str, *, replace: bool = False, beside: Collection[str] = ()
     ) -> None:
         self._directory, self._replace = directory, replace
-        self._made = _missing(directory)  # to be removed again, if nothing comes of it
+        self._new_folders = _missing(directory)  # to be removed again, if nothing comes of it
         make_directory(directory)
         try:
             with os.scandir(directory) as entries:
@@ -51,7 +51,7 @@ class Staging:
     def commit(self) -> None:
         """Move everything to its place, and flush the directories; files are flushed before."""
         _move(self.path, self._directory, self._replace)
-        self._made = []
+        self._new_folders = []
 
     def discard(self) -> None:
         """Remove what was not moved; fine after `commit`, too."""
@@ -60,22 +60,22 @@ class Staging:
 
     def _unmake(self) -> None:
         with contextlib.suppress(OSError):  # another put something there
-            for path in self._made:
+            for path in self._new_folders:
                 os.rmdir(path)
 
 
 def _missing(directory: str) -> list[str]:
-    """The folders that `make_directory` will make, innermost first."""
-    made = []
+    """Return the folders that `make_directory` will make, innermost first."""
+    folders = []
     path = os.path.abspath(directory)
     while not os.path.lexists(path):
-        made.append(path)
+        folders.append(path)
         path = os.path.dirname(path)
-    return made
+    return folders
 
 
 def _move(source: str, target: str, replace: bool) -> None:
-    """The content of one folder into another, which is there; then the first is gone."""
+    """Move the content of one folder into another, which is there, and remove the first."""
     try:
         names = sorted(os.listdir(source), key=os.fsencode)
         for name in names:

@@ -29,12 +29,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import machine
-from .. import units as sizes
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
-from ..storage import locate
 from ..storage.local import LocalStorage, memory_available
+from ..storage.location import locate
+from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 
 LOADERS: Final = ("both", "dataloader", "shardloader")
@@ -181,10 +181,10 @@ class Bench:
     def _head(self) -> str:
         part = ""
         if self.measured_records < self.records:
-            size = sizes.show_size(self.measured_records * self.record_bytes)
+            size = show_size(self.measured_records * self.record_bytes)
             part = f"\nMeasured: its first {self.measured_records:,} records, {size}"
         return (
-            f"{sizes.show_count(self.records, 'record')} of {sizes.show_size(self.record_bytes)}; "
+            f"{show_count(self.records, 'record')} of {show_size(self.record_bytes)}; "
             f"batches of {self.batch_size:,}; {_cores(self.cores)}{part}"
         )
 
@@ -210,7 +210,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{_number(min(row.rates))}-{_number(max(row.rates))}" if len(row.rates) > 1 else "",
         _number(row.mb_per_s),
         "-" if row.cpu_ms is None else f"{row.cpu_ms:,.3g}",
-        "-" if row.pss_bytes is None else sizes.show_size(row.pss_bytes),
+        "-" if row.pss_bytes is None else show_size(row.pss_bytes),
         f"{row.first_batch_s:.2f}",
         row.short,
     )
@@ -244,9 +244,9 @@ def bench(
     Raises OptionError, NotPackedError, VersionError, DamageError, DecodeError, StorageError.
     """
     began, load, memory = time.monotonic(), machine.load(), memory_available()
-    batch_size = sizes.whole("batch_size", batch_size)
+    batch_size = check_int("batch_size", batch_size)
     if size is not None:
-        size = sizes.whole("size", size)
+        size = check_int("size", size)
     if loader not in LOADERS:
         raise OptionError(f"loader is {printable(repr(loader))}: expected {', '.join(LOADERS)}")
     each = (QUICK_SECONDS if quick else SECONDS) if seconds is None else float(seconds)
@@ -345,7 +345,7 @@ def _ways(
 
 
 def _counts(name: str, given: Iterable[int], least: int) -> list[int]:
-    counts = sorted({sizes.whole(name, one, least, 1024) for one in given})
+    counts = sorted({check_int(name, one, least, 1024) for one in given})
     if not counts:
         raise OptionError(f"{name} is empty: expected at least one number")
     return counts
@@ -533,8 +533,8 @@ def _limit(row: Row, rows: Sequence[Row], cores: float, memory: int, decodes: bo
     if left is not None and left < SHORT * memory:
         return _Limit(
             "memory",
-            f"memory: {sizes.show_size(left)} left",
-            f"only {sizes.show_size(left)} of memory were left on this machine",
+            f"memory: {show_size(left)} left",
+            f"only {show_size(left)} of memory were left on this machine",
         )
     if row.apart and row.trainer_busy >= FULL:
         return _Limit(
@@ -570,7 +570,7 @@ def _limit(row: Row, rows: Sequence[Row], cores: float, memory: int, decodes: bo
             f"{_number(rate)} MB/s come from storage{cold}{idle}",
         )
     if made is not None and made >= FULL * row.makers:
-        who = sizes.show_count(row.makers, "thread" if row.threads > 1 else "worker")
+        who = show_count(row.makers, "thread" if row.threads > 1 else "worker")
         who = who if row.workers or row.threads > 1 else "one process"
         verb = "does it all" if who == "one process" else "busy"
         return _Limit(
@@ -588,9 +588,9 @@ def _limit(row: Row, rows: Sequence[Row], cores: float, memory: int, decodes: bo
     if row.pass_batches < 4 * row.makers:
         return _Limit(
             "start",
-            f"start: {sizes.show_count(row.pass_batches, 'batch', 'batches')} a pass",
-            f"a pass has only {sizes.show_count(row.pass_batches, 'batch', 'batches')}, for "
-            f"{sizes.show_count(row.makers, 'maker')} of batches",
+            f"start: {show_count(row.pass_batches, 'batch', 'batches')} a pass",
+            f"a pass has only {show_count(row.pass_batches, 'batch', 'batches')}, for "
+            f"{show_count(row.makers, 'maker')} of batches",
         )
     told = "" if busy is None else f": {busy:.1f} of {_cores(cores)} are busy"
     return _Limit("waiting", "waiting for each other", f"nothing is busy all the time{told}")
@@ -684,7 +684,7 @@ def _about_cold(made: Bench, best: Row) -> list[str]:
     storage = "" if row.storage_mb_per_s is None else f", by {_number(row.storage_mb_per_s)} MB/s"
     start = ""
     if row.pass_batches < 4 * row.makers:
-        batches = sizes.show_count(row.pass_batches, "batch", "batches")
+        batches = show_count(row.pass_batches, "batch", "batches")
         start = f" Most of it is the start: a pass has {batches}."
     return [
         f"Cold, {row.name} gives {_number(row.images_per_s)} {made.unit}{storage}: {told} warm."
@@ -697,7 +697,7 @@ def _call(made: Bench, best: Row) -> str:
     options = [f"batch_size={made.batch_size}"]
     names = ["ShardDataset"]
     if made.root is not None:
-        options.append(f"root={sizes.quoted(made.root)}")
+        options.append(f"root={quoted(made.root)}")
     if made.fields is not None:
         names_of = ", ".join(json.dumps(name) for name in made.fields)
         options += [
@@ -721,7 +721,7 @@ def _call(made: Bench, best: Row) -> str:
             *lines,
             f"from shardio import {', '.join(sorted(names))}",
             "",
-            f"train = ShardDataset(\n    {sizes.quoted(made.path)},\n{inner})",
+            f"train = ShardDataset(\n    {quoted(made.path)},\n{inner})",
             f"loader = {loader}",
         ]
     )

@@ -284,11 +284,11 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    from .. import native as engine
+    from .. import native
     from ..dataset.shard_dataset import ShardDataset
     from ..images.transforms import RandomResizedCrop
 
-    warnings.simplefilter("ignore", engine.PerformanceWarning)  # what it costs is measured here
+    warnings.simplefilter("ignore", native.PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]
     records = request["measured_records"]
     whole = records == request["records"]

@@ -36,7 +36,7 @@ from ..formats import manifest
 from ..images.transforms import RandomResizedCrop, crop_box
 from ..loader.shard_loader import ShardLoader
 from ..names import file_name
-from ..storage import locate
+from ..storage.location import locate
 from . import throttle
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from ..order.options import SHUFFLE_BUFFER, Options, RequestedOptions, shuffled_
 from ..order.partition import Batch, Partition, shared_spans
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
-from ..storage import locate
 from ..storage.local import memory_available
-from ..units import show_count, show_size, whole
+from ..storage.location import locate
+from ..units import check_int, show_count, show_size
 
 if TYPE_CHECKING:
     from ..dataset.shard_dataset import ShardDataset
@@ -267,12 +267,12 @@ def explain_manifest(
 
     Raises OptionError.
     """
-    workers = whole("num_workers", num_workers, 0)
-    ranks = whole("world_size", world_size, 1)
+    workers = check_int("num_workers", num_workers, 0)
+    ranks = check_int("world_size", world_size, 1)
     if local_world_size is None:
         here = min(ranks, _MACHINE)
     else:
-        here = whole("local_world_size", local_world_size, 1, ranks)
+        here = check_int("local_world_size", local_world_size, 1, ranks)
     available = memory_available() if available_bytes is None else available_bytes
     counts = manifest.shard_records if shard_records is None else shard_records
     epoch = options.epoch(counts, 0)

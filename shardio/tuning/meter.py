@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from .. import machine
 from ..errors import OptionError, printable
 from ..loader.stats import BatchStats
-from ..units import show_count, whole
+from ..units import check_int, show_count
 
 T = TypeVar("T")
 Seconds = NDArray[np.float64]
@@ -265,7 +265,7 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         print: Callable[[str], object] | None = to_stderr,
     ) -> None:
         self.loader = loader
-        self._every = None if every is None else whole("every (batches)", every)
+        self._every = None if every is None else check_int("every (batches)", every)
         if isinstance(alarm, bool) or not isinstance(alarm, (int, float)) or not alarm >= 0:
             raise OptionError(
                 f"alarm is {printable(repr(alarm))}: expected data time over step time, 0 or more"

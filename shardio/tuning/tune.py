@@ -44,7 +44,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import units as sizes
 from ..dataset import sequence
 from ..dataset.buffering import plan_buffering
 from ..dataset.decode import Decoder
@@ -55,7 +54,8 @@ from ..order.options import ALL_RECORDS, CANONICAL_WORKERS, SHUFFLE_BUFFER, shuf
 from ..order.partition import Partition
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
-from ..storage import locate
+from ..storage.location import locate
+from ..units import check_int, check_size, quoted, show_count, show_size
 from .explain import check_dataset
 
 if TYPE_CHECKING:
@@ -240,15 +240,13 @@ class Tuning:
         return default_unit(self.batch_size)
 
     def _head(self) -> str:
-        readers = (
-            sizes.show_count(self.num_workers, "worker") if self.num_workers else "one process"
-        )
+        readers = show_count(self.num_workers, "worker") if self.num_workers else "one process"
         if self.world_size > 1:
             readers = f"{self.world_size:,} ranks of {readers}"
         lines = [
-            f"{sizes.show_count(self.records, 'record')} of {sizes.show_size(self.mean_bytes)} in "
-            f"{sizes.show_count(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
-            f"{sizes.show_count(self.canonical_workers, 'span')}"
+            f"{show_count(self.records, 'record')} of {show_size(self.mean_bytes)} in "
+            f"{show_count(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
+            f"{show_count(self.canonical_workers, 'span')}"
         ]
         if self.rows:
             what = f"{self.distinct:,} classes"
@@ -264,8 +262,8 @@ class Tuning:
                 uniform += f", even {self.even:,.{digits}f}"
                 good += f", even {self._show(self.even_band)}"
             lines += [
-                f"Looked at: {sizes.show_count(self.batches, 'batch', 'batches')} of "
-                f"{sizes.show_count(self.epochs, 'epoch')}{stretches}; {what}",
+                f"Looked at: {show_count(self.batches, 'batch', 'batches')} of "
+                f"{show_count(self.epochs, 'epoch')}{stretches}; {what}",
                 f"A uniform shuffle: {uniform}, again {self.chance:.2%}",
                 f"As good: {good}, again below {self.chance + AGAIN:.2%}",
             ]
@@ -281,7 +279,7 @@ class Tuning:
         for row in rows:
             marks = [name for name, one in self.marks() if row == one]
             arrow = f" <- {', '.join(marks)}" if marks else ""
-            need, first = map(sizes.show_size, (row.memory_bytes, row.first_batch_bytes))
+            need, first = map(show_size, (row.memory_bytes, row.first_batch_bytes))
             even = f" {row.even:>6,.{self.decimals}f}" if self.saturated else ""
             lines.append(
                 f"{show_buffer(row.shuffle_buffer):>7}  {row.unit:>4}  {need:>9}  "
@@ -423,13 +421,13 @@ def recommend(
     """
     counts = np.asarray(shard_records, np.int64)
     records = int(counts.sum())
-    batch_size = sizes.whole("batch_size", batch_size)
-    num_workers = sizes.whole("num_workers", num_workers, 0)
-    world_size = sizes.whole("world_size", world_size)
-    canonical_workers = sizes.whole("canonical_workers", canonical_workers)
+    batch_size = check_int("batch_size", batch_size)
+    num_workers = check_int("num_workers", num_workers, 0)
+    world_size = check_int("world_size", world_size)
+    canonical_workers = check_int("canonical_workers", canonical_workers)
     usual = None if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER
     least = math.ceil(_window(records, usual, canonical_workers) * mean_bytes)
-    limit = max(MEMORY, least) if memory is None else sizes.size("memory", memory)
+    limit = max(MEMORY, least) if memory is None else check_size("memory", memory)
     if labels is not None and len(labels) != records:
         raise OptionError(f"labels: {len(labels):,} for {records:,} records; expected one for each")
 
@@ -509,8 +507,8 @@ def recommend(
     if choices and not any(row.fits for row in rows):
         need = math.ceil(_window(records, choices[0][0], canonical_workers) * mean_bytes)
         raise OptionError(
-            f"memory is {sizes.show_size(limit)}, but the least buffer that was to be tried, "
-            f"{show_buffer(choices[0][0])} records, needs {sizes.show_size(need)}; give more "
+            f"memory is {show_size(limit)}, but the least buffer that was to be tried, "
+            f"{show_buffer(choices[0][0])} records, needs {show_size(need)}; give more "
             "memory, or a smaller batch_size"
         )
     rows = _priced(rows)
@@ -957,7 +955,7 @@ def _conclude(
     chosen, usual = tuning.least_bad, tuning.default
     options: dict[str, str] = {}
     if path is not None:
-        where = {} if root is None else {"root": sizes.quoted(root)}
+        where = {} if root is None else {"root": quoted(root)}
         options = where | {"batch_size": str(tuning.batch_size)}
         if tuning.canonical_workers != CANONICAL_WORKERS:
             options["canonical_workers"] = str(tuning.canonical_workers)
@@ -969,7 +967,7 @@ def _conclude(
             options["unit"] = str(chosen.unit)
     call = ", ".join(f"{name}={value}" for name, value in options.items())
     if path is not None:
-        call = f"ShardDataset({sizes.quoted(path)}, {call})"
+        call = f"ShardDataset({quoted(path)}, {call})"
     if chosen is None or usual is None:
         few = "There are fewer records than a batch takes, so every order is one batch: nothing to "
         return replace(tuning, notes=(few + "tune.",), call=call)
@@ -980,7 +978,7 @@ def _conclude(
     notes = []
     if left_out:
         shown = ", ".join(map(show_buffer, left_out))
-        limit = sizes.show_size(tuning.memory)
+        limit = show_size(tuning.memory)
         notes.append(f"Not tried, for they take more than {limit} of memory: buffers of {shown}.")
     if tuning.records > WHOLE:
         notes.append(
@@ -1008,7 +1006,7 @@ def _conclude(
             notes.append("Another order voids saved states: change it for new runs.")
     else:
         notes.append(
-            f"No buffer within {sizes.show_size(tuning.memory)} mixes as well as a uniform "
+            f"No buffer within {show_size(tuning.memory)} mixes as well as a uniform "
             f"shuffle at a cost that nobody would notice."
         )
         if ordered:
@@ -1020,7 +1018,7 @@ def _conclude(
 
 
 def _told(row: Row) -> str:
-    need = sizes.show_size(row.memory_bytes)
+    need = show_size(row.memory_bytes)
     if row.shuffle_buffer is None:
         return f"a shuffle of all {row.window:,} records ({need})"
     return f"a buffer of {row.shuffle_buffer:,} records ({need}) in units of {row.unit}"

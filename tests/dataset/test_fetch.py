@@ -21,7 +21,7 @@ from shardio.errors import DamageError
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
 from shardio.order import subset as selection
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 Packed = Callable[..., Path]
 COUNTS = [37, 0, 61, 5, 80, 1, 44]
@@ -559,7 +559,7 @@ FEW_DESCRIPTORS = """
 import os, resource, sys
 from shardio.dataset import reader as readers
 from shardio.formats import manifest
-from shardio.storage import locate
+from shardio.storage.location import locate
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 storage = locate(sys.argv[1])
 found = manifest.load(storage)
@@ -639,7 +639,7 @@ from shardio.dataset.reader import Reader, read
 from shardio.formats import manifest
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
-from shardio.storage import locate
+from shardio.storage.location import locate
 def private():
     for line in open("/proc/self/status"):
         if line.startswith("RssAnon"):

@@ -24,8 +24,7 @@ from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scen
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate
-from shardio import native as engine
+from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate, native
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
 from shardio.dataset.decode import Work
@@ -51,7 +50,7 @@ from shardio.packing.pack import commit, pack
 from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 
 def folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path:
@@ -164,12 +163,12 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
         assert content(tmp_path / name) == content(tmp_path / "one")
 
 
-@pytest.mark.skipif(engine.core is None, reason="the core was not built")
+@pytest.mark.skipif(native.core is None, reason="the core was not built")
 def test_squares_do_not_depend_on_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{i}.jpg": encoded(scene(i, 61, 83), "JPEG", quality=90) for i in range(8)}
     source = plant(tmp_path / "src", files)
     pack_raw(source, tmp_path / "one", resize=24)
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     pack_raw(source, tmp_path / "two", resize=24)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
@@ -322,7 +321,7 @@ def test_grouped_files_are_unpacked_as_ppm(tmp_path: Path) -> None:
     tree: dict[str | bytes, bytes | None] = {}
     for i in range(3):
         tree |= {f"{i}.png": encoded(scene(i)), f"{i}.txt": b"text %d" % i}
-    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", from_="files")
+    pack_raw(plant(tmp_path / "src", tree), tmp_path / "out", kind="files")
     unpack(tmp_path / "out", tmp_path / "back")
     back = content(tmp_path / "back")
     assert set(back) == {b"%d.%s" % (i, e) for i in range(3) for e in (b"ppm", b"txt")}
@@ -477,14 +476,14 @@ def test_decode_numpy_is_the_array_of_the_pil_image(tmp_path: Path) -> None:
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What reads records: the core, or None."""
     if request.param == "python":
-        monkeypatch.setattr(engine, "core", None)
-    elif request.param != "core" and engine.core is not None:
-        rest = set(vars(engine.core)) - {"gather", "blobs", "samples"}
-        part = SimpleNamespace(**{name: getattr(engine.core, name) for name in rest})
-        monkeypatch.setattr(engine, "core", part)
-    elif engine.records() is None:
-        pytest.skip(f"core: {engine.described()}")
-    return engine.records()
+        monkeypatch.setattr(native, "core", None)
+    elif request.param != "core" and native.core is not None:
+        rest = set(vars(native.core)) - {"gather", "blobs", "samples"}
+        part = SimpleNamespace(**{name: getattr(native.core, name) for name in rest})
+        monkeypatch.setattr(native, "core", part)
+    elif native.records() is None:
+        pytest.skip(f"core: {native.described()}")
+    return native.records()
 
 
 def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:

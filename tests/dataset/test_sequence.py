@@ -19,8 +19,7 @@ from PIL import Image
 from support.small_datasets import CLASSES, flip, jpeg, payload, shard_files
 
 import shardio
-from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError
-from shardio import native as engine
+from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError, native
 from shardio.dataset import sequence
 from shardio.formats import manifest
 from shardio.images.decode import decode as decode_image
@@ -424,7 +423,7 @@ def test_keys_are_str_wherever_users_meet_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, size: int, core: bool
 ) -> None:
     if not core:
-        monkeypatch.setattr(engine, "core", None)
+        monkeypatch.setattr(native, "core", None)
     folder = tmp_path / "a"
     texts = [key.decode("utf-8", "surrogateescape") for key in ODD]
     with shardio.Writer(folder, id="x", format=format) as writer:

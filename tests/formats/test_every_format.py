@@ -32,7 +32,7 @@ from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
 from shardio.names import KEY, key_text
 from shardio.packing.index import index
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size
 N = sum(COUNTS)

@@ -31,9 +31,9 @@ from shardio.formats.foreign import imagefolder
 from shardio.formats.foreign.base import dump, sidecar_name
 from shardio.formats.sample import Schema
 from shardio.names import key_bytes, key_text
+from shardio.packing import scan as scanning
 from shardio.packing.index import index
-from shardio.packing.scan import Found, scan_shard
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 ID = bytes(range(16))
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -406,9 +406,9 @@ class TestImageFolderConformance(FormatConformance):
             np.array([len(s["image"]) for s in samples], np.int64),
             [s["label"] for s in samples] if samples else None,
         )
-        found = Found(str(data), "imagefolder", ["files-00000"], [0], [extra])
+        task = scanning.Task("imagefolder", str(data), "files-00000", 0, str(folder), ID, extra)
         self.folder = folder
-        info = scan_shard(found, str(folder), ID, 0, lambda count: None).info
+        info = scanning.scan_shard(task, lambda count: None).info
         assert info is not None
         self.info = info
         return (

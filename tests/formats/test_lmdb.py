@@ -39,16 +39,16 @@ from shardio.errors import (
     SourceError,
     VersionError,
 )
-from shardio.formats import manifest
+from shardio.formats import begins_packed, manifest
 from shardio.formats.base import ShardInfo
-from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, may_be_shard, places
+from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, places
 from shardio.formats.record import RecordEncoder
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing.index import index
 from shardio.packing.pack import commit
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 verify_lmdb = pytest.importorskip("lmdb.verify", reason="py-lmdb < 3.0 has no verifier").verify
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -887,9 +887,9 @@ def test_what_is_no_lmdb_shard_is_told(tmp_path: Path) -> None:
 def test_the_first_bytes_tell_a_shard(tmp_path: Path) -> None:
     write(tmp_path / "x.lmdb", [])
     data = (tmp_path / "x.lmdb").read_bytes()
-    assert all(may_be_shard(data[:n]) for n in (0, 1, 16, 24, 64))
-    assert may_be_shard(LmdbEncoder(Schema(PLAIN), ID, 0).header())
-    assert not may_be_shard(b"{\n") and not may_be_shard(bytes(64))
+    assert all(begins_packed(data[:n]) for n in (0, 1, 16, 24, 64))
+    assert begins_packed(LmdbEncoder(Schema(PLAIN), ID, 0).header())
+    assert not begins_packed(b"{\n") and not begins_packed(bytes(64))
 
 
 def test_index_never_replaces_a_packed_dataset(tmp_path: Path) -> None:

@@ -19,17 +19,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
-from shardio.formats.foreign.base import ForeignShard, Sweep
-from shardio.formats.foreign.lmdb import LmdbForeignLayout
+from shardio.formats.foreign.base import Sweep
+from shardio.formats.foreign.lmdb import LmdbFile
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "lmdb_foreign"
-LAYOUT = LmdbForeignLayout()
 JPEG = b"\xff\xd8\xff\xe0"
 
 
@@ -46,12 +44,9 @@ def write(path: Path, entries: dict[bytes, bytes], *, batch: int = 1000, **optio
 
 def read(path: Path) -> dict[bytes, dict[str, Any]]:
     """All that the layout finds, by key; no key comes twice."""
-    file = LAYOUT.open(locate(path.parent), path.name, b"")
+    file = LmdbFile(locate(path.parent), path.name)
     try:
-        found = [
-            LAYOUT.values(file.read(*place), record, file)
-            for record, place in enumerate(LAYOUT.scan(file))
-        ]
+        found = [file.values(file.read(*place), record) for record, place in enumerate(file.scan())]
     finally:
         file.close()
     keyed = {values.pop(KEY): values for values in found}
@@ -83,17 +78,10 @@ def test_golden_files_are_read_as_they_were_written(name: str) -> None:
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """shardio.index of these layouts, whether or not the table has their rows."""
-    if LAYOUT.name not in formats.FOREIGN:
-        import re
-        from functools import partial
-
-        pattern = re.compile(r"(^|/)(?!lock\.mdb$)[^/]+\.(mdb|lmdb)$")
-        monkeypatch.setitem(formats.FOREIGN, LAYOUT.name, LAYOUT)
-        monkeypatch.setitem(formats.FOREIGN_FILES, LAYOUT.name, pattern)
-        monkeypatch.setitem(formats.FORMATS, LAYOUT.name, partial(ForeignShard, LAYOUT))
-    return lambda folder, **options: indexing.index(folder, format=LAYOUT.name, jobs=1, **options)
+def index() -> Any:
+    return lambda folder, **options: indexing.index(
+        folder, format="lmdb-foreign", jobs=1, **options
+    )
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -173,14 +161,14 @@ def test_what_was_replaced_or_deleted_is_gone(
 def test_records_are_numbered_as_their_values_lie(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     large = {noise.bytes(16): noise.bytes(5000) for _ in range(200)}
-    file = LAYOUT.open(locate(tmp_path), write(tmp_path / "x.mdb", large, batch=1).name, b"")
-    offsets = [offset for offset, _ in LAYOUT.scan(file)]
+    file = LmdbFile(locate(tmp_path), write(tmp_path / "x.mdb", large, batch=1).name)
+    offsets = [offset for offset, _ in file.scan()]
     assert offsets == sorted(offsets)
     assert [file.key(i) for i in range(200)] != sorted(large)
     file.close()
     small = {b"%06d" % i: bytes(900) for i in range(100)}
-    file = LAYOUT.open(locate(tmp_path), write(tmp_path / "y.mdb", small).name, b"")
-    assert len(list(LAYOUT.scan(file))) == 100
+    file = LmdbFile(locate(tmp_path), write(tmp_path / "y.mdb", small).name)
+    assert len(list(file.scan())) == 100
     assert [file.key(i) for i in range(100)] == sorted(small)
     file.close()
 
@@ -358,12 +346,12 @@ def test_a_wrong_first_datum_is_an_error_too(tmp_path: Path, index: Any) -> None
 
 def test_a_datum_cut_anywhere_is_an_error_or_a_datum_of_its_first_fields() -> None:
     whole = datum(1, 2, 300, data=bytes(600), label=300)
-    file = LAYOUT.open(locate(GOLDEN), "lsun.lmdb", b"")
+    file = LmdbFile(locate(GOLDEN), "lsun.lmdb")
     file.take("datum", b"k", struct.pack("<H", 1))
-    assert LAYOUT.values(whole, 0, file)["label"] == 300
+    assert file.values(whole, 0)["label"] == 300
     for end in range(len(whole)):
         try:
-            values = LAYOUT.values(whole[:end], 0, file)
+            values = file.values(whole[:end], 0)
         except ValueError:
             continue
         assert values["image"] is None or values["image"].shape == (2, 300, 1)

@@ -20,7 +20,7 @@ from shardio.formats.base import ShardInfo
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema
 from shardio.names import KEY, key_bytes, key_text
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 FIELDS = ((KEY, "key"), ("image", "image"), ("label", "int"))
 COLUMNS = ("shard_records", "shard_sizes", "shard_sha256", "shard_index")

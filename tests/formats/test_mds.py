@@ -23,23 +23,21 @@ from support.conformance import FormatConformance, same, same_all
 from support.conformance import sample as make_sample
 
 import shardio
-from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats.base import Opening, ShardInfo
 from shardio.formats.foreign import base as foreign
 from shardio.formats.foreign import mds
 from shardio.formats.foreign.base import ForeignShard
-from shardio.formats.foreign.mds import MdsFile, MdsLayout
+from shardio.formats.foreign.mds import MdsFile
 from shardio.formats.index import checksum, key_hash
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "mds"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-LAYOUT = MdsLayout()
 ID = bytes(range(16))
 NAMES = r"\.mds(\.(zstd|gz|bz2|br|snappy))?$"  # this format's row in the table
 
@@ -119,16 +117,16 @@ def one(folder: Path, kind: str, value: bytes, **change: Any) -> Any:
 def read(folder: Path, name: str) -> list[dict[str, Any]]:
     """All samples of a shard, by the layout alone, as they are indexed and once they are."""
     storage = locate(folder)
-    file = LAYOUT.open(storage, name, b"")
+    file = MdsFile(storage, name)
     again = None
     try:
-        ranges = list(LAYOUT.scan(file))
+        ranges = list(file.scan())
         data = [file.read(at, size) for at, size in ranges]
-        found = [LAYOUT.values(held, i, file) for i, held in enumerate(data)]
-        again = LAYOUT.open(storage, name, LAYOUT.extra(file))
+        found = [file.values(held, i) for i, held in enumerate(data)]
+        again = MdsFile(storage, name, file.extra())
         for i, (at, size) in enumerate(ranges):
             assert again.read(at, size) == data[i]
-            assert same(LAYOUT.values(data[i], i, again), found[i])
+            assert same(again.values(data[i], i), found[i])
         return found
     finally:
         file.close()
@@ -216,14 +214,6 @@ def test_a_pickled_column_is_refused_and_named() -> None:
 # --- through the index, and the dataset -----------------------------------------------------------
 
 
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(formats.FOREIGN, "mds", LAYOUT)
-    monkeypatch.setitem(formats.FOREIGN_FILES, "mds", re.compile(NAMES))
-    monkeypatch.setitem(formats.FORMATS, "mds", partial(ForeignShard, LAYOUT))
-
-
-@pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("folder", ["merged", "split", "zstd", "gz", "bz2"])
 def test_a_folder_is_indexed_and_opened(tmp_path: Path, folder: str) -> None:
     if folder == "zstd":
@@ -238,7 +228,6 @@ def test_a_folder_is_indexed_and_opened(tmp_path: Path, folder: str) -> None:
         assert all(matches(data[number][name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.usefixtures("table")
 def test_sizes_and_sums_in_the_manifest_are_those_of_the_compressed_files(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "gz", tmp_path / "gz")
     done = indexing.index(tmp_path / "gz", jobs=1)
@@ -278,8 +267,8 @@ class TestMdsConformance(FormatConformance):
         name = "shard.00000.mds"
         save(folder, {name: build(columns, self.row)})
         storage = locate(folder)
-        file = LAYOUT.open(storage, name, b"")
-        ranges = list(LAYOUT.scan(file))
+        file = MdsFile(storage, name)
+        ranges = list(file.scan())
         body = foreign.dump(
             0,
             ID,
@@ -291,7 +280,7 @@ class TestMdsConformance(FormatConformance):
                 for name, kind in fields
                 if kind in ("int", "float", "bool")
             },
-            LAYOUT.extra(file),
+            file.extra(),
         )
         file.close()
         sealed = int.from_bytes(body[-8:], "little")
@@ -302,7 +291,7 @@ class TestMdsConformance(FormatConformance):
 
     def open(self, path: Path) -> ForeignShard:
         storage = locate(path.parent)
-        return ForeignShard(LAYOUT, Opening(storage, storage, ID, self.schema, {}), self.info)
+        return ForeignShard(MdsFile, Opening(storage, storage, ID, self.schema, {}), self.info)
 
     def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
         sizes = [0, 1, 400_000, 7, 16_384, *[900] * 100, 300_000, 5]
@@ -714,16 +703,16 @@ def test_an_index_json_that_is_none_is_refused(tmp_path: Path, text: bytes) -> N
 def test_no_index_json_is_needed_once_it_is_indexed(tmp_path: Path) -> None:
     save(tmp_path, shards(1))
     storage = locate(tmp_path)
-    file = LAYOUT.open(storage, "shard.00000.mds", b"")
-    [*ranges] = LAYOUT.scan(file)
-    extra = LAYOUT.extra(file)
+    file = MdsFile(storage, "shard.00000.mds")
+    [*ranges] = file.scan()
+    extra = file.extra()
     file.close()
     (tmp_path / "index.json").unlink()
     damaged = bytearray((tmp_path / "shard.00000.mds").read_bytes())
     damaged[:40] = bytes(40)  # nor is what the shard says of itself
     (tmp_path / "shard.00000.mds").write_bytes(damaged)
-    again = LAYOUT.open(storage, "shard.00000.mds", extra)
-    labels = [LAYOUT.values(again.read(*one), i, again)["label"] for i, one in enumerate(ranges)]
+    again = MdsFile(storage, "shard.00000.mds", extra)
+    labels = [again.values(again.read(*one), i)["label"] for i, one in enumerate(ranges)]
     assert labels == [0, 1]
     again.close()
 
@@ -757,7 +746,7 @@ def test_a_compressed_shard_is_held_inflated(tmp_path: Path, ending: str) -> Non
     zipped = PACK[ending](data)
     name = save_zipped(tmp_path, ending, zipped, row)
     assert [values["label"] for values in read(tmp_path, name)] == list(range(50))
-    file = LAYOUT.open(locate(tmp_path), name, b"")
+    file = MdsFile(locate(tmp_path), name)
     assert (file.size, file.end) == (len(zipped), len(data))
     assert file.read(3, 90) == data[3:93]
     file.will_need(0, len(data))
@@ -819,8 +808,8 @@ def test_damage_in_a_compressed_shard_is_the_right_bytes_or_an_error(
     zipped = PACK[ending](data)
     name = save_zipped(tmp_path, ending, zipped, row)
     right = read(tmp_path, name)
-    file = LAYOUT.open(locate(tmp_path), name, b"")
-    ranges, extra = list(LAYOUT.scan(file)), LAYOUT.extra(file)
+    file = MdsFile(locate(tmp_path), name)
+    ranges, extra = list(file.scan()), file.extra()
     sums = [checksum(file.read(*one)) for one in ranges]
     file.close()
     rng = random.Random(3)
@@ -829,13 +818,13 @@ def test_damage_in_a_compressed_shard_is_the_right_bytes_or_an_error(
         damaged[rng.randrange(len(zipped))] ^= 1 << rng.randrange(8)
         (tmp_path / name).write_bytes(damaged)
         try:
-            again = LAYOUT.open(locate(tmp_path), name, extra)
+            again = MdsFile(locate(tmp_path), name, extra)
         except ShardioError:
             continue
         for i, (at, size) in enumerate(ranges):
             held = again.read(at, size)
             if checksum(held) == sums[i]:  # what ForeignShard compares
-                assert same(LAYOUT.values(held, i, again), right[i])
+                assert same(again.values(held, i), right[i])
         again.close()
     for cut in (0, 1, len(zipped) // 2, len(zipped) - 1):
         save_zipped(tmp_path, ending, zipped[:cut], row)
@@ -850,12 +839,12 @@ def test_damage_in_a_compressed_shard_is_the_right_bytes_or_an_error(
 def test_a_replaced_file_is_refused_before_it_is_inflated(tmp_path: Path) -> None:
     data, row = build(COLUMNS, samples(3))
     name = save_zipped(tmp_path, "gz", gzip.compress(data, mtime=0), row)
-    file = LAYOUT.open(locate(tmp_path), name, b"")
-    extra = LAYOUT.extra(file)
+    file = MdsFile(locate(tmp_path), name)
+    extra = file.extra()
     file.close()
     (tmp_path / name).write_bytes(gzip.compress(data + b"more", mtime=0))
     with pytest.raises(DamageError, match="when it was indexed"):
-        LAYOUT.open(locate(tmp_path), name, extra)
+        MdsFile(locate(tmp_path), name, extra)
 
 
 def test_a_missing_zstandard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -917,8 +906,7 @@ def test_no_bytes_make_a_sample_fail_otherwise(data: bytes) -> None:
 
 def test_a_file_is_what_the_storage_says_it_is(tmp_path: Path) -> None:
     save(tmp_path, shards(1))
-    file = LAYOUT.open(locate(tmp_path), "shard.00000.mds", b"")
-    assert isinstance(file, MdsFile)
+    file = MdsFile(locate(tmp_path), "shard.00000.mds")
     plain = locate(tmp_path).open("shard.00000.mds")
     assert (file.name, file.size, file.sha256()) == (plain.name, plain.size, plain.sha256())
     file.will_need(0, file.size)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -35,7 +34,7 @@ from shardio.names import KEY
 from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 from shardio.tuning.explain import explain_manifest
 
 pa = pytest.importorskip("pyarrow")
@@ -46,11 +45,8 @@ FILES = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
 @pytest.fixture(autouse=True)
-def row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table's row, whether or not it is there yet; and an empty cache."""
-    monkeypatch.setitem(formats.FOREIGN, "parquet", parquet.ParquetLayout())
-    monkeypatch.setitem(formats.FOREIGN_FILES, "parquet", re.compile(r"\.(parquet|pq|parq)$"))
-    monkeypatch.setitem(formats.FORMATS, "parquet", parquet.open_shard)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin with an empty cache."""
     monkeypatch.setattr(parquet, "_CACHE", parquet._Cache())
 
 

@@ -19,15 +19,15 @@ from support.conformance import SAMPLES, FormatConformance, same, same_all
 from support.conformance import sample as make_sample
 from support.naive_reader import DOCS, naive_reader, untagged
 
-from shardio import native as engine
+from shardio import native
 from shardio.errors import DamageError, SampleError, ShardioError, StorageError, VersionError
-from shardio.formats import manifest
+from shardio.formats import begins_packed, manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.index import key_hash
-from shardio.formats.record import RecordEncoder, RecordShard, may_be_shard
+from shardio.formats.record import RecordEncoder, RecordShard
 from shardio.formats.sample import MAX_HEAD, Schema
 from shardio.names import KEY
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 HERE = Path(__file__).resolve().parent.parent
 GOLDEN = HERE / "golden" / "v0"
@@ -80,7 +80,7 @@ def readings(shard: RecordShard, record: int) -> list[Callable[[], Any]]:
         lambda: next(shard.scan(record, record + 1)),
         lambda: list(shard.scan(0, record + 1))[record],
         lambda: shard.decode(record, shard.hold(record, record + 1)[0]),
-        lambda: shard._read_apart(record, shard.offset(record), shard.offset(record + 1)),
+        lambda: shard._read_large(record, shard.offset(record), shard.offset(record + 1)),
     ]
 
 
@@ -331,8 +331,8 @@ def test_a_newer_version_is_told_apart_from_damage() -> None:
 
 def test_the_first_bytes_tell_a_shard() -> None:
     data, _ = write([])
-    assert all(may_be_shard(data[:n]) for n in range(20))
-    assert not may_be_shard(b"{\n")
+    assert all(begins_packed(data[:n]) for n in range(20))
+    assert not begins_packed(b"{\n")
 
 
 # --- forgery: what no shardio wrote, under checksums that are right ------------------------------
@@ -601,7 +601,7 @@ def test_a_scan_never_swallows_what_it_cannot_explain(monkeypatch: pytest.Monkey
         raise MemoryError
         yield
 
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(shard.schema, "decode_run", failing)
     with pytest.raises(MemoryError):
         list(shard.scan(0, 3))

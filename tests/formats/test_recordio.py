@@ -13,23 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conformance import FormatConformance, same, same_all
 from support.conformance import sample as make_sample
+from support.one_file import OneFile
 
-from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, SourceError
 from shardio.formats.base import Opening, ShardInfo
 from shardio.formats.foreign import base as foreign
 from shardio.formats.foreign.base import ForeignShard
-from shardio.formats.foreign.recordio import RecordIOLayout
+from shardio.formats.foreign.recordio import RecordIOFile
 from shardio.formats.index import checksum, key_hash
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "recordio"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-LAYOUT = RecordIOLayout()
+NO_FILE = RecordIOFile(OneFile(), "nothing")  # for what needs no file
 ID = bytes(range(16))
 MAGIC = b"\x0a\x23\xd7\xce"
 
@@ -70,15 +70,15 @@ def write(path: Path, records: Sequence[bytes], keys: Sequence[Any] | None = Non
 
 def scan(path: Path) -> tuple[list[tuple[int, int]], list[dict[str, Any]], bytes]:
     """Ranges, values, and what the index keeps besides; the values as a reader gets them."""
-    file = LAYOUT.open(locate(path.parent), path.name, b"")
+    file = RecordIOFile(locate(path.parent), path.name)
     ranges, first = [], []
-    for at, size in LAYOUT.scan(file):
-        first.append(LAYOUT.values(file.read(at, size), len(ranges), file))
+    for at, size in file.scan():
+        first.append(file.values(file.read(at, size), len(ranges)))
         ranges.append((at, size))
-    extra = LAYOUT.extra(file)
+    extra = file.extra()
     file.close()
-    again = LAYOUT.open(locate(path.parent), path.name, extra)
-    values = [LAYOUT.values(again.read(*pair), i, again) for i, pair in enumerate(ranges)]
+    again = RecordIOFile(locate(path.parent), path.name, extra)
+    values = [again.values(again.read(*pair), i) for i, pair in enumerate(ranges)]
     again.close()
     assert same_all(first, values)
     return ranges, values, extra
@@ -129,11 +129,6 @@ def test_our_frames_are_those_of_mxnet() -> None:
 
 
 def test_a_folder_is_indexed_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(formats.FOREIGN, "recordio", LAYOUT)
-    monkeypatch.setitem(formats.FOREIGN_FILES, "recordio", re.compile(r"\.rec\Z"))
-    monkeypatch.setitem(
-        formats.FORMATS, "recordio", lambda opening, info: ForeignShard(LAYOUT, opening, info)
-    )
     for suffix in ("rec", "idx", "lst"):
         name = f"im2rec.{suffix}"
         (tmp_path / name).write_bytes((GOLDEN / name).read_bytes())
@@ -188,7 +183,7 @@ class TestRecordIOConformance(FormatConformance):
 
     def open(self, path: Path) -> ForeignShard:
         storage = locate(path.parent)
-        return ForeignShard(LAYOUT, Opening(storage, storage, ID, self.schema, {}), self.info)
+        return ForeignShard(RecordIOFile, Opening(storage, storage, ID, self.schema, {}), self.info)
 
     def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
         samples = self.samples([0, 1, 400_000, 7, 16_384, *[900] * 100, 300_000, 5])
@@ -243,7 +238,7 @@ def test_what_has_no_header_is_its_bytes(tmp_path: Path) -> None:
 def test_the_magic_anywhere_in_the_data_comes_back(contents: list[bytes]) -> None:
     whole = b"".join(framed(image(1.0, 2, data)) for data in contents)
     for data in contents:
-        one = LAYOUT.values(framed(image(1.0, 2, data)), 0)
+        one = NO_FILE.values(framed(image(1.0, 2, data)), 0)
         assert one == {"image": data, "label": 1, "id": 2}
     assert whole.count(MAGIC) >= len(contents)
 
@@ -336,17 +331,17 @@ def test_parts_that_do_not_follow_one_another_are_damage(kinds: list[int], tmp_p
     with pytest.raises(DamageError):
         scan(path)
     with pytest.raises(ValueError):
-        LAYOUT.values(data, 0)
+        NO_FILE.values(data, 0)
 
 
 def test_bytes_that_are_not_one_record_are_an_error() -> None:
     one, many = framed(bytes(30)), framed(MAGIC * 3)
     for data in (one[:-1], one[:-4], one + bytes(4), b"", MAGIC, many[:-8], many + bytes(4)):
         with pytest.raises(ValueError):
-            LAYOUT.values(data, 0)
+            NO_FILE.values(data, 0)
     for at in (0, 8, 16):
         with pytest.raises(ValueError):
-            LAYOUT.values(many[:at] + b"\0" + many[at + 1 :], 0)
+            NO_FILE.values(many[:at] + b"\0" + many[at + 1 :], 0)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

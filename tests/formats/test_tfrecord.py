@@ -19,22 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conformance import FormatConformance, same, same_all
 from support.conformance import sample as make_sample
+from support.one_file import OneFile
 
-from shardio import formats
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats.base import Opening, ShardInfo
 from shardio.formats.foreign import base as foreign
 from shardio.formats.foreign.base import ForeignShard, own_key
-from shardio.formats.foreign.tfrecord import TFRecordLayout
+from shardio.formats.foreign.tfrecord import TFRecordFile
 from shardio.formats.index import checksum, key_hash
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "tfrecord"
-LAYOUT = TFRecordLayout()
+NO_FILE = TFRecordFile(OneFile(), "nothing")  # for what needs no file
 ID = bytes(range(16))
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 
@@ -102,7 +102,7 @@ def example(*entries: bytes) -> bytes:
 
 
 def values(data: bytes) -> dict[str, Any]:
-    return LAYOUT.values(struct.pack("<QI", len(data), 0) + data + bytes(4), 0)
+    return NO_FILE.values(struct.pack("<QI", len(data), 0) + data + bytes(4), 0)
 
 
 def write(path: Path, records: Sequence[bytes]) -> Path:
@@ -111,16 +111,16 @@ def write(path: Path, records: Sequence[bytes]) -> Path:
 
 
 def scan(path: Path) -> list[tuple[int, int]]:
-    file = LAYOUT.open(locate(path.parent), path.name, b"")
+    file = TFRecordFile(locate(path.parent), path.name)
     try:
-        return list(LAYOUT.scan(file))
+        return list(file.scan())
     finally:
         file.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
-    return [LAYOUT.values(data[at : at + size], i) for i, (at, size) in enumerate(scan(path))]
+    return [NO_FILE.values(data[at : at + size], i) for i, (at, size) in enumerate(scan(path))]
 
 
 # --- files of other tools -----------------------------------------------------------------------
@@ -245,7 +245,7 @@ class TestTFRecordConformance(FormatConformance):
             [checksum(data[at : at + size]) for at, size in ranges],
             [key_hash(one[KEY]) for one in samples],
             scalars,
-            LAYOUT.extra(None),  # type: ignore[arg-type]
+            NO_FILE.extra(),
         )
         sealed = int.from_bytes(body[-8:], "little")
         (folder / foreign.sidecar_name(0, sealed)).write_bytes(body)
@@ -255,7 +255,7 @@ class TestTFRecordConformance(FormatConformance):
 
     def open(self, path: Path) -> ForeignShard:
         storage = locate(path.parent)
-        return ForeignShard(LAYOUT, Opening(storage, storage, ID, self.schema, {}), self.info)
+        return ForeignShard(TFRecordFile, Opening(storage, storage, ID, self.schema, {}), self.info)
 
     def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
         samples = self.samples([0, 1, 400_000, 7, 16_384, *[900] * 100, 300_000, 5])
@@ -269,13 +269,7 @@ TestTFRecordConformance.SAMPLES = TestTFRecordConformance.samples([100] * 40)
 
 
 def test_a_folder_is_indexed_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import re
 
-    monkeypatch.setitem(formats.FOREIGN, "tfrecord", LAYOUT)
-    monkeypatch.setitem(formats.FOREIGN_FILES, "tfrecord", re.compile(r"\.tfrecord"))
-    monkeypatch.setitem(
-        formats.FORMATS, "tfrecord", lambda opening, info: ForeignShard(LAYOUT, opening, info)
-    )
     for part in range(2):
         write(
             tmp_path / f"train.tfrecord-0000{part}-of-00002",
@@ -396,7 +390,7 @@ def test_a_length_that_does_not_fit_its_record_is_an_error() -> None:
     data = frame(example(entry(b"a", ints(1))))
     for wrong in (data[:-1], data + b"\x00", data[:15], b""):
         with pytest.raises(ValueError, match="does not fit"):
-            LAYOUT.values(wrong, 0)
+            NO_FILE.values(wrong, 0)
 
 
 FEATURES = st.one_of(
@@ -585,7 +579,7 @@ def test_without_crc32c_the_way_to_it_is_said(
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(DependencyError, match=r"shardio-torch\[tfrecord\]"):
         scan(path)
-    assert LAYOUT.values(path.read_bytes(), 0) == {"data": [b"x"]}  # reading needs none
+    assert NO_FILE.values(path.read_bytes(), 0) == {"data": [b"x"]}  # reading needs none
 
 
 def test_a_feature_called_as_keys_are_is_the_key(tmp_path: Path) -> None:

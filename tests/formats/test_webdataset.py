@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conformance import FormatConformance, same, same_all
 from support.conformance import sample as make_sample
+from support.one_file import OneFile
 
 from shardio import formats
 from shardio.errors import DamageError, ShardioError, SourceError
@@ -30,17 +31,17 @@ from shardio.formats.foreign import webdataset as tar
 from shardio.formats.foreign.webdataset import (
     MAX_EXTENSION,
     MAX_JSON,
-    TarLayout,
+    TarFile,
     may_be_tar,
     split_name,
 )
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "webdataset"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))
-LAYOUT = TarLayout()
+NO_FILE = TarFile(OneFile(), "nothing")  # for what needs no file
 JPG = b"\xff\xd8\xff\xe0"
 END = bytes(1024)
 
@@ -56,6 +57,10 @@ class Bytes:
         self.taken += length
         self.most = max(self.most, length)
         return self.data[start : start + length]
+
+
+def tar_file(file: Any) -> TarFile:
+    return TarFile(OneFile(file), "here.tar")
 
 
 def member(
@@ -86,19 +91,19 @@ def pax(*pairs: tuple[bytes, bytes], kind: bytes = b"x") -> bytes:
 
 
 def scan(data: bytes) -> list[tuple[int, int]]:
-    return list(LAYOUT.scan(Bytes(data)))  # type: ignore[arg-type]
+    return list(tar_file(Bytes(data)).scan())
 
 
 def read(data: bytes) -> list[dict[str, Any]]:
     """The values of all records, which must be the same however they are found."""
     places = scan(data)
-    found = [LAYOUT.values(data[at : at + n], i) for i, (at, n) in enumerate(places)]
-    walked = list(LAYOUT.walk(Bytes(data)))  # type: ignore[arg-type]
+    found = [NO_FILE.values(data[at : at + n], i) for i, (at, n) in enumerate(places)]
+    walked = list(tar_file(Bytes(data)).walk())
     assert [one[:3] for one in walked] == [(at, n, data[at : at + n]) for at, n in places]
     assert repr([values for *_, values in walked]) == repr(found)
     for (at, n), values in zip(places, found, strict=True):
         record = data[at : at + n]
-        assert repr(tar._decoded(record, LAYOUT._any(record))) == repr(values)
+        assert repr(tar._decoded(record, NO_FILE._any_members(record))) == repr(values)
     return found
 
 
@@ -355,9 +360,9 @@ def test_a_name_that_is_skipped_is_no_field_of_the_sample_before() -> None:
 
 def test_a_record_that_holds_two_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="members of samples a and b"):
-        LAYOUT.values(member(b"a.jpg") + member(b"b.jpg"), 0)
+        NO_FILE.values(member(b"a.jpg") + member(b"b.jpg"), 0)
     with pytest.raises(ValueError, match="no member"):
-        LAYOUT.values(member(b"a", b"x"), 0)
+        NO_FILE.values(member(b"a", b"x"), 0)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +407,7 @@ def test_a_file_of_many_blocks_is_read_about_once_and_the_same() -> None:
         if i % 100 == 50:
             data += member(b"%05d.large.bin" % i, bytes(200_000))
     file = Bytes(data + END)
-    walked = list(LAYOUT.walk(file))  # type: ignore[arg-type]
+    walked = list(tar_file(file).walk())
     assert file.taken < 1.4 * len(data)
     assert [values["cls"] for *_, values in walked] == list(range(300))
     assert len(read(data + END)) == 300
@@ -419,7 +424,7 @@ def test_a_pax_header_like_one_before_but_with_other_content_is_read() -> None:
         scan(data + torn)
     record = data + torn
     with pytest.raises(ValueError, match="without its member"):
-        LAYOUT.values(record, 0)
+        NO_FILE.values(record, 0)
 
 
 def test_what_a_header_says_counts_for_one_member() -> None:
@@ -469,9 +474,9 @@ def test_a_size_that_cannot_be_is_damage(size: bytes, kind: bytes) -> None:
     data = member(b"k.txt", kind=kind, size=size) + END[:512]
     file = Bytes(data)
     with pytest.raises(DamageError, match="byte 0: "):
-        list(LAYOUT.scan(file))  # type: ignore[arg-type]
+        list(tar_file(file).scan())
     with pytest.raises(ValueError):
-        LAYOUT.values(data, 0)
+        NO_FILE.values(data, 0)
 
 
 def test_a_long_header_is_refused_unread() -> None:
@@ -619,7 +624,7 @@ def test_compressed_files_are_refused_with_the_command_that_unpacks(
     path = tmp_path / name
     path.write_bytes(gzip.compress(data))
     with pytest.raises(SourceError, match="Unpack it first") as caught:
-        list(LAYOUT.scan(locate(tmp_path).open(name)))
+        list(TarFile(locate(tmp_path), name).scan())
     command = str(caught.value).rpartition("Unpack it first: ")[2]
     subprocess.run(command, shell=True, check=True)
     [made] = [other for other in tmp_path.iterdir() if other != path]
@@ -770,11 +775,11 @@ def test_of_large_members_only_the_headers_are_read() -> None:
         member(b"%d.cls" % i, b"1") + member(b"%d.jpg" % i, bytes(110_000)) for i in range(50)
     )
     file = Bytes(large + END)
-    assert len(list(LAYOUT.scan(file))) == 50  # type: ignore[arg-type]
+    assert len(list(tar_file(file).scan())) == 50
     assert file.taken < file.size / 10
     small = b"".join(member(b"%d.jpg" % i, bytes(900)) for i in range(2000))
     file = Bytes(small + END)
-    assert len(list(LAYOUT.scan(file))) == 2000  # type: ignore[arg-type]
+    assert len(list(tar_file(file).scan())) == 2000
     assert file.size <= file.taken < file.size * 1.1
     assert file.most <= 128 << 10
 
@@ -827,13 +832,13 @@ def test_damage_of_any_kind_ends_in_records_or_an_error_of_ours() -> None:
                 assert end <= at and length > 0 and at + length <= len(data)
                 end = at + length
                 try:
-                    LAYOUT.values(bytes(data[at:end]), 0)
+                    NO_FILE.values(bytes(data[at:end]), 0)
                 except ValueError:
                     reported += 1
         for at in range(0, len(intact), 97):  # records whose headers were not checked
             for length in (512, 1024, 5000):
                 try:
-                    LAYOUT.values(intact[at : at + length], 0)
+                    NO_FILE.values(intact[at : at + length], 0)
                 except ValueError:
                     reported += 1
     assert reported > 1000

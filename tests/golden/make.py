@@ -23,8 +23,8 @@ from shardio.formats.record import VERSION
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing.shard_writer import ShardWriter, open_own
-from shardio.storage import locate
 from shardio.storage.local import token, write_file
+from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent
 FOLDERS = {"record": GOLDEN / f"v{VERSION}", "lmdb": GOLDEN / f"lmdb-v{VERSION}"}

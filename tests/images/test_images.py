@@ -1,6 +1,6 @@
 """shardio/images/{decode,transforms,resize}.py: pixels, limits, boxes, errors; images made here.
 
-The suite passes on either engine; CI runs it on both. Where two roads must give the same picture,
+The suite passes with either PIL; CI runs it on both. Where two roads must give the same picture,
 "the same" is exact, or within 1 or 2 levels of 255 where rounding may fall either way.
 """
 
@@ -32,8 +32,8 @@ from shardio.images.decode import (
     LEAST_PIL,
     decode,
     decode_errors,
-    engine,
     open_image,
+    pil_info,
     pil_module,
     to_rgb,
 )
@@ -1158,13 +1158,13 @@ def test_quality_counts():
     assert len(resize_short(data, 200, 30)) < len(resize_short(data, 200, 95))
 
 
-# The engine -----------------------------------------------------------------------------------
+# The installed PIL ----------------------------------------------------------------------------
 
 
-def test_engine_names_the_active_pil():
+def test_pil_info_names_the_active_pil():
     import PIL
 
-    info = engine()
+    info = pil_info()
     assert info["name"] == ("pillow-simd" if ".post" in PIL.__version__ else "pillow")
     assert info["version"] == PIL.__version__
     assert info["name"] in info["installed"]
@@ -1173,21 +1173,21 @@ def test_engine_names_the_active_pil():
 
 
 @pytest.mark.parametrize(("active", "name"), [("19.9.post1", "pillow-simd"), ("19.9", "pillow")])
-def test_engine_names_both_when_both_are_installed(monkeypatch, active, name):
+def test_pil_info_names_both_when_both_are_installed(monkeypatch, active, name):
     versions = {"pillow": "19.9", "pillow-simd": "19.9.post1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     monkeypatch.setattr("PIL.__version__", active)
-    assert engine()["name"] == name
-    assert engine()["installed"] == "pillow-simd 19.9.post1, pillow 19.9"
+    assert pil_info()["name"] == name
+    assert pil_info()["installed"] == "pillow-simd 19.9.post1, pillow 19.9"
 
 
-def test_engine_is_named_without_metadata(monkeypatch):
+def test_pil_info_is_named_without_metadata(monkeypatch):
     def unknown(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.version", unknown)
     monkeypatch.setattr("PIL.__version__", "19.9.post1")
-    assert (engine()["name"], engine()["installed"]) == ("pillow-simd", "unknown")
+    assert (pil_info()["name"], pil_info()["installed"]) == ("pillow-simd", "unknown")
 
 
 def run_python(code: str) -> str:
@@ -1207,7 +1207,7 @@ def test_without_pil_the_error_names_both_extras():
         "from shardio.images.resize import *\n"
         "import shardio.errors as e\n"
         "crop = CenterCrop(8)\n"
-        "for f in (lambda: decode(b'x'), lambda: crop(b'x'), engine,\n"
+        "for f in (lambda: decode(b'x'), lambda: crop(b'x'), pil_info,\n"
         "          lambda: resize_short(b'x', 8, 90)):\n"
         "    try: f()\n"
         "    except e.DependencyError as error: print(error)\n"

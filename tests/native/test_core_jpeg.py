@@ -146,7 +146,7 @@ def test_resize_is_within_one_level_of_pillows(tiled, interpolation, target, cor
     )
     # pillow-simd's weights are rough: up to a fifth of its values are a level away from Pillow's,
     # and here and there by two where weights may be negative.
-    rough = shardio.images.decode.engine()["name"] != "pillow"
+    rough = shardio.images.decode.pil_info()["name"] != "pillow"
     most = 2 if rough and interpolation in ("bicubic", "lanczos") else 1
     assert apart(out, np.asarray(pil)) <= most
     # From release 13 on Pillow takes that pass first which saves more, so that it rounds elsewhere.

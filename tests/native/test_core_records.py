@@ -26,8 +26,7 @@ from support.small_datasets import flip, make, of_order
 from support.trees import shards
 
 import shardio
-from shardio import ShardDataset
-from shardio import native as engine
+from shardio import ShardDataset, native
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import collate, empty
@@ -38,8 +37,8 @@ from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
 
-pytestmark = pytest.mark.skipif(engine.core is None, reason=f"no core: {engine.missing}")
-reads = pytest.mark.skipif(engine.records() is None, reason=f"core: {engine.described()}")
+pytestmark = pytest.mark.skipif(native.core is None, reason=f"no core: {native.missing}")
+reads = pytest.mark.skipif(native.records() is None, reason=f"core: {native.described()}")
 
 SEED = 7 << 32
 BEGIN = b"P6\n2 1\n255\n"
@@ -47,7 +46,7 @@ ROW = 6
 
 
 def core() -> Any:
-    return engine.core
+    return native.core
 
 
 def record(number: int, head: bytes, blob: bytes, seed: int = SEED) -> bytes:
@@ -370,7 +369,7 @@ def outcome(shard: RecordShard, *, with_core: bool) -> list[Any]:
     found: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         if not with_core:
-            patch.setattr(engine, "core", None)
+            patch.setattr(native, "core", None)
         try:
             for sample in shard.scan(0, shard.records):
                 found.append([(name, type(v), repr(v)) for name, v in sample.items()])
@@ -415,7 +414,7 @@ def test_python_goes_on_where_the_core_stops(
         return int(real.gather(file, offsets, seed, records[:stops], begin, out, rows[:stops]))
 
     stopping = SimpleNamespace(gather=gather, samples=lambda *a: real.samples(*a)[:stops])
-    monkeypatch.setattr(engine, "core", stopping)
+    monkeypatch.setattr(native, "core", stopping)
     found = outcome(shard, with_core=True)
     assert len(found) == 5 and found == outcome(shard, with_core=False)
     out, rows = np.zeros((7, 6, 8, 3), np.uint8), np.array([4, 1, 6, 0, 3])
@@ -736,7 +735,7 @@ def test_without_the_core_jpegs_are_read_the_ordinary_way(
 ) -> None:
     data = small(jpeg_data(tmp_path / "out", [40]))
     with_core = [labels.tolist() for _, labels in data]
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     assert [whole for whole, _ in both(data)] == [None] * 5
     again = small(tmp_path / "out")
     assert [labels.tolist() for _, labels in again] == with_core
@@ -747,9 +746,9 @@ def test_explain_says_where_records_of_batches_wait(
 ) -> None:
     data = small(jpeg_data(tmp_path / "out", [83]))
     by_item = small(tmp_path / "out", transform=np.copy)
-    at_once = "page_cache" if engine.records() else "in_memory"
+    at_once = "page_cache" if native.records() else "in_memory"
     assert (shardio.explain(data).policy, shardio.explain(by_item).policy) == (at_once, "in_memory")
-    monkeypatch.setattr(engine, "core", None)
+    monkeypatch.setattr(native, "core", None)
     assert shardio.explain(data).policy == "in_memory"
 
 
@@ -773,13 +772,13 @@ def test_records_of_a_network_are_gathered_too(
             assert any(np.array_equal(one.permute(1, 2, 0), scene) for scene in scenes)
 
 
-def test_info_names_the_engine(
+def test_info_says_whether_native_is_built(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["info", "--env"]) == 0
-    built = r"built$" if engine.records() else r"built, but Python reads the records: .*libxxhash"
+    built = r"built$" if native.records() else r"built, but Python reads the records: .*libxxhash"
     assert re.search(rf"^core +{built}", capsys.readouterr().out, re.MULTILINE)
-    monkeypatch.setattr(engine, "core", None)
-    monkeypatch.setattr(engine, "missing", "no such module")
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setattr(native, "missing", "no such module")
     assert main(["info", "--env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["core"] == "not built: no such module"

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from support.trees import environment, picture, plant
 
-from shardio import native as engine
-from shardio import pack
-from shardio.packing.options import ImageOptions
+from shardio import ImageOptions, native, pack
 
 CORE = Path(__file__).resolve().parent.parent.parent / "shardio" / "native"
-core = engine.core
-built = pytest.mark.skipif(core is None, reason=f"NOT RUN: no compiled core ({engine.missing})")
+core = native.core
+built = pytest.mark.skipif(core is None, reason=f"NOT RUN: no compiled core ({native.missing})")
 
 
 def test_without_the_core_it_is_said_why() -> None:
@@ -24,7 +22,7 @@ def test_without_the_core_it_is_said_why() -> None:
         [
             *(sys.executable, "-c"),
             "import sys; sys.modules['shardio.native._core'] = None\n"
-            "from shardio import native as engine\nprint(engine.core, engine.missing)",
+            "from shardio import native\nprint(native.core, native.missing)",
         ],
         capture_output=True,
         text=True,
@@ -64,9 +62,9 @@ def test_a_core_that_was_built_without_xxhash_leaves_records_to_python(
         "spec = util.spec_from_loader('shardio.native._core', loader)\n"
         "sys.modules['shardio.native._core'] = core = util.module_from_spec(spec)\n"
         "loader.exec_module(core)\n"
-        "from shardio import native as engine\n"
-        "assert engine.core is core and hasattr(core, 'crop'), engine.missing\n"
-        "print(engine.records() is core, engine.described())"
+        "from shardio import native\n"
+        "assert native.core is core and hasattr(core, 'crop'), native.missing\n"
+        "print(native.records() is core, native.described())"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout.startswith(f"{words is None} built"), found.stderr
@@ -109,13 +107,8 @@ def test_what_is_slower_without_the_core_is_said_once_in_a_process(tmp_path: Pat
     for kind in ("JPEG", "PNG"):
         tree = {f"c{i}/{i}.{kind}": picture(12, 12, kind) for i in range(4)}
         pack(plant(tmp_path / "src" / kind, tree), tmp_path / kind.lower(), jobs=1)
-    pack(
-        tmp_path / "src" / "PNG",
-        tmp_path / "raw",
-        resize=12,
-        jobs=1,
-        images=ImageOptions(encode="raw"),
-    )
+    raw = ImageOptions(encode="raw")
+    pack(tmp_path / "src" / "PNG", tmp_path / "raw", images=raw, resize=12, jobs=1)
     calls = [f"ShardDataset({how}, batch_size=2, fields=('image', 'label'))" for how in SLOWER]
     found = subprocess.run(
         [sys.executable, "-c", ADVISED, *calls],

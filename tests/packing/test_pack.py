@@ -53,7 +53,8 @@ from shardio.packing.sources import imagefolder
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
-from shardio.storage import local, locate, lock
+from shardio.storage import local, lock
+from shardio.storage.location import locate
 
 
 def pack_one(source: Path, out: Path, **options: Any) -> Packed:

@@ -34,7 +34,7 @@ from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 pytestmark = pytest.mark.skipif(
     native.core is None and shutil.which("jpegtran") is None,
@@ -270,6 +270,7 @@ def test_jobs_and_parts_give_the_same_bytes(source: Path, tmp_path: Path, format
 
 KILLED = """
 import os, signal, sys
+from shardio.packing.options import ImageOptions, PlanOptions
 from shardio.packing.pack import pack
 from shardio.packing.shard_writer import ShardWriter
 
@@ -282,7 +283,8 @@ def die(self, name):
     commit(self, name)
 
 ShardWriter.commit = die
-pack(*sys.argv[1:], jpeg_tiles=True, max_records=3, jobs=1)
+images, plan = ImageOptions(jpeg_tiles=True), PlanOptions(max_records=3)
+pack(*sys.argv[1:], images=images, plan=plan, jobs=1)
 """
 
 

@@ -25,7 +25,7 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.order import subset as selection
 from shardio.packing.options import PlanOptions, SourceOptions
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 
 @pytest.fixture

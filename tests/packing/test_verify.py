@@ -24,8 +24,8 @@ from shardio.packing.options import PlanOptions, SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.verify import Verified, verify
 from shardio.packing.writer import Writer
-from shardio.storage import locate
 from shardio.storage.local import LocalFile
+from shardio.storage.location import locate
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from typing import IO, Any
 import pytest
 
 from shardio.errors import DamageError, ExistsError, OptionError, StorageError
-from shardio.storage import local, locate
+from shardio.storage import local
 from shardio.storage.local import Draft, LocalFile, LocalStorage, RangeLock, token, write_file
+from shardio.storage.location import locate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -12,7 +12,7 @@ from shardio.formats.sample import Sample
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
 from shardio.order.rng import Int64s
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 
 class Watched:

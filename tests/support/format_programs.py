@@ -34,7 +34,7 @@ from shardio.names import key_bytes
 from shardio.packing.index import index
 from shardio.packing.receipt import NAME as RECEIPT
 from shardio.packing.verify import verify
-from shardio.storage import locate
+from shardio.storage.location import locate
 
 UNREAD = (".idx", ".lst", ".json")  # what formats have beside their data, for indexing alone
 Read = Callable[[], Any]

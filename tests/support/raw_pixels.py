@@ -14,7 +14,7 @@ from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
-from shardio.storage import locate
+from shardio.storage.location import locate
 from support.small_datasets import make
 
 

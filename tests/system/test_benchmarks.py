@@ -565,20 +565,20 @@ def test_a_flipped_bit_is_told_by_shardio_alone(tmp_path: Path, module: str) -> 
 
 
 def test_raw_readers_without_the_core_read_every_record(tmp_path: Path) -> None:
-    from shardio import native as engine
+    from shardio import native
 
-    core = engine.core
+    core = native.core
     path, out = small_folder(tmp_path), tmp_path / "shards"
     subprocess.run([sys.executable, "-m", "shardio", "pack", path, out, "--quiet"], check=True)
     size = sum(Path(name).stat().st_size for name, _ in listing(path))
     try:
         for way in (compare.OPENED, "ShardDataset"):
             one_round = compare.shardio_in_order(str(out), way, False, 6, size)
-            assert engine.core is None and one_round()["us"] > 0
+            assert native.core is None and one_round()["us"] > 0
             with pytest.raises(AssertionError):
                 compare.shardio_in_order(str(out), way, False, 6, size + 1)
     finally:
-        engine.core = core
+        native.core = core
 
 
 def comparison() -> dict[str, Any]:

@@ -59,7 +59,7 @@ EVERYWHERE = {"numpy"}
 
 # Packages with more in their __init__.py than a docstring.
 TABLES = {"formats", "packing.sources"}
-TABLES |= {"native", "storage"}  # TODO: what they hold becomes modules
+TABLES |= {"native"}  # says whether the core is there; PerformanceWarning is warned of by its name
 
 
 def below() -> dict[str, set[str]]:

@@ -25,7 +25,7 @@ from shardio.formats import manifest
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema
 from shardio.order.options import RequestedOptions
-from shardio.storage import locate
+from shardio.storage.location import locate
 from shardio.tuning import explain as explaining
 from shardio.tuning import tune as tuning
 from shardio.tuning.explain import Explanation, explain, explain_manifest, free_consumers

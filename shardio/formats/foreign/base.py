@@ -1,15 +1,15 @@
 """Shards of other formats, read in place: byte ranges of a file, and an index beside the manifest.
 
-Each format is a `Layout`: how to find the records of a file, and the values in a record's bytes.
+Each format is a `ForeignFile`: it finds the records of a file, and the values in a record's bytes.
 All else is here, once: the index (`Sidecar`), checksums, reading one by one and in large blocks,
-and the values as fields of the dataset. `indexing` scans files with a layout and writes the index;
+and the values as fields of the dataset. `packing/scan` walks through files and writes the index;
 `ForeignShard` reads with both.
 
 The index of shard number N, little-endian, named as our shards are, by its content:
 
     magic 8 | version u16 | checksum kind u8 | 0 u8 | shard number u32 | dataset id 16 | records u64
     | length u64 of the description | description: msgpack {"columns": [[name, dtype, nulls], ...],
-      "extra": bytes of the layout}
+      "extra": bytes of the format}
     | offsets u64[n] | lengths u32[n] | checksums u64[n] | key hashes u32[n]
     | each column: values [n], validity u8[n] if nulls | checksum u64 of all before
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from ...errors import DamageError, ShardioError, StorageError, VersionError, pri
 from ...names import KEY, key_bytes
 from ...storage.base import File, Storage
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo
-from ..index import SCALARS, checksum, key_hash, pack_column, take_columns
+from ..index import SCALARS, checksum, key_hash, pack_columns, take_columns
 from ..sample import MAX_KEY, Sample, pack, unpack, with_text_keys
 
 VERSION = 0
@@ -55,85 +55,8 @@ Values = dict[str, Any]
 Walked = tuple[int, int, bytes, Values]  # offset, length, bytes and values of a record
 
 
-class Layout(Protocol):
-    """How the bytes of one format are understood. Stateless; shared by threads.
-
-    One may also have `walk(file)`, as the function of that name: where scanning a file has all at
-    hand that the values need.
-    """
-
-    name: str  # as the manifest has it
-    lists: bool  # values are lists: where all records have one element, that is the value
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> File:
-        """What `scan` and ranges refer to: the file, in most formats. Raises FileNotFoundError.
-
-        extra: what `extra` gave when the file was indexed; empty then.
-        """
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        """(offset, length) of each record, in storage order.
-
-        Raises DamageError naming the byte; SourceError where the file cannot be read in place.
-        """
-
-    def extra(self, file: File) -> bytes:
-        """What `open` needs besides the file, once it is scanned."""
-
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        """The values of a record, owned, by their own names; its key, if it has one, as KEY.
-
-        file: what `open` gave; where records need a description, it holds that. Raises ValueError
-        when the bytes are not what the format says.
-        """
-
-
-class PlainLayout:
-    """What most layouts have in common: one file, and nothing besides."""
-
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> File:
-        return storage.open(name)
-
-    def extra(self, file: File) -> bytes:
-        return b""
-
-
-def walk(layout: Layout, file: File) -> Iterator[Walked]:
-    """Every record, in storage order: what indexing looks at. Raises what scan and reading raise,
-    and DamageError where the bytes of a record are not what the format says."""
-    own = getattr(layout, "walk", None)
-    if own is not None:
-        yield from own(file)
-        return
-    read, values = file.read, layout.values
-    for record, (offset, length) in enumerate(layout.scan(file)):
-        if length > MAX_RECORD or record >= MAX_RECORDS:
-            check_length(file, record, offset, length)
-        data = read(offset, length)
-        try:
-            found = values(data, record, file)
-        except ValueError as error:
-            raise undecodable(file, record, offset, error) from None
-        yield offset, length, data, found
-
-
-def check_length(file: File, record: int, offset: int, length: int) -> None:
-    """Raises DamageError where no index could hold a record."""
-    if length > MAX_RECORD or record >= MAX_RECORDS:
-        raise DamageError(
-            f"{file.name}: record {record} at byte {offset}: {length:,} bytes; a record has at "
-            f"most {MAX_RECORD:,}, and a shard {MAX_RECORDS:,} of them"
-        )
-
-
-def undecodable(file: File, record: int, offset: int, error: ValueError) -> DamageError:
-    return DamageError(f"{file.name}: record {record} at byte {offset}: {error}")
-
-
 class WrappedFile:
-    """A file of storage, and what a layout knows of it besides: the base of such."""
+    """A file of storage, and what is known of it besides: a base class."""
 
     descriptor = -1
 
@@ -142,29 +65,108 @@ class WrappedFile:
         self.name, self.size = file.name, file.size
 
     def sha256(self) -> bytes:
+        """Return the SHA-256 of the file, 32 bytes."""
         return self._file.sha256()
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         self._file.will_need(start, length)
 
     def scattered(self) -> None:
+        """Say that reads will be in no order."""
         self._file.scattered()
 
     def close(self) -> None:
+        """Close the file; closing it twice does no harm."""
         self._file.close()
 
 
-class Swept:
-    """A storage of which one file is `sweep`: read from front to back, or nearly so, and hashed."""
+class ForeignFile(WrappedFile):
+    """An open file of another format: where its records are, and the values in a record's bytes.
 
-    def __init__(self, storage: Storage, name: str) -> None:
-        self._storage, self._name = storage, name
-        self.url = storage.url
-        self.read, self.exists, self.is_network = storage.read, storage.exists, storage.is_network
+    Each format is a subclass. Threads share a file once it is open.
 
-    def open(self, name: str) -> File:
-        file = self._storage.open(name)
-        return Sweep(file) if name == self._name else file
+    extra: what the method `extra` gave when the file was indexed; empty until then.
+    sweep: the file is read from front to back, or nearly so, and hashed meanwhile.
+    Raises FileNotFoundError, StorageError, DamageError; SourceError if it is not read in place.
+    """
+
+    lists: ClassVar[bool] = False  # values are lists; where all have one element, that is the value
+    memory = 0  # bytes that the file takes while it is open, where those are many
+
+    def __init__(
+        self, storage: Storage, name: str, extra: bytes = b"", *, sweep: bool = False
+    ) -> None:
+        file = storage.open(name)
+        super().__init__(Sweep(file) if sweep else file)
+        self.read: Callable[[int, int], bytes] = self._file.read
+        try:
+            self._open(storage, name, extra)
+        except BaseException:
+            file.close()
+            raise
+
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        """Take up what a format needs besides the file. The file is closed if this raises."""
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record, in storage order.
+
+        Raises DamageError naming the byte; SourceError if the file cannot be read in place.
+        """
+        raise NotImplementedError
+
+    def extra(self) -> bytes:
+        """Return what opening needs besides the file, once it is scanned."""
+        return b""
+
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record, owned, by their own names; its key, if any, as KEY.
+
+        Raises ValueError if the bytes are not what the format says.
+        """
+        raise NotImplementedError
+
+    def walk(self) -> Iterator[Walked]:
+        """Yield every record in storage order, for the index. Raises as `scan` and `read` do.
+
+        Raises DamageError if the bytes of a record are not what the format says.
+        """
+        for record, (offset, length) in enumerate(self.scan()):
+            self.check_length(record, offset, length)
+            data = self.read(offset, length)
+            try:
+                found = self.values(data, record)
+            except ValueError as error:
+                raise self.undecodable(record, offset, error) from None
+            yield offset, length, data, found
+
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the classes that the file has, by field: few formats have any."""
+        return {}
+
+    def largest_group(self) -> tuple[int, int]:
+        """Return rows and decoded bytes of the largest row group; (0, 0) without row groups."""
+        return 0, 0
+
+    def check_length(self, record: int, offset: int, length: int) -> None:
+        """Raise DamageError if no index could hold a record of this number and length."""
+        if length > MAX_RECORD or record >= MAX_RECORDS:
+            raise DamageError(
+                f"{self.name}: record {record} at byte {offset}: {length:,} bytes; a record has at "
+                f"most {MAX_RECORD:,}, and a shard {MAX_RECORDS:,} of them"
+            )
+
+    def undecodable(self, record: int, offset: int, error: ValueError) -> DamageError:
+        """Return the error for a record whose bytes are not what the format says."""
+        return DamageError(f"{self.name}: record {record} at byte {offset}: {error}")
+
+    def cut_short(self, at: int, expected: int) -> DamageError:
+        """Return the error for a record that the file ends within."""
+        return DamageError(
+            f"{self.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends "
+            f"after {self.size - at:,}. The file was cut short"
+        )
 
 
 class Sweep(WrappedFile):
@@ -181,6 +183,7 @@ class Sweep(WrappedFile):
         self._end, self._length = 0, 0  # of the last read that was no slice
 
     def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`. Raises DamageError."""
         at = start - self._base
         if at >= 0 and at + length <= len(self._block):
             return self._block[at : at + length]
@@ -205,6 +208,7 @@ class Sweep(WrappedFile):
             self._hashed = start + len(data)
 
     def sha256(self) -> bytes:
+        """Return the SHA-256 of the file, 32 bytes."""
         while (left := self.size - self._hashed) > 0:
             self._hash(self._hashed, self._file.read(self._hashed, min(_KEPT, left)))
         return self._seal.digest()
@@ -228,6 +232,7 @@ class Sidecar:
 
     @property
     def records(self) -> int:
+        """Return the number of records."""
         return len(self.offsets)
 
 
@@ -240,15 +245,12 @@ def dump(
     columns: Mapping[str, Sequence[Any]],
     extra: bytes,
 ) -> bytes:
-    """The bytes of an index.
+    """Return the bytes of an index.
 
     ranges: (offset, length) of each record, or both in turns. columns: scalar values, or None, by
     the name of their field.
     """
-    packed = {name: pack_column(values) for name, values in columns.items()}
-    described = [
-        [name, column[0], column[1]] for name, column in packed.items() if column is not None
-    ]
+    described, data = pack_columns(columns)
     text = pack({"columns": described, "extra": extra})
     pairs = np.array(ranges, np.uint64).reshape(-1, 2)
     body = b"".join(
@@ -259,14 +261,14 @@ def dump(
             pairs[:, 1].astype("<u4").tobytes(),
             np.array(checksums, "<u8").tobytes(),
             np.array(hashes, "<u4").tobytes(),
-            *(column[2] for column in packed.values() if column is not None),
+            data,
         )
     )
     return body + _U64.pack(checksum(body))
 
 
 def sidecar_name(number: int, index_checksum: int) -> str:
-    """The file of a shard's index: its number and the start of its own checksum."""
+    """Return the name of a shard's index: its number and the start of its own checksum."""
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
 
 
@@ -290,17 +292,13 @@ def load(storage: Storage, info: ShardInfo, dataset_id: bytes) -> Sidecar:
             f"{VERSION} and knows kind {XXH3_64}"
         )
     (sealed,) = _U64.unpack_from(data, len(data) - 8)
-    made = checksum(memoryview(data)[:-8])
-    if made != sealed or zero:
+    found = checksum(memoryview(data)[:-8])
+    if found != sealed or zero:
         raise DamageError(
-            f"{where}: its checksum is {made:#018x}, expected {sealed:#018x}; {advice}"
+            f"{where}: its checksum is {found:#018x}, expected {sealed:#018x}; {advice}"
         )
-    if (sealed, number, found_id, records) != (
-        info.index_checksum,
-        info.number,
-        dataset_id,
-        info.records,
-    ):
+    expected = (info.index_checksum, info.number, dataset_id, info.records)
+    if (sealed, number, found_id, records) != expected:
         raise DamageError(f"{where}: it is not the index that the manifest names; {advice}")
     try:
         return _parse(memoryview(data)[: len(data) - 8], number, found_id, records, length)
@@ -333,7 +331,7 @@ class Misfit(ValueError):
 
 
 def only(value: Any) -> Any:
-    """The element of a list or array of one; other values as they are."""
+    """Return the element of a list or array of one; other values as they are."""
     if type(value) is list:
         return value[0] if len(value) == 1 else value
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -394,13 +392,13 @@ _COLUMNED = [CONVERT[kind] for kind in SCALARS]
 
 
 def own_key(name: str, record: int) -> bytes:
-    """The key of a record that has none: its shard, without its ending, and its number there."""
+    """Return the key of a record that has none: its shard, without the ending, and its number."""
     return b"%b%08d" % (_own_keys(name), record)
 
 
 @lru_cache(maxsize=64)
 def _own_keys(name: str) -> bytes:
-    """What they begin with."""
+    """Return what the keys of a shard begin with that has none of its own."""
     folder, slash, file = name.rpartition("/")
     stem, _, ending = file.rpartition(".")
     if not stem or "-of-" in ending:  # train.tfrecord-00001-of-00004
@@ -417,7 +415,7 @@ class Field(NamedTuple):
 
 
 def fields_of(schema_fields: Sequence[tuple[str, str]], sources: Mapping[str, str]) -> list[Field]:
-    """sources: the name a field has in the format, where that is another."""
+    """Return the fields of a schema. sources: the format's names of fields that differ there."""
     return [
         Field(name, sources.get(name, name), CONVERT[kind])
         for name, kind in schema_fields
@@ -426,7 +424,7 @@ def fields_of(schema_fields: Sequence[tuple[str, str]], sources: Mapping[str, st
 
 
 def key_of(values: Values, name: str, record: int) -> bytes:
-    """A record's key, its own or made of its place. Raises ValueError."""
+    """Return a record's key, its own or made of its place. Raises ValueError."""
     key = only(values.get(KEY))
     if key is None:
         key = own_key(name, record)
@@ -443,7 +441,7 @@ def key_of(values: Values, name: str, record: int) -> bytes:
 
 
 def sample_of(values: Values, fields: Sequence[Field], name: str, record: int) -> Sample:
-    """A record's values as a sample. Raises ValueError naming the field."""
+    """Return a record's values as a sample. Raises ValueError naming the field."""
     key = key_of(values, name, record)
     sample: Sample = {KEY: key}
     for field_name, source, convert in fields:
@@ -459,7 +457,7 @@ def sample_of(values: Values, fields: Sequence[Field], name: str, record: int) -
 
 @lru_cache(maxsize=64)  # each shard that is opened has the fields of the one before
 def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
-    """`sample_of` for exactly these fields, in a third of the time.
+    """Compile `sample_of` for exactly these fields: it takes a third of the time.
 
     Its text depends only on the number of fields and their kinds; names are passed as values.
     Raises ValueError or TypeError, not always naming the field.
@@ -478,8 +476,8 @@ def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
     pairs = "".join(f", n{i}: v{i}" for i in range(len(fields)))
     text.append(f"    return {{KEY: key{pairs}}}")
     exec("\n".join(text), scope)
-    made: Callable[[Values, str, int], Sample] = scope["sample"]
-    return made
+    compiled: Callable[[Values, str, int], Sample] = scope["sample"]
+    return compiled
 
 
 # The type of values that need no converting; of those that are given as they are, none.
@@ -497,13 +495,12 @@ _PLAIN = {
 
 
 class ForeignShard:
-    """One shard of a layout, open. See formats.base.Shard."""
+    """One shard of a foreign format, open. See formats.base.Shard."""
 
-    def __init__(self, layout: Layout, opening: Opening, info: ShardInfo) -> None:
-        self._layout = layout
+    def __init__(self, kind: type[ForeignFile], opening: Opening, info: ShardInfo) -> None:
         self._index = load(opening.index, info, opening.dataset_id)
         try:
-            self._file = layout.open(opening.storage, info.name, self._index.extra)
+            self._file = kind(opening.storage, info.name, self._index.extra)
         except ShardioError:
             raise
         except (ValueError, TypeError, LookupError, struct.error) as error:
@@ -526,7 +523,7 @@ class ForeignShard:
         self.key_hashes = self._index.key_hashes
         self.sizes: Column = self._index.lengths.astype(np.int64)
         self._offsets: Column = self._index.offsets.view("<i8")
-        self.memory: int = getattr(self._file, "memory", 0)
+        self.memory = self._file.memory
         columns = self._index.columns  # by the format's own names
         self.columns = {
             name: columns[source]
@@ -535,15 +532,17 @@ class ForeignShard:
         }
 
     def read(self, record: int) -> Sample:
+        """Read one record. Raises DamageError."""
         return self.decode(record, self._bytes(record))
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
+        """Yield records [start, stop) in storage order. text: with keys as str."""
         samples = self._scan(start, stop)
         return with_text_keys(samples) if text else samples
 
     def _scan(self, start: int, stop: int) -> Iterator[Sample]:
-        sums, values, sample = self._index.checksums, self._layout.values, self._sample
-        file, name = self._file, self._info.name
+        sums, values, sample = self._index.checksums, self._file.values, self._sample
+        name = self._info.name
         record = start
         for held in self._blocks(start, stop):
             for data, expected in zip(
@@ -552,26 +551,27 @@ class ForeignShard:
                 if checksum(data) != expected:
                     raise self._differs(record, data)
                 try:
-                    made = sample(values(data, record, file), name, record)
+                    found = sample(values(data, record), name, record)
                 except (ValueError, TypeError, StorageError):
-                    made = self._decoded(record, data)
-                yield made
+                    found = self._decoded(record, data)
+                yield found
                 record += 1
 
     def hold(self, start: int, stop: int) -> list[bytes]:
+        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         return list(chain.from_iterable(self._blocks(start, stop)))
 
     def decode(self, record: int, held: bytes) -> Sample:
+        """Decode what `hold` gave for a record. Raises DamageError."""
         if checksum(held) != int(self._index.checksums[record]):
             raise self._differs(record, held)
         try:
-            return self._sample(
-                self._layout.values(held, record, self._file), self._info.name, record
-            )
+            return self._sample(self._file.values(held, record), self._info.name, record)
         except (ValueError, TypeError, StorageError):
             return self._decoded(record, held)
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         key = bytes(self._decoded(record, self._bytes(record))[KEY])
         if key_hash(key) != int(self.key_hashes[record]):
             raise DamageError(
@@ -580,9 +580,11 @@ class ForeignShard:
         return key
 
     def offset(self, record: int) -> int:
+        """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
     def will_need(self, start: int, stop: int) -> None:
+        """Announce that records [start, stop) will be read soon."""
         if stop - start == 1:
             self._file.will_need(int(self._offsets[start]), int(self.sizes[start]))
         elif start < stop:
@@ -590,30 +592,32 @@ class ForeignShard:
                 self._file.will_need(begin, end - begin)
 
     def scattered(self) -> None:
+        """Say that records will be read in no order."""
         self._file.scattered()
 
     def check(self) -> None:
-        """Nothing: the index vouches for records, not for what lies between them."""
+        """Do nothing: the index vouches for records, not for what lies between them."""
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def _bytes(self, record: int) -> bytes:
         return self._file.read(self.offset(record), int(self.sizes[record]))
 
     def _extents(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The parts of the file where records [start, stop) lie, in whatever order they do."""
+        """Find the parts of the file where records [start, stop) lie, in whatever order they do."""
         begins = self._offsets[start:stop]
         ends = begins + self.sizes[start:stop]
         if (begins[1:] < begins[:-1]).any():
             order = np.argsort(begins, kind="stable")
             begins, ends = begins[order], np.maximum.accumulate(ends[order])
-        apart = np.flatnonzero(begins[1:] - ends[:-1] > _GAP)
-        firsts, lasts = np.append(0, apart + 1), np.append(apart, stop - start - 1)
+        gaps = np.flatnonzero(begins[1:] - ends[:-1] > _GAP)
+        firsts, lasts = np.append(0, gaps + 1), np.append(gaps, stop - start - 1)
         return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
 
     def _blocks(self, start: int, stop: int) -> Iterator[list[bytes]]:
-        """The bytes of records [start, stop); of many at a time, which lie close together."""
+        """Yield the bytes of records [start, stop): of those that lie close together at once."""
         for at in range(start, stop, _CHUNK):
             begins = self._offsets[at : min(at + _CHUNK, stop)].tolist()
             sizes = self.sizes[at : min(at + _CHUNK, stop)].tolist()
@@ -645,7 +649,7 @@ class ForeignShard:
 
     def _decoded(self, record: int, data: bytes) -> Sample:
         try:
-            values = self._layout.values(data, record, self._file)
+            values = self._file.values(data, record)
             return sample_of(values, self._fields, self._info.name, record)
         except (ValueError, StorageError) as error:
             raise DamageError(f"{self._where(record)}: {error}") from None

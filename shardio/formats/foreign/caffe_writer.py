@@ -15,35 +15,36 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import ClassVar
 
 from ...errors import DependencyError, OptionError, SampleError, StorageError, printable
 from ...names import KEY
 from ..sample import Sample
 from .protobuf import write_varint
-from .writer import Plan, image_and_label, misfit
+from .writer import Plan, Target, image_and_label, misfit
 
 _COMMIT = 64 << 20  # bytes
 _MAX_KEY = 511  # LMDB's own
 
 
-class Caffe:
-    shards: ClassVar[bool] = False
-    keyed: ClassVar[bool] = False
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"data\.mdb")
+class Caffe(Target):
+    """An LMDB of Caffe that is being written."""
+
+    ours = re.compile(r"data\.mdb")
 
     def __init__(self, plan: Plan) -> None:
-        self.notes: list[str] = []
+        super().__init__(plan)
         self._image, self._label = image_and_label(plan, "lmdb-caffe", ("int",))
         self.called = {self._image: "data"}
         if self._label is not None:
             self.called[self._label] = "label"
-        self._digits = max(8, len(str(max(plan.made.records - 1, 0))))  # else keys lose their order
+        self._digits = max(
+            8, len(str(max(plan.manifest.records - 1, 0)))
+        )  # else keys lose their order
         self._pending: list[tuple[bytes, bytes]] = []
         self._bytes = 0
         self._folder, self._lmdb = plan.folder, _lmdb()
         # Address space, not a size on the disk; it grows where this is not enough.
-        room = 2 * plan.made.size + (16 << 10) * plan.made.records + (64 << 20)
+        room = 2 * plan.manifest.size + (16 << 10) * plan.manifest.records + (64 << 20)
         with self._explained():
             self._environment = self._lmdb.open(
                 plan.folder, map_size=room >> 20 << 20, lock=False, sync=False, mode=0o666
@@ -51,6 +52,7 @@ class Caffe:
         self._room = room
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         key = b"%0*d_%b" % (self._digits, number, sample[KEY])
         if len(key) > _MAX_KEY:
             raise OptionError(
@@ -73,12 +75,14 @@ class Caffe:
         return True
 
     def finish(self) -> None:
+        """Complete all files, and flush them."""
         self._commit()
         with self._explained():
             self._environment.sync(True)
         self.close()
 
     def close(self) -> None:
+        """Give up what is open."""
         self._environment.close()
 
     def _datum_label(self, sample: Sample) -> bytes:

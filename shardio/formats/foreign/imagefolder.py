@@ -31,7 +31,7 @@ from ...storage.base import File, Storage
 from ...units import show_count
 from ..base import Column, Opening, ShardInfo
 from ..sample import pack, unpack
-from .base import ForeignShard, Values, Walked
+from .base import ForeignFile, ForeignShard, Values, Walked
 
 # Of a path that would lead out of the folder: a part that is empty, or `.`, or `..`.
 _OUTSIDE = re.compile(rb"(?:\A|[/\0])\.{0,2}(?:[/\0]|\Z)")
@@ -43,12 +43,12 @@ class NoImageError(SourceError):
     problems: Sequence[tuple[bytes, str]] = ()
 
 
-class Run:
-    """A run of files as one; see storage.base.File."""
+class ImageRun(ForeignFile):
+    """A run of image files as one. What it holds is said when it is opened, also to index it."""
 
-    descriptor = -1
-
-    def __init__(self, storage: Storage, name: str, extra: bytes) -> None:
+    def __init__(
+        self, storage: Storage, name: str, extra: bytes = b"", *, sweep: bool = False
+    ) -> None:
         self._storage = storage
         self.name = printable(f"{storage.url.rstrip('/')}/{name}", 4096)
         described = unpack(extra)
@@ -59,7 +59,7 @@ class Run:
         self._ends: Column = ends if len(sizes) else ends[:0]  # of the keys
         self.starts: Column = np.append(0, np.cumsum(sizes, dtype=np.int64))  # of the files
         self.size = int(self.starts[-1])
-        self.extra = extra
+        self._extra = extra
         self.digest: bytes | None = None  # once all of it was read, to be indexed
         self.problems: list[tuple[bytes, str]] = []
         if len(self._ends) != len(sizes) or len(labels) not in (0, len(sizes)):
@@ -70,17 +70,18 @@ class Run:
             raise ValueError(f"a path in it leads out of the folder, by {outside[0]!r}")
 
     def key(self, record: int) -> bytes:
+        """Return the key of a file: its path below the folder."""
         start = int(self._ends[record - 1]) + 1 if record else 0
         return self._keys[start : int(self._ends[record])]
 
     def path(self, record: int) -> str:
-        """A file, as messages name it."""
+        """Return the path of a file, as messages name it."""
         return printable(
             f"{self._storage.url.rstrip('/')}/{file_name(key_text(self.key(record)))}", 4096
         )
 
     def open(self, record: int) -> File:
-        """A file, of the size that it had. Raises DamageError, StorageError."""
+        """Open a file, of the size that it had. Raises DamageError, StorageError."""
         size = int(self.starts[record + 1] - self.starts[record])
         try:
             file = self._storage.open(key_text(self.key(record)))
@@ -100,6 +101,7 @@ class Run:
         return file
 
     def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`. Raises DamageError."""
         parts = []
         if not 0 <= start <= start + length <= self.size:
             raise DamageError(
@@ -119,7 +121,7 @@ class Run:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def sha256(self) -> bytes:
-        """Of the files behind each other."""
+        """Return the SHA-256 of the files behind each other, 32 bytes."""
         if self.digest is not None:
             return self.digest
         seal = hashlib.sha256()
@@ -129,6 +131,7 @@ class Run:
         return seal.digest()
 
     def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, start + length, side="left"))
         for record in range(max(first, 0), min(last, len(self.starts) - 1)):
@@ -138,65 +141,52 @@ class Run:
                 file.close()
 
     def scattered(self) -> None:
-        """Files are read as a whole."""
+        """Do nothing: files are read as a whole."""
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
+        return zip(self.starts.tolist(), np.diff(self.starts).tolist(), strict=False)
 
-class ImageFolderLayout:
-    """See formats.foreign.Layout. What a run holds is said when it is opened, also to index it."""
-
-    name = "imagefolder"
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> Run:
-        return Run(storage, name, extra)
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        assert isinstance(file, Run)
-        lengths = np.diff(file.starts).tolist()
-        return zip(file.starts.tolist(), lengths, strict=False)
-
-    def walk(self, file: File) -> Iterator[Walked]:
-        """As formats.foreign.walk, reading each file once; those that are no images are noted."""
-        assert isinstance(file, Run)
+    def walk(self) -> Iterator[Walked]:
+        """Read each file once; those that are no images are noted for `extra`."""
         seal = hashlib.sha256()
-        for record, (start, length) in enumerate(self.scan(file)):
-            data = file.read(start, length)
+        for record, (start, length) in enumerate(self.scan()):
+            data = self.read(start, length)
             seal.update(data)
             if image_type(data[:32]) is None:
                 why = f"is not an image: it begins with '{printable(data[:12])}'"
-                file.problems.append((file.key(record), why))
-            yield start, length, data, self.values(data, record, file)
-        file.digest = seal.digest()
+                self.problems.append((self.key(record), why))
+            yield start, length, data, self.values(data, record)
+        self.digest = seal.digest()
 
-    def extra(self, file: File) -> bytes:
-        """Raises NoImageError, naming all files that turned out to be none."""
-        assert isinstance(file, Run)
-        if file.problems:
+    def extra(self) -> bytes:
+        """Return the description. Raises NoImageError, naming all files that are no images."""
+        if self.problems:
             error = NoImageError(
-                f"{file.name}: {show_count(len(file.problems), 'file')} of no image"
+                f"{self.name}: {show_count(len(self.problems), 'file')} of no image"
             )
-            error.problems = file.problems
+            error.problems = self.problems
             raise error
-        return file.extra
+        return self._extra
 
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, Run)
-        values: Values = {KEY: file.key(record), "image": data}
-        if file.labels is not None:
-            values["label"] = int(file.labels[record])
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
+        values: Values = {KEY: self.key(record), "image": data}
+        if self.labels is not None:
+            values["label"] = int(self.labels[record])
         return values
 
 
 class ImageFolderShard(ForeignShard):
     """One run of files. See formats.base.Shard."""
 
-    _file: Run
+    _file: ImageRun
 
     def __init__(self, opening: Opening, info: ShardInfo) -> None:
-        super().__init__(_LAYOUT, opening, info)
+        super().__init__(ImageRun, opening, info)
         if (count := len(self._file.starts) - 1) != self.records:
             raise DamageError(
                 f"{printable(info.name)}: its index describes {count:,} files, not "
@@ -204,22 +194,19 @@ class ImageFolderShard(ForeignShard):
             )
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         return self._file.key(record)
 
     def sha256(self) -> bytes:
-        """SHA-256 of the files of the run, one behind the other."""
+        """Return the SHA-256 of the files of the run, one behind the other."""
         return self._file.sha256()
 
     def _where(self, record: int) -> str:
         return self._file.path(record)
 
 
-_LAYOUT = ImageFolderLayout()
-open_shard = ImageFolderShard
-
-
 def describe(keys: Sequence[bytes], sizes: Column, labels: Sequence[int] | None) -> bytes:
-    """The description of a run, which `open` takes."""
+    """Return the description of a run, with which it is opened."""
     return pack(
         {
             "keys": b"\0".join(keys),

@@ -8,58 +8,56 @@ it. Classes whose folders were empty are empty folders again.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 from ...errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ..sample import Sample
 from ..tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
-from .writer import Plan, image_and_label, image_extension, misfit
+from .writer import Plan, Target, image_and_label, image_extension, misfit
 
 
-class ImageFolder:
-    shards: ClassVar[bool] = False
-    keyed: ClassVar[bool] = False
-    ours: ClassVar[re.Pattern[str] | None] = None
+class ImageFolder(Target):
+    """A folder of images that is being written."""
 
     def __init__(self, plan: Plan) -> None:
-        self.notes: list[str] = []
+        super().__init__(plan)
+        where = plan.manifest.where
         self._image, self._label = image_and_label(plan, "imagefolder", ("int",))
         self.called = {self._image: "files"}
-        self._made = plan.made
-        self._raw = is_raw(plan.made, self._image)
+        self._manifest = plan.manifest
+        self._raw = is_raw(plan.manifest, self._image)
         self._classes: list[bytes] = []
         if self._label is not None:
-            if plan.made.classes is None:
+            if plan.manifest.classes is None:
                 raise OptionError(
-                    f"{plan.made.where}: {printable(self._label)} has no names of classes, which "
+                    f"{where}: {printable(self._label)} has no names of classes, which "
                     "folders could have. Leave it out, and the paths are the keys: --fields "
                     f"{printable(self._image)}"
                 )
-            self._classes = [class_bytes(name) for name in plan.made.classes]
-            known = zip(plan.made.classes, self._classes, strict=True)
+            self._classes = [class_bytes(name) for name in plan.manifest.classes]
+            known = zip(plan.manifest.classes, self._classes, strict=True)
             if odd := [name for name, stored in known if not _is_name(stored)]:
                 raise OptionError(
-                    f"{plan.made.where}: the class {printable(odd[0])!r} cannot be the name of one "
+                    f"{where}: the class {printable(odd[0])!r} cannot be the name of one "
                     "folder. Leave the label out, and the paths are the keys: --fields "
                     f"{printable(self._image)}"
                 )
             if len(set(self._classes)) < len(self._classes):
-                raise OptionError(f"{plan.made.where}: two classes have one name, so one folder")
+                raise OptionError(f"{where}: two classes have one name, so one folder")
             self.called[self._label] = "folders"
             if self._classes != sorted(self._classes):
                 self.notes.append("classes: readers number folders by their names, so not as here")
         self._tree = Tree(plan.folder, False)
         self._filled: set[bytes] = set()  # classes that have a folder
         if self._label is not None:
-            for name in class_folders(plan.made):
+            for name in class_folders(plan.manifest):
                 self._tree.folder(self._path(class_bytes(name)))
                 self._filled.add(class_bytes(name))
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         data = sample[self._image]
         if data is None:
             return False
@@ -85,6 +83,7 @@ class ImageFolder:
         return True
 
     def finish(self) -> None:
+        """Complete all files, and flush them."""
         missing = [name for name in self._classes if name not in self._filled]
         if missing:
             self.notes.append(
@@ -96,6 +95,7 @@ class ImageFolder:
         os.sync()  # one call; a million files' fsync would be most of the time
 
     def close(self) -> None:
+        """Give up what is open."""
         tree, self._tree = getattr(self, "_tree", None), None  # type: ignore[assignment]
         if tree is not None:
             tree.close()
@@ -118,7 +118,7 @@ class ImageFolder:
 
     def _path(self, key: bytes) -> Sequence[bytes]:
         try:
-            return key_parts(key, self._made.where)
+            return key_parts(key, self._manifest.where)
         except DamageError:
             raise OptionError(
                 f"the key {printable(key)} is no path within a directory; `--keys number` names "

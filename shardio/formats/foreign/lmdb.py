@@ -44,24 +44,21 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File, Storage
+from ...storage.base import Storage
+from ..lmdb import BRANCH_PAGE, LEAF_PAGE, META_PAGE, OVERFLOW_PAGE, PAGE_HEAD, RUN_HEAD, TREE
 from ..sample import pack, unpack
-from .base import Values, WrappedFile
+from .base import ForeignFile, Values
 from .protobuf import read_varint
 
 SPECIAL = frozenset((b"__keys__", b"__len__"))  # keys of other tools' notes, not of records
 
-_PAGE = struct.Struct("<QHHHH")
-_RUN = struct.Struct("<QHHI")
 _NODE = struct.Struct("<HHHH")  # size or child, low and high; flags or the child's highest; key
 _U64 = struct.Struct("<Q")
-_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
 _KINDS = 0x6F  # these, fixed-size values (0x20) and sub-pages (0x40)
 _BIG, _NAMED = 1, 2  # flags of a node; 4: it has many values
 _MAGIC = b"\xde\xc0\xef\xbe"
 _FORMAT = 1  # of LMDB 0.9
 _HEAD = struct.Struct("<4sIQQ")  # of a meta page: magic, format, address, size of the map
-_TREE = struct.Struct("<IHHQQQQQ")  # page size or 0, flags, depth, pages of 3 kinds, entries, root
 _MANY_VALUES = 4  # flag of a tree
 _EMPTY = (1 << 64) - 1
 _PAGE_SIZES = [1 << bits for bits in range(8, 17)]
@@ -69,79 +66,64 @@ _MAX_DEPTH = 32  # LMDB's CURSOR_STACK
 _TOLD = 64 << 20  # bytes of a value by which the kind of a file is told; larger ones are not asked
 
 
-class LmdbFile(WrappedFile):
-    """A database, and what scanning it found out."""
-
-    def __init__(self, file: File, extra: bytes) -> None:
-        super().__init__(file)
-        self.read = file.read
-        self.kind = "bytes"  # or "datum", "image"
-        self._keys = b""  # all, joined
-        self._sizes = b""  # of each, u16
-        self._ends = [0]
-        if extra:
-            try:
-                found = unpack(extra)
-                self.take(found["kind"], found["keys"], found["sizes"])
-            except (ValueError, TypeError, KeyError) as error:
-                file.close()
-                raise DamageError(f"{self.name}: its index holds no keys: {error}") from None
-
-    def take(self, kind: str, keys: bytes, sizes: bytes) -> None:
-        """The kind of the values; the keys of the records, joined, and the u16 size of each."""
-        ends = np.frombuffer(sizes, "<u2").cumsum(dtype=np.int64)
-        if (int(ends[-1]) if len(ends) else 0) != len(keys):
-            raise ValueError("they are not as long as it says")
-        self.kind, self._keys, self._sizes = kind, keys, sizes
-        self._ends = [0, *ends.tolist()]
-
-    def extra(self) -> bytes:
-        return pack({"kind": self.kind, "keys": self._keys, "sizes": self._sizes})
-
-    def key(self, record: int) -> bytes:
-        return self._keys[self._ends[record] : self._ends[record + 1]]
-
-
-class LmdbForeignLayout:
-    """See formats.foreign.Layout.
+class LmdbFile(ForeignFile):
+    """A database, and what scanning it found out.
 
     values: of a Datum `image`, which is bytes when it is encoded, else an array (H, W, C) of uint8
     or float32, its channels in the order of the file (Caffe's convert_imageset wrote BGR), and
     `label`, an int; `image` where values are image files; `data` where they are other bytes.
     """
 
-    name = "lmdb-foreign"
-    lists = False
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        self.take("bytes", b"", b"")
+        if extra:
+            try:
+                found = unpack(extra)
+                self.take(found["kind"], found["keys"], found["sizes"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise DamageError(f"{self.name}: its index holds no keys: {error}") from None
 
-    def open(self, storage: Storage, name: str, extra: bytes) -> LmdbFile:
-        return LmdbFile(storage.open(name), extra)
+    def take(self, kind: str, keys: bytes, sizes: bytes) -> None:
+        """Take the kind of the values ("bytes", "datum" or "image"), and the keys of the records.
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        assert isinstance(file, LmdbFile)
-        found = _walk(file)
+        keys: joined. sizes: the u16 size of each.
+        """
+        ends = np.frombuffer(sizes, "<u2").cumsum(dtype=np.int64)
+        if (int(ends[-1]) if len(ends) else 0) != len(keys):
+            raise ValueError("they are not as long as it says")
+        self.kind, self._keys, self._sizes = kind, keys, sizes
+        self._ends = [0, *ends.tolist()]
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
+        found = _walk(self)
         ranges = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
         told = sorted({0, len(ranges) // 2, len(ranges) - 1}) if ranges else []
-        kinds = [_kind(file, file.read(*ranges[i])) for i in told if ranges[i][1] <= _TOLD]
+        kinds = [_kind(self, self.read(*ranges[i])) for i in told if ranges[i][1] <= _TOLD]
         kind = next((kind for kind in kinds if kind != "bytes"), "bytes")
-        file.take(kind, found.keys, found.sizes)
+        self.take(kind, found.keys, found.sizes)
         return iter(ranges)
 
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, LmdbFile)
-        return file.extra()
+    def extra(self) -> bytes:
+        """Return what opening needs besides the file."""
+        return pack({"kind": self.kind, "keys": self._keys, "sizes": self._sizes})
 
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, LmdbFile)
-        if file.kind == "datum":
-            return {KEY: file.key(record), **_datum(data)}
-        return {KEY: file.key(record), "image" if file.kind == "image" else "data": data}
+    def key(self, record: int) -> bytes:
+        """Return the key of a record."""
+        return self._keys[self._ends[record] : self._ends[record + 1]]
+
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
+        if self.kind == "datum":
+            return {KEY: self.key(record), **_datum(data)}
+        return {KEY: self.key(record), "image" if self.kind == "image" else "data": data}
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 
 def _kind(file: LmdbFile, value: bytes) -> str:
-    """What the values of a file are, by one of them. Raises SourceError."""
+    """Return the kind of the values of a file, by one of them. Raises SourceError."""
     if _is_image(value):
         return "image"
     with contextlib.suppress(ValueError):
@@ -163,7 +145,7 @@ def _kind(file: LmdbFile, value: bytes) -> str:
 
 
 def _is_image(start: bytes) -> bool:
-    """By signature: JPEG, PNG, GIF, WebP, BMP, TIFF, JPEG 2000, AVIF or HEIF."""
+    """Return True for a JPEG, PNG, GIF, WebP, BMP, TIFF, JPEG 2000, AVIF or HEIF, by signature."""
     return (
         start.startswith(
             (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
@@ -182,10 +164,13 @@ def _is_pickled(value: bytes) -> bool:
     return value.endswith(b".") and _PICKLE.match(value) is not None
 
 
+# Of a Datum the numbers, by their tags: channels, height, width, label, encoded.
+_DATUM = {0x08: 0, 0x10: 0, 0x18: 0, 0x28: None, 0x38: 0}
+
+
 def _datum(data: bytes) -> Values:
-    """The image and label of a Datum. Raises ValueError when it is none."""
-    channels = height = width = encoded = 0
-    label: int | None = None
+    """Return the image and label of a Datum. Raises ValueError if it is none."""
+    numbers: dict[int, Any] = dict(_DATUM)
     start = stop = -1  # of the bytes in field 4
     floats: list[bytes] = []
     at, size = 0, len(data)
@@ -205,25 +190,18 @@ def _datum(data: bytes) -> Values:
             elif tag == 0x35:  # one float
                 floats.append(data[at : at + 4])
                 at += 4
+            elif tag in _DATUM:
+                numbers[tag], at = read_varint(data, at)
             else:
-                value, at = read_varint(data, at)
-                if tag == 0x08:
-                    channels = value
-                elif tag == 0x10:
-                    height = value
-                elif tag == 0x18:
-                    width = value
-                elif tag == 0x28:
-                    value &= 0xFFFFFFFF  # int32, of which a negative one takes 10 bytes
-                    label = value - (1 << 32) if value >> 31 else value
-                elif tag == 0x38:
-                    encoded = value
-                else:
-                    raise ValueError("it has a field that no Datum has")
+                raise ValueError("it has a field that no Datum has")
     except IndexError:
         raise ValueError("it ends within a field") from None
     if at != size:
         raise ValueError("it ends within a field")
+    channels, height, width, label, encoded = numbers.values()
+    if label is not None:
+        label &= 0xFFFFFFFF  # int32, of which a negative one takes 10 bytes
+        label -= label >> 31 << 32
     shape = (channels, height, width)
     image: Any
     if encoded or (start >= 0 and shape == (0, 0, 0)):  # some writers say neither
@@ -268,7 +246,7 @@ class _Found(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """What the meta page says that counts."""
+    """The tree that the meta page names."""
 
     page_size: int
     root: int  # a page
@@ -284,42 +262,10 @@ def _walk(file: LmdbFile) -> _Found:
     last = file.size // page_size
     pages, offsets, lengths, sizes = array("Q"), array("Q"), array("Q"), array("H")
     keys: list[bytes] = []
-    seen = special = 0
-    waiting = [(tree.root, 1)] if tree.entries else []
-    passed: set[int] = set()
-    while waiting:
-        number, depth = waiting.pop()
-        passed.add(number)
-        seen += 1
-        if (
-            not 2 <= number < last
-            or depth > tree.depth
-            or not len(passed) == seen <= tree.pages  # a page comes once
-        ):
-            raise _damaged(file, number, "it is not where a page of the tree can be")
-        data = file.read(number * page_size, page_size)
-        own, _, flags, lower, upper = _PAGE.unpack_from(data)
-        kind = flags & _KINDS
-        if own != number or kind not in (_BRANCH, _LEAF) or not 16 <= lower <= upper <= page_size:
-            raise _damaged(file, number, "it is no page of a tree")
-        if (kind == _LEAF) != (depth == tree.depth):
-            raise _damaged(file, number, "it is not at the depth where it should be")
-        places = struct.unpack_from(f"<{(lower - 16) // 2}H", data, 16)
-        if len(set(places)) < len(places):
-            raise _damaged(file, number, "a node is in it twice")
-        if kind == _BRANCH:
-            children = []
-            for at in places:
-                if not upper <= at <= page_size - 8:
-                    raise _damaged(file, number, f"a node at byte {at} does not fit")
-                low, middle, high, _ = _NODE.unpack_from(data, at)
-                children.append((low | middle << 16 | high << 32, depth + 1))
-            waiting += reversed(children)
-            continue
+    special = 0
+    for number, data, places, upper in _leaves(file, tree):
         room = page_size - upper
         for at in places:
-            if not upper <= at <= page_size - 8:
-                raise _damaged(file, number, f"a node at byte {at} does not fit")
             low, high, flags, key_size = _NODE.unpack_from(data, at)
             size = low | high << 16
             begin = at + 8 + key_size
@@ -359,15 +305,59 @@ def _walk(file: LmdbFile) -> _Found:
     return _Found(begins, counts, b"".join(keys), sizes.tobytes())
 
 
+def _leaves(file: LmdbFile, tree: _Tree) -> Iterator[tuple[int, bytes, tuple[int, ...], int]]:
+    """Yield the leaves of a tree in the order of keys: number, bytes, places of nodes, `upper`.
+
+    Raises DamageError naming the page.
+    """
+    page_size = tree.page_size
+    last = file.size // page_size
+    seen = 0
+    waiting = [(tree.root, 1)] if tree.entries else []
+    passed: set[int] = set()
+    while waiting:
+        number, depth = waiting.pop()
+        passed.add(number)
+        seen += 1
+        if (
+            not 2 <= number < last
+            or depth > tree.depth
+            or not len(passed) == seen <= tree.pages  # a page comes once
+        ):
+            raise _damaged(file, number, "it is not where a page of the tree can be")
+        data = file.read(number * page_size, page_size)
+        own, _, flags, lower, upper = PAGE_HEAD.unpack_from(data)
+        kind = flags & _KINDS
+        known = own == number and kind in (BRANCH_PAGE, LEAF_PAGE)
+        if not known or not 16 <= lower <= upper <= page_size:
+            raise _damaged(file, number, "it is no page of a tree")
+        if (kind == LEAF_PAGE) != (depth == tree.depth):
+            raise _damaged(file, number, "it is not at the depth where it should be")
+        places = struct.unpack_from(f"<{(lower - 16) // 2}H", data, 16)
+        if len(set(places)) < len(places):
+            raise _damaged(file, number, "a node is in it twice")
+        for at in places:
+            if not upper <= at <= page_size - 8:
+                raise _damaged(file, number, f"a node at byte {at} does not fit")
+        if kind == LEAF_PAGE:
+            yield number, data, places, upper
+            continue
+        children = []
+        for at in places:
+            low, middle, high, _ = _NODE.unpack_from(data, at)
+            children.append((low | middle << 16 | high << 32, depth + 1))
+        waiting += reversed(children)
+
+
 def _check_runs(file: LmdbFile, page_size: int, begins: Any, counts: Any) -> None:
     """Look at the page before each value that has pages to itself."""
     behind = 0  # the page behind the run before
     runs = np.flatnonzero(begins % page_size == 16)
     for begin, size in zip(begins[runs].tolist(), counts[runs].tolist(), strict=True):
         number = begin // page_size
-        own, _, flags, pages = _RUN.unpack(file.read(begin - 16, 16))
+        own, _, flags, pages = RUN_HEAD.unpack(file.read(begin - 16, 16))
         end = (15 + size) // page_size + 1
-        if own != number or flags & _KINDS != _OVERFLOW or pages < end or number < behind:
+        if own != number or flags & _KINDS != OVERFLOW_PAGE or pages < end or number < behind:
             raise _damaged(file, number, f"it is not the first of {end:,} pages of a value")
         if begin + size > file.size:
             raise _damaged(file, number, f"a value of {size:,} bytes ends beyond the file")
@@ -375,7 +365,7 @@ def _check_runs(file: LmdbFile, page_size: int, begins: Any, counts: Any) -> Non
 
 
 def _tree(file: LmdbFile) -> _Tree:
-    """The meta page that counts. Raises DamageError, SourceError."""
+    """Read the meta page that counts. Raises DamageError, SourceError."""
     if file.size < 2 * _PAGE_SIZES[0]:
         raise DamageError(f"{file.name}: {file.size:,} bytes are too few for an LMDB database")
     start = file.read(0, 64)
@@ -409,15 +399,15 @@ def _tree(file: LmdbFile) -> _Tree:
 def _meta(
     file: LmdbFile, at: int, page_size: int | None
 ) -> tuple[int, int, tuple[int, int, int, int, int, int, int, int]]:
-    """Page size, transaction, and main tree of a meta page."""
+    """Return page size, transaction, and main tree of a meta page."""
     data = file.read(at, 152)
-    kind = _PAGE.unpack_from(data)[2]
+    kind = PAGE_HEAD.unpack_from(data)[2]
     magic, version, _, _ = _HEAD.unpack_from(data, 16)
-    found: int = _TREE.unpack_from(data, 40)[0]
-    tree = _TREE.unpack_from(data, 88)
+    found: int = TREE.unpack_from(data, 40)[0]
+    tree = TREE.unpack_from(data, 88)
     (transaction,) = _U64.unpack_from(data, 144)
     if (
-        kind & _KINDS != _META
+        kind & _KINDS != META_PAGE
         or magic != _MAGIC
         or version != _FORMAT
         or found not in _PAGE_SIZES
@@ -431,7 +421,7 @@ def _meta(
 
 
 def _elsewhere(start: bytes) -> str | None:
-    """What wrote a file that is a database, but of another machine or version."""
+    """Say who wrote a file that is a database, but of another machine or version."""
     if start[24:28] == _MAGIC:
         return "it was written by LMDB 1.0, which LMDB 0.9 cannot read"
     if start[12:16] == _MAGIC:

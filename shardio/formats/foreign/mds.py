@@ -52,7 +52,7 @@ from ...errors import DamageError, DependencyError, SourceError, printable
 from ...names import KEY
 from ...storage.base import File, Storage
 from ..sample import MAX_DIMENSIONS
-from .base import Values
+from .base import ForeignFile, Values
 
 INDEX = "index.json"
 _U32 = struct.Struct("<I")
@@ -69,52 +69,140 @@ _MAX_DIGITS = 4_300  # of a number that is text; Python's own limit for an int
 _BLOCK = 1 << 16  # offsets that are read at once
 
 
-class MdsFile:
-    """A shard: its file, or what a compressed one was inflated to; and how to decode a sample."""
+class MdsFile(ForeignFile):
+    """A shard: its file, or what a compressed one was inflated to; and how to decode a sample.
 
-    descriptor = -1
-    __slots__ = (
-        "_file",
-        "_whole",
-        "decode",
-        "description",
-        "end",
-        "memory",
-        "name",
-        "read",
-        "size",
-    )
+    A column called `__key__`, str, bytes or int, is the key.
+    """
 
-    def __init__(self, file: File, inflated: bytes | None) -> None:
-        self._file, self._whole = file, inflated is not None
-        self.name, self.size = file.name, file.size
-        self.end = file.size if inflated is None else len(inflated)  # of what ranges refer to
-        self.memory = 0 if inflated is None else self.end  # bytes that it takes while it is open
-        self.read: Callable[[int, int], bytes] = (
-            file.read if inflated is None else _slicer(inflated, file.name)
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        if extra:
+            self._open_known(name, extra)
+        else:
+            self._open_new(storage, name)
+
+    def _open_known(self, name: str, extra: bytes) -> None:
+        """Open a shard that was indexed."""
+        size, end = _EXTRA.unpack_from(extra)
+        if self.size != size:
+            raise DamageError(
+                f"{self.name}: it has {self.size:,} bytes, but had {size:,} when it was indexed. "
+                "Restore it, or index it anew"
+            )
+        self._inflate(name, end)
+        self.description = extra[_EXTRA.size :]
+        self._decode = _decoder(_columns(self.description, self.name))
+
+    def _open_new(self, storage: Storage, name: str) -> None:
+        """Open a shard that is to be indexed: all that index.json says of it is compared."""
+        where, listed = _listed(storage, name)
+        if listed.get("format") != "mds":
+            raise SourceError(f"{where}: {printable(name)}: format {_shown(listed.get('format'))}")
+        raw, zipped = _part(listed, "raw_data", where), None
+        if _packing(name) is not None:
+            zipped = _part(listed, "zip_data", where)
+            if storage.exists(inflated := name.rpartition(".")[0]):
+                raise SourceError(
+                    f"{self.name}: {printable(inflated)} is there, too, which is the same shard. "
+                    f"Remove one of them (index.json may stay as it is)"
+                )
+        expected = raw if zipped is None else zipped
+        if self.size != expected:
+            raise DamageError(
+                f"{self.name}: it has {self.size:,} bytes, but {where} says {expected:,}: one of "
+                "them was cut short or replaced. Copy both anew"
+            )
+        self._inflate(name, raw)
+        records, self.description = self._header()
+        columns = _columns(self.description, self.name)
+        for what, found, said in (
+            ("samples", records, listed.get("samples")),
+            ("column_names", list(columns.names), listed.get("column_names")),
+            ("column_encodings", list(columns.encodings), listed.get("column_encodings")),
+            ("column_sizes", list(columns.sizes), listed.get("column_sizes")),
+        ):
+            if found != said:
+                raise DamageError(
+                    f"{self.name}: its {what}: {_shown(found)}, but {where} says {_shown(said)}. "
+                    "The shard is damaged, or belongs to another data set"
+                )
+        self._decode = _decoder(columns)
+
+    def _inflate(self, name: str, size: int) -> None:
+        """Inflate a compressed shard to `size` bytes, to which ranges refer from then on."""
+        inflated = _inflate(self._file, name, size)
+        self._inflated = inflated is not None
+        self.end = self.size if inflated is None else len(inflated)  # of what ranges refer to
+        if inflated is not None:
+            self.memory = self.end
+            self.read = _slicer(inflated, self.name)
+
+    def _header(self) -> tuple[int, bytes]:
+        """Read the number of samples, and the description."""
+        if 8 <= self.end <= _MAX_SHARD:
+            records, first = struct.unpack("<II", self.read(0, 8))
+            start = 8 + 4 * records
+            if start <= first <= min(self.end, start + _MAX_DESCRIPTION):
+                (last,) = _U32.unpack(self.read(start - 4, 4))
+                if last != self.end:
+                    raise DamageError(
+                        f"{self.name}: byte {start - 4}: its last sample ends at byte {last}, "
+                        f"expected {self.end}, the end of the shard"
+                    )
+                return records, self.read(start, first - start)
+        raise DamageError(
+            f"{self.name}: byte 0: expected the number of samples and their offsets, found "
+            f"{self.read(0, min(8, self.end)).hex(' ') or 'nothing'} in a shard of {self.end:,} "
+            "bytes"
         )
-        self.description = b""
-        self.decode: Callable[[bytes], Values] = _undescribed
 
-    def sha256(self) -> bytes:
-        return self._file.sha256()
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
+        (records,) = _U32.unpack(self.read(0, 4))
+        least = _columns(self.description, self.name).least
+        (before,) = _U32.unpack(self.read(4, 4))
+        for first in range(0, records, _BLOCK):
+            count = min(_BLOCK, records - first)
+            data = self.read(4 + 4 * first, 4 + 4 * count)
+            offsets = np.frombuffer(data, "<u4").astype(np.int64)
+            lengths = np.diff(offsets)
+            wrong = np.flatnonzero(lengths < least)
+            if len(wrong) or offsets[-1] > self.end:
+                at = int(wrong[0]) if len(wrong) else count - 1
+                raise DamageError(
+                    f"{self.name}: byte {8 + 4 * (first + at)}: record {first + at} is said to be "
+                    f"at bytes {offsets[at]} to {offsets[at + 1]}; expected at least {least} bytes "
+                    f"within {before} to {self.end}"
+                )
+            yield from zip(offsets[:-1].tolist(), lengths.tolist(), strict=True)
+
+    def extra(self) -> bytes:
+        """Return what opening needs besides the file."""
+        return _EXTRA.pack(self.size, self.end) + self.description
+
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
+        return self._decode(data)
 
     def will_need(self, start: int, length: int) -> None:
-        if not self._whole:
-            self._file.will_need(start, length)
+        """Announce a range that will be read soon."""
+        if not self._inflated:
+            super().will_need(start, length)
 
     def scattered(self) -> None:
-        if not self._whole:
-            self._file.scattered()
+        """Say that reads will be in no order."""
+        if not self._inflated:
+            super().scattered()
 
     def close(self) -> None:
-        if self._whole:
+        """Close the file."""
+        if self.memory:
             self.read = _slicer(b"", self.name)  # what was inflated is let go
-        self._file.close()
+        super().close()
 
 
 def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
-    """Reads of an inflated shard. No method of it: that would be a circle, freed late."""
+    """Return a reader of an inflated shard. No method of it: that would be a circle, freed late."""
 
     def read(start: int, length: int) -> bytes:
         if start + length > len(data):
@@ -127,127 +215,11 @@ def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
     return read
 
 
-class MdsLayout:
-    """See formats.foreign.Layout. A column called `__key__`, str, bytes or int, is the key."""
-
-    name = "mds"
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> MdsFile:
-        file = storage.open(name)
-        try:
-            return _open_known(file, name, extra) if extra else _open_new(storage, file, name)
-        except BaseException:
-            file.close()
-            raise
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        assert isinstance(file, MdsFile)
-        (records,) = _U32.unpack(file.read(0, 4))
-        least = _columns(file.description, file.name).least
-        (before,) = _U32.unpack(file.read(4, 4))
-        for first in range(0, records, _BLOCK):
-            count = min(_BLOCK, records - first)
-            data = file.read(4 + 4 * first, 4 + 4 * count)
-            offsets = np.frombuffer(data, "<u4").astype(np.int64)
-            lengths = np.diff(offsets)
-            wrong = np.flatnonzero(lengths < least)
-            if len(wrong) or offsets[-1] > file.end:
-                at = int(wrong[0]) if len(wrong) else count - 1
-                raise DamageError(
-                    f"{file.name}: byte {8 + 4 * (first + at)}: record {first + at} is said to be "
-                    f"at bytes {offsets[at]} to {offsets[at + 1]}; expected at least {least} bytes "
-                    f"within {before} to {file.end}"
-                )
-            yield from zip(offsets[:-1].tolist(), lengths.tolist(), strict=True)
-
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, MdsFile)
-        return _EXTRA.pack(file.size, file.end) + file.description
-
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, MdsFile)
-        return file.decode(data)
-
-
-# --- opening --------------------------------------------------------------------------------------
-
-
-def _open_known(file: File, name: str, extra: bytes) -> MdsFile:
-    """A shard that was indexed."""
-    size, end = _EXTRA.unpack_from(extra)
-    if file.size != size:
-        raise DamageError(
-            f"{file.name}: it has {file.size:,} bytes, but had {size:,} when it was indexed. "
-            "Restore it, or index it anew"
-        )
-    opened = MdsFile(file, _inflate(file, name, end))
-    opened.description = extra[_EXTRA.size :]
-    opened.decode = _decoder(_columns(opened.description, file.name))
-    return opened
-
-
-def _open_new(storage: Storage, file: File, name: str) -> MdsFile:
-    """A shard that is to be indexed: all that index.json says of it is compared."""
-    where, listed = _listed(storage, name)
-    if listed.get("format") != "mds":
-        raise SourceError(f"{where}: {printable(name)}: format {_shown(listed.get('format'))}")
-    raw, zipped = _part(listed, "raw_data", where), None
-    if _packing(name) is not None:
-        zipped = _part(listed, "zip_data", where)
-        if storage.exists(inflated := name.rpartition(".")[0]):
-            raise SourceError(
-                f"{file.name}: {printable(inflated)} is there, too, which is the same shard. "
-                f"Remove one of them (index.json may stay as it is)"
-            )
-    expected = raw if zipped is None else zipped
-    if file.size != expected:
-        raise DamageError(
-            f"{file.name}: it has {file.size:,} bytes, but {where} says {expected:,}: one of them "
-            "was cut short or replaced. Copy both anew"
-        )
-    opened = MdsFile(file, _inflate(file, name, raw))
-    records, opened.description = _header(opened)
-    columns = _columns(opened.description, file.name)
-    for what, found, said in (
-        ("samples", records, listed.get("samples")),
-        ("column_names", list(columns.names), listed.get("column_names")),
-        ("column_encodings", list(columns.encodings), listed.get("column_encodings")),
-        ("column_sizes", list(columns.sizes), listed.get("column_sizes")),
-    ):
-        if found != said:
-            raise DamageError(
-                f"{file.name}: its {what}: {_shown(found)}, but {where} says {_shown(said)}. The "
-                "shard is damaged, or belongs to another data set"
-            )
-    opened.decode = _decoder(columns)
-    return opened
-
-
-def _header(file: MdsFile) -> tuple[int, bytes]:
-    """The number of samples, and the description."""
-    if 8 <= file.end <= _MAX_SHARD:
-        records, first = struct.unpack("<II", file.read(0, 8))
-        start = 8 + 4 * records
-        if start <= first <= min(file.end, start + _MAX_DESCRIPTION):
-            (last,) = _U32.unpack(file.read(start - 4, 4))
-            if last != file.end:
-                raise DamageError(
-                    f"{file.name}: byte {start - 4}: its last sample ends at byte {last}, expected "
-                    f"{file.end}, the end of the shard"
-                )
-            return records, file.read(start, first - start)
-    raise DamageError(
-        f"{file.name}: byte 0: expected the number of samples and their offsets, found "
-        f"{file.read(0, min(8, file.end)).hex(' ') or 'nothing'} in a shard of {file.end:,} bytes"
-    )
-
-
 # --- index.json -----------------------------------------------------------------------------------
 
 
 def _listed(storage: Storage, name: str) -> tuple[str, dict[str, Any]]:
-    """Where a shard is listed, for messages, and what is said of it there.
+    """Return where a shard is listed, for messages, and its entry there.
 
     A list that was merged from those of subfolders lies above them; both are heeded. Each shard
     looks whether the one after it in the list is there, and the last whether the first is: so, any
@@ -293,7 +265,7 @@ _Shards = list[tuple[tuple[str, ...], dict[str, Any]]]  # names, inflated and co
 
 @lru_cache(maxsize=4)  # one list has thousands of shards, each of which is opened
 def _parse(text: bytes) -> tuple[_Shards, dict[str, int]]:
-    """The shards that a list has, and their numbers by name. Raises ValueError, RecursionError."""
+    """Return the shards of a list, and their numbers by name. Raises ValueError, RecursionError."""
     described = json.loads(text.decode("utf-8"))
     if not isinstance(described, dict) or not isinstance(described.get("shards"), list):
         raise ValueError("expected an object with `shards`")
@@ -321,7 +293,7 @@ def _parse(text: bytes) -> tuple[_Shards, dict[str, int]]:
 
 
 def _part(listed: dict[str, Any], part: str, where: str) -> int:
-    """The bytes that a shard has, as index.json says."""
+    """Return the bytes that a shard has, as index.json says."""
     size = (listed.get(part) or {}).get("bytes")
     if type(size) is not int or not 0 <= size <= _MAX_SHARD:
         raise DamageError(
@@ -353,7 +325,7 @@ def _packing(name: str) -> str | None:
 
 
 def _inflate(file: File, name: str, size: int) -> bytes | None:
-    """The inflated bytes of a compressed shard, which are `size`; None when it is not compressed.
+    """Return the inflated bytes of a compressed shard, which are `size`; None if it is plain.
 
     Raises SourceError, DependencyError when it must be inflated before, DamageError.
     """
@@ -405,26 +377,23 @@ def _unzstd(data: bytes, size: int) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def _gunzip(data: bytes, size: int) -> bytes:
-    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    inflated = unpacker.decompress(data, size + 1)
-    if len(inflated) <= size and (not unpacker.eof or unpacker.unused_data):
-        raise ValueError("it is not one gzip member")
-    return inflated
+def _stream_inflater(decompressor: Callable[[], Any], what: str) -> Callable[[bytes, int], bytes]:
+    """Return what inflates one stream; of more than `size` bytes it gives one too many."""
 
+    def inflate(data: bytes, size: int) -> bytes:
+        unpacker = decompressor()
+        inflated: bytes = unpacker.decompress(data, size + 1)
+        if len(inflated) <= size and (not unpacker.eof or unpacker.unused_data):
+            raise ValueError(f"it is not one {what}")
+        return inflated
 
-def _bunzip2(data: bytes, size: int) -> bytes:
-    unpacker = bz2.BZ2Decompressor()
-    inflated = unpacker.decompress(data, size + 1)
-    if len(inflated) <= size and (not unpacker.eof or unpacker.unused_data):
-        raise ValueError("it is not one bzip2 stream")
-    return inflated
+    return inflate
 
 
 _INFLATE: dict[str, Callable[[bytes, int], bytes]] = {
     "zstd": _unzstd,
-    "gz": _gunzip,
-    "bz2": _bunzip2,
+    "gz": _stream_inflater(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), "gzip member"),
+    "bz2": _stream_inflater(bz2.BZ2Decompressor, "bzip2 stream"),
 }
 
 
@@ -444,7 +413,7 @@ class Columns(NamedTuple):
 
 
 def _columns(description: bytes, where: str) -> Columns:
-    """What a description says. Raises DamageError; SourceError for an encoding that is not read."""
+    """Read a description. Raises DamageError; SourceError for an encoding that is not read."""
     try:
         described = json.loads(description.decode("utf-8"))
         if not isinstance(described, dict):
@@ -476,12 +445,8 @@ def _columns(description: bytes, where: str) -> Columns:
     return Columns(tuple(names), tuple(encodings), tuple(sizes), tuple(converts), least)
 
 
-def _undescribed(data: bytes) -> Values:
-    raise AssertionError("a shard is decoded before its columns are known")
-
-
 def _decoder(columns: Columns) -> Callable[[bytes], Values]:
-    """What turns the bytes of a sample into its values. Raises ValueError, naming the column."""
+    """Return a function from the bytes of a sample to its values. It raises ValueError."""
     head = struct.Struct(f"<{columns.sizes.count(None)}I")
     least, variable = columns.least, head.size
     unpack = head.unpack_from
@@ -522,7 +487,7 @@ def _key(name: str, encoding: str, convert: Convert, where: str) -> Convert:
 
 
 def _encoding(name: str, encoding: str, where: str) -> tuple[int | None, Convert]:
-    """The fixed size, if there is one, and the function that decodes a value."""
+    """Return the fixed size, if there is one, and the function that decodes a value."""
     if (code := _NUMBERS.get(encoding)) is not None:
         number = struct.Struct(code)
         return number.size, _number(number)
@@ -582,17 +547,17 @@ def _json(data: bytes) -> Any:
 
 # --- arrays, pixels, lists ------------------------------------------------------------------------
 
-_DTYPES = {  # by the number in a value whose column does not say the dtype
+DTYPES = {  # by the number in a value whose column does not say the dtype
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
     **{33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"},
 }
-_KNOWN = {name: np.dtype(name).newbyteorder("<") for name in _DTYPES.values()}
-_BY_NUMBER = {number: _KNOWN[name] for number, name in _DTYPES.items()}
+_KNOWN = {name: np.dtype(name).newbyteorder("<") for name in DTYPES.values()}
+_BY_NUMBER = {number: _KNOWN[name] for number, name in DTYPES.items()}
 _LENGTHS = tuple(np.dtype(code) for code in ("<u1", "<u2", "<u4", "<u8"))  # of a shape's numbers
 
 
 def _ndarray(config: str) -> tuple[int | None, Convert]:
-    """The encoding ndarray[:dtype[:shape]]. Raises ValueError."""
+    """Return size and function of the encoding ndarray[:dtype[:shape]]. Raises ValueError."""
     text, _, numbers = config.partition(":")
     if not text:
         if numbers:
@@ -611,14 +576,14 @@ def _ndarray(config: str) -> tuple[int | None, Convert]:
 
 
 def _any_array(data: bytes) -> np.ndarray[Any, Any]:
-    """An array after its dtype and its shape."""
+    """Decode an array after its dtype and its shape."""
     if not data or data[0] not in _BY_NUMBER:
         raise ValueError(f"byte 0: {data[:1].hex() or 'the end'}, expected the number of a dtype")
     return _shaped(data, 1, _BY_NUMBER[data[0]])
 
 
 def _shaped(data: bytes, at: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array after its shape, which begins with (dimensions << 2) | log2(bytes of each)."""
+    """Decode an array after its shape, which begins with (dimensions << 2) | log2(item bytes)."""
     if at == len(data):
         raise ValueError("it ends before the shape of its array")
     length = _LENGTHS[data[at] & 3]
@@ -653,7 +618,7 @@ _PIXELS = {  # dtype and channels of each mode, as PIL's images give them to num
 
 
 def _pil(data: bytes) -> np.ndarray[Any, Any]:
-    """The pixels of an image, (height, width) or (height, width, channels)."""
+    """Decode the pixels of an image, (height, width) or (height, width, channels)."""
     if len(data) < 12:
         raise ValueError(f"an image of {len(data)} bytes; expected at least 12")
     width, height, length = struct.unpack_from("<III", data)
@@ -685,7 +650,7 @@ def _check_pixels(found: int, expected: int, mode: str, width: int, height: int)
 
 
 def _list(convert: Convert, *, head: int) -> Convert:
-    """A list: bytes of head, count u32, lengths u32[count], then what `convert` takes."""
+    """Return a decoder of lists: `head` bytes, count u32, lengths u32[count], the elements."""
 
     def decode(data: bytes) -> list[Any]:
         start = head + 4

@@ -22,7 +22,7 @@ import json
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -31,36 +31,27 @@ from ...images.filetype import image_type
 from ...names import KEY
 from ...storage.local import Draft, token, write_file
 from ..sample import Sample
-from .writer import Again, Plan, check_distinct, json_bytes, key_name, misfit
+from .mds import DTYPES
+from .writer import Again, Plan, Target, check_distinct, json_bytes, key_name, misfit
 
 _SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer
 _LIMIT = (1 << 32) - 1  # offsets are u32
 _U32 = struct.Struct("<I")
 _FIXED = {"int": 8, "uint64": 8, "float64": 8}
 _IMAGES = {"JPEG": "jpeg", "PNG": "png"}
-_DTYPES = {
-    "uint8": 8,
-    "int8": 9,
-    "uint16": 16,
-    "int16": 17,
-    "float16": 18,
-    "uint32": 32,
-    "int32": 33,
-    "float32": 34,
-    "uint64": 64,
-    "int64": 65,
-    "float64": 66,
-}
+_NUMBERS = {name: number for number, name in DTYPES.items()}
 _WIDE = 1 << 63
 
 
-class Mds:
-    shards: ClassVar[bool] = True
-    keyed: ClassVar[bool] = True
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"shard\.\d{5,}\.mds|index\.json")
+class Mds(Target):
+    """A folder of MDS shards that is being written."""
+
+    shards = True
+    keyed = True
+    ours = re.compile(r"shard\.\d{5,}\.mds|index\.json")
 
     def __init__(self, plan: Plan) -> None:
-        self.notes: list[str] = []
+        super().__init__(plan)
         self._folder, self._learned = plan.folder, plan.learned
         self._limit = min(plan.shard_size or _SIZE, _LIMIT)
         columns = [(one.theirs or one.name, one.name, one.kind) for one in plan.fields]
@@ -68,21 +59,18 @@ class Mds:
         if name is not None:
             columns.append((name, KEY, "key"))
         if not columns:
-            raise OptionError(f"{plan.made.where}: there is no field to export")
+            raise OptionError(f"{plan.manifest.where}: there is no field to export")
         check_distinct([theirs for theirs, _, _ in columns], "mds")
         self._columns = sorted(columns)
+        self.called = {ours: f"{theirs} (none)" for theirs, ours, _ in self._columns}
         self._encodings: dict[str, str] = {}
         self._config = b""
         self._records: list[bytes] = []
         self._bytes = 0
         self._described: list[dict[str, Any]] = []
 
-    @property
-    def called(self) -> dict[str, str]:
-        found = self._encodings
-        return {ours: f"{theirs} ({found.get(ours, 'none')})" for theirs, ours, _ in self._columns}
-
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         if not self._encodings:
             self._choose(sample)
         sizes, values = [], []
@@ -102,10 +90,10 @@ class Mds:
                 sizes.append(_U32.pack(len(data)))
             values.append(data)
         record = b"".join((*sizes, *values))
-        whole = self._bytes + len(record) + 4 * (len(self._records) + 3) + len(self._config)
-        if self._records and whole > self._limit:
+        size = self._bytes + len(record) + 4 * (len(self._records) + 3) + len(self._config)
+        if self._records and size > self._limit:
             self._flush()
-        elif whole > _LIMIT:
+        elif size > _LIMIT:
             raise SampleError(
                 f"record {printable(sample[KEY])}: {len(record):,} bytes; a shard of mds has room "
                 f"for {_LIMIT:,}"
@@ -115,17 +103,19 @@ class Mds:
         return True
 
     def finish(self) -> None:
+        """Complete all files, and flush them."""
         if self._records:
             self._flush()
         text = json.dumps({"version": 2, "shards": self._described}, sort_keys=True)
         write_file(self._folder, "index.json", text.encode())
 
     def close(self) -> None:
+        """Give up what is open."""
         self._records = []
 
     def _choose(self, sample: Sample) -> None:
-        """The encoding of each column, by the first record and by what was learned before."""
-        for _, ours, kind in self._columns:
+        """Choose the encoding of each column, by the first record and what was learned before."""
+        for theirs, ours, kind in self._columns:
             encoding = {"key": "str", "float": "float64", "bool": "json", "array": "ndarray"}.get(
                 kind, kind
             )
@@ -133,6 +123,7 @@ class Mds:
                 data = sample[ours]
                 encoding = _IMAGES.get((data and image_type(data[:32])) or "", "bytes")
             self._encodings[ours] = self._learned.get(ours, encoding)
+            self.called[ours] = f"{theirs} ({self._encodings[ours]})"
         names = [theirs for theirs, _, _ in self._columns]
         encodings = [self._encodings[ours] for _, ours, _ in self._columns]
         self._layout = {
@@ -191,7 +182,7 @@ class Mds:
 
 
 def _ndarray(value: np.ndarray[Any, Any]) -> bytes:
-    number = _DTYPES.get(value.dtype.name)
+    number = _NUMBERS.get(value.dtype.name)
     if number is None:
         raise TypeError(f"mds has no arrays of dtype {value.dtype}")
     if not value.size or not value.ndim:

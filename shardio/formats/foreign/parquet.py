@@ -36,6 +36,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -50,7 +51,7 @@ from ...storage.local import memory_available
 from ..base import MAX_RECORDS, Opening, ShardInfo
 from ..index import checksum
 from ..sample import Sample, Schema, pack, pack_head, unpack
-from .base import CONVERT, ForeignShard, Values, WrappedFile, own_key
+from .base import CONVERT, ForeignFile, ForeignShard, Values, Walked, own_key
 
 # Decoded row groups of all processes, one a core: this share of the memory to spare, as the page
 # cache gets for announced windows. 4,000 images of 110 KB, shuffled: 3.9 ms each where they do not
@@ -81,34 +82,28 @@ class Group:
         self._gets: dict[str, Get] = {}
 
     def get(self, name: str) -> Get:
-        """What gives the value of a row, by its number in the row group; None where it is null."""
+        """Return a function from a row's number in the group to its value, None for null."""
         found = self._gets.get(name)
         if found is None:
             found = self._gets[name] = _get(self._arrow, self.arrays[name], self.kinds[name])
         return found
 
     def sizes(self) -> Any:
-        """(rows,) int64: bytes of each row."""
+        """Return the bytes of each row: (rows,) int64."""
         sizes = np.zeros(self.rows, np.int64)
         for name, array in self.arrays.items():
             sizes += _sizes(self._arrow, array, self.kinds[name])
         return sizes
 
 
-class ParquetFile(WrappedFile):
-    """A Parquet file, its footer read and checked; row groups are decoded on demand."""
+class ParquetFile(ForeignFile):
+    """A Parquet file, its footer read and checked; row groups are decoded on demand.
 
-    def __init__(self, storage: Storage, name: str, extra: bytes) -> None:
+    Rows are no byte ranges of the file: ParquetShard has what follows from that.
+    """
+
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
         self.arrow, self._parquet = _pyarrow()
-        file = storage.open(name)
-        super().__init__(file)
-        try:
-            self._open(extra)
-        except BaseException:
-            file.close()
-            raise
-
-    def _open(self, extra: bytes) -> None:
         footer = self._footer()
         found = checksum(footer)
         sums: Any = None
@@ -167,7 +162,7 @@ class ParquetFile(WrappedFile):
         self._damaged: dict[int, str] = {}  # row groups, which are not decoded again for each row
 
     def _footer(self) -> bytes:
-        """The file's description of itself, to the end of the file."""
+        """Read the file's description of itself, to the end of the file."""
         if self.size >= 12:
             tail = self._file.read(self.size - 8, 8)
             (length,) = _U32.unpack_from(tail)
@@ -183,7 +178,7 @@ class ParquetFile(WrappedFile):
         )
 
     def classes(self) -> dict[str, tuple[str, ...]]:
-        """The names of the values of each column for which Hugging Face `datasets` wrote some."""
+        """Return the names that Hugging Face `datasets` wrote for the values of columns, if any."""
         try:
             written = json.loads(self._reader.schema_arrow.metadata[b"huggingface"])
             features = written["info"]["features"].items()
@@ -197,15 +192,28 @@ class ParquetFile(WrappedFile):
                     found[name] = tuple(names)
         return found
 
-    # --- as a File: rows are no ranges, so what is read for one is nothing ---
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield the byte of its row group, and the bytes that it takes decoded, of each row."""
+        for number in range(len(self.starts) - 1):
+            start, _ = self.extent(number)
+            for size in self.group(number).sizes().tolist():
+                yield start, size
 
-    def read(self, start: int, length: int) -> bytes:
-        return b""
+    def walk(self) -> Iterator[Walked]:
+        """Yield every row; no bytes are its own."""
+        for record, (offset, size) in enumerate(self.scan()):
+            self.check_length(record, offset, size)
+            try:
+                values = self.values(b"", record)
+            except ValueError as error:
+                raise self.undecodable(record, offset, error) from None
+            yield offset, size, b"", values
 
     def scattered(self) -> None:
-        """Reads are of whole columns, and in order within them."""
+        """Do nothing: reads are of whole columns, and in order within them."""
 
     def close(self) -> None:
+        """Close the file."""
         super().close()
         if hasattr(self, "_id"):
             _CACHE.drop(self._id)
@@ -213,44 +221,47 @@ class ParquetFile(WrappedFile):
     # --- row groups ---
 
     def extra(self) -> bytes:
-        """For the index, once all row groups were decoded."""
+        """Return the checksums for the index, once all row groups were decoded."""
         return pack({"footer": self._found, "sums": self._source.sums.tobytes()})
 
     def largest_group(self) -> tuple[int, int]:
-        """Rows, and bytes once decoded (at least), of the largest row group."""
+        """Return rows, and bytes once decoded (at least), of the largest row group."""
         groups = map(self._metadata.row_group, range(len(self.starts) - 1))
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
         return max(sizes, key=lambda one: one[1], default=(0, 0))
 
     def group_of(self, record: int) -> int:
+        """Return the number of the row group that a record is in."""
         return bisect_right(self.starts, record) - 1
 
     def extent(self, group: int) -> tuple[int, int]:
-        """Where a row group begins and ends."""
+        """Return the bytes at which a row group begins and ends."""
         ranges = self._ranges(group)
         if not ranges:
             return 0, 0
         return min(ranges), max(start + length for start, (length, _) in ranges.items())
 
-    def group(self, number: int, *, keep: bool = True) -> Group:
-        """A row group, decoded. Raises DamageError, SourceError, StorageError."""
-        known = _CACHE.get((self._id, number))
-        if known is None:
-            with self._lock:  # threads that wait for the same row group find it made
-                known = _CACHE.get((self._id, number))
-                if known is None:
-                    if number in self._damaged:
-                        raise DamageError(self._damaged[number])
-                    try:
-                        known = self._decode(number)
-                    except DamageError as error:
-                        self._damaged[number] = str(error)
-                        raise
-                    if keep:
-                        _CACHE.put((self._id, number), known)
-        return known
+    def group(self, number: int, *, cache: bool = True) -> Group:
+        """Return a row group, decoded. Raises DamageError, SourceError, StorageError."""
+        key = self._id, number
+        if (known := _CACHE.get(key)) is not None:
+            return known
+        with self._lock:  # threads that wait for the same row group find it made
+            if (known := _CACHE.get(key)) is not None:
+                return known
+            if number in self._damaged:
+                raise DamageError(self._damaged[number])
+            try:
+                group = self._decode(number)
+            except DamageError as error:
+                self._damaged[number] = str(error)
+                raise
+            if cache:
+                _CACHE.put(key, group)
+            return group
 
-    def values(self, record: int) -> Values:
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         group = self.group(self.group_of(record))
         row = record - group.start
         values = {name: group.get(name)(row) for name in group.arrays}
@@ -259,7 +270,7 @@ class ParquetFile(WrappedFile):
         return values
 
     def _ranges(self, group: int) -> dict[int, tuple[int, int]]:
-        """Where each column of a row group begins: its length, and its number."""
+        """Return (length, number) of each column of a row group, by the byte where it begins."""
         described = self._metadata.row_group(group)
         ranges: dict[int, tuple[int, int]] = {}
         if not described.num_rows:  # columns of nothing may begin nowhere
@@ -316,15 +327,11 @@ class ParquetFile(WrappedFile):
             return Group(arrow, self.starts[number], rows, wanted)
 
     def _leaves(self) -> list[str]:
-        """What pyarrow is asked for: of columns that hold files, one part or both."""
-        return [
-            f"{name}.bytes" if name in self.files else name
-            for name in self.wanted
-            if not (name.endswith(".path") and name[:-5] in self.files)
-        ] + [name for name in self.wanted if name.endswith(".path") and name[:-5] in self.files]
+        """Return the columns to ask pyarrow for: of those that hold files, one part or both."""
+        return [f"{name}.bytes" if name in self.files else name for name in self.wanted]
 
     def _parts(self, name: str, array: Any, group: int) -> list[tuple[str, Any]]:
-        """A column as fields; one that holds files is two."""
+        """Return a column as fields; one that holds files is two."""
         if name not in self.files:
             return [(name, array)]
         parts = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
@@ -358,47 +365,13 @@ class ParquetFile(WrappedFile):
         )
 
 
-class ParquetLayout:
-    """See formats.foreign.Layout; what follows from rows being no ranges is in ParquetShard."""
-
-    name = "parquet"
-    lists = False
-
-    def open(self, storage: Storage, name: str, extra: bytes) -> ParquetFile:
-        return ParquetFile(storage, name, extra)
-
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        """Each row, at its row group, and the bytes that it takes once decoded."""
-        assert isinstance(file, ParquetFile)
-        for number in range(len(file.starts) - 1):
-            start, _ = file.extent(number)
-            for size in file.group(number).sizes().tolist():
-                yield start, size
-
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, ParquetFile)
-        return file.extra()
-
-    def values(self, data: bytes, record: int, file: File) -> Values:
-        assert isinstance(file, ParquetFile)
-        return file.values(record)
-
-    def about(self, file: File) -> tuple[dict[str, tuple[str, ...]], tuple[int, int]]:
-        """What `index` asks a layout that has it: names of classes by field, the largest row group.
-
-        The names are of the field's values, as numbers; of the row group, rows and bytes decoded.
-        """
-        assert isinstance(file, ParquetFile)
-        return file.classes(), file.largest_group()
-
-
 class ParquetShard(ForeignShard):
     """One file, open. See formats.base.Shard."""
 
     _file: ParquetFile
 
     def __init__(self, opening: Opening, info: ShardInfo) -> None:
-        super().__init__(_LAYOUT, opening, info)
+        super().__init__(ParquetFile, opening, info)
         if self._file.starts[-1] != self.records:
             self._file.close()
             raise DamageError(
@@ -413,7 +386,8 @@ class ParquetShard(ForeignShard):
         self._announced = (-1, -1)
 
     def read(self, record: int) -> Sample:
-        try:
+        """Read one record. Raises DamageError."""
+        try:  # not by the file's values: 0.7 us a record more
             group = self._file.group(self._file.group_of(record))
             row = record - group.start
             sample: Sample = {KEY: self._own + b"%08d" % record}
@@ -438,14 +412,14 @@ class ParquetShard(ForeignShard):
             end = min(stop, starts[number + 1])
             # What is passed as a whole is not kept: 0.3 us a record of 0.9 KB, in new pages.
             part = end - start < starts[number + 1] - starts[number]
-            group = self._file.group(number, keep=part)
+            group = self._file.group(number, cache=part)
             most = max(1, _BLOCK * group.rows // max(1, group.bytes))
             for at in range(start, end, most):
                 yield from self._samples(group, at, min(at + most, end))
             start = end
 
     def hold(self, start: int, stop: int) -> list[bytes]:
-        """Records as they would be packed: of decoded rows nothing else is left to hold."""
+        """Return records as they would be packed: nothing else is left of decoded rows."""
         held = []
         for record, sample in enumerate(self.scan(start, stop), start):
             try:
@@ -458,6 +432,7 @@ class ParquetShard(ForeignShard):
         return held
 
     def decode(self, record: int, held: bytes) -> Sample:
+        """Decode what `hold` gave for a record. Raises DamageError."""
         number, length = _HELD.unpack_from(held)
         if number != record:
             raise DamageError(f"{self._where(record)}: these are the bytes of record {number}")
@@ -466,6 +441,7 @@ class ParquetShard(ForeignShard):
         return self._schema.decode(held, _HELD.size, _HELD.size + length)
 
     def key(self, record: int) -> bytes:
+        """Return the key of a record. Raises DamageError."""
         if not self._file.has_key:
             return self._own + b"%08d" % record
         return bytes(self.read(record)[KEY])
@@ -481,11 +457,11 @@ class ParquetShard(ForeignShard):
                     self._file.will_need(begin, end - begin)
 
     def _samples(self, group: Group, start: int, stop: int) -> list[Sample]:
-        """Records [start, stop) of a row group, by pyarrow's own way to dicts: the fastest one."""
+        """Return records [start, stop) of a group, by pyarrow's own way to dicts: the fastest."""
         arrow = self._file.arrow
         first, count = start - group.start, stop - start
         keys = [self._own + b"%08d" % record for record in range(start, stop)]
-        apart: list[tuple[str, Get, Callable[[Any], Any] | None]] = []
+        separate: list[tuple[str, Get, Callable[[Any], Any] | None]] = []
         nulls = arrow.nulls(count)
         columns, names = [nulls], [KEY]
         try:
@@ -499,12 +475,12 @@ class ParquetShard(ForeignShard):
                     kind = group.kinds[source]
                     other = None if CONVERT[kind] is convert else convert
                     if other is not None or kind == "array":
-                        apart.append((name, group.get(source), other))
+                        separate.append((name, group.get(source), other))
                         column = None
                 columns.append(nulls if column is None else column.slice(first, count))
                 names.append(name)
             samples: list[Sample] = arrow.RecordBatch.from_arrays(columns, names).to_pylist()
-            for name, get, other in apart:
+            for name, get, other in separate:
                 for row, sample in enumerate(samples, first):
                     value = get(row)
                     sample[name] = value if other is None or value is None else other(value)
@@ -518,10 +494,6 @@ class ParquetShard(ForeignShard):
     def _where(self, record: int) -> str:
         group = self._file.group_of(record)
         return f"{self.name}: record {record}, in row group {group} at byte {self.offset(record)}"
-
-
-_LAYOUT = ParquetLayout()
-open_shard = ParquetShard
 
 
 # --- reading for pyarrow --------------------------------------------------------------------------
@@ -587,11 +559,11 @@ class _Ranges:
         return False
 
     def close(self) -> None:
-        """The file is not pyarrow's."""
+        """Do nothing: the file is not pyarrow's."""
 
 
 def cache_bytes(available: int) -> int:
-    """Of decoded row groups in each process, where a machine has `available` bytes to give."""
+    """Return the limit of a process's decoded row groups, on a machine with `available` bytes."""
     return max(LEAST_CACHE, int(CACHED * available / processors()))
 
 
@@ -631,7 +603,7 @@ _CACHE = _Cache()
 
 
 def _forget() -> None:
-    """A fork's child has row groups of its own, and no lock that a thread of its parent held."""
+    """Begin a cache in a fork: its parent's lock may have been held by another thread."""
     global _CACHE
     _CACHE = _Cache()
 
@@ -654,25 +626,19 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-class _explained:
-    """What pyarrow raises over bytes, as our errors."""
-
-    def __init__(self, file: ParquetFile, where: str) -> None:
-        self._file, self._where = file, where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        arrow = self._file.arrow.lib
-        where = f"{self._file.name}: {self._where}"
-        if isinstance(error, arrow.ArrowNotImplementedError):
-            raise SourceError(
-                f"{where}: pyarrow cannot read it: {error}. Write it anew, by what wrote it"
-            ) from None
-        if isinstance(error, (arrow.ArrowException, OSError, ValueError, MemoryError, KeyError)):
-            raise DamageError(f"{where}: pyarrow cannot decode it: {error}") from None
+@contextmanager
+def _explained(file: ParquetFile, where: str) -> Iterator[None]:
+    """Turn what pyarrow raises over bytes into our errors."""
+    arrow = file.arrow.lib
+    try:
+        yield
+    except arrow.ArrowNotImplementedError as error:
+        raise SourceError(
+            f"{file.name}: {where}: pyarrow cannot read it: {error}. Write it anew, by what wrote "
+            "it"
+        ) from None
+    except (arrow.ArrowException, OSError, ValueError, MemoryError, KeyError) as error:
+        raise DamageError(f"{file.name}: {where}: pyarrow cannot decode it: {error}") from None
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -695,7 +661,7 @@ def _can_be_key(types: Any, kind: Any) -> bool:
 
 
 def _holds_files(arrow: Any, kind: Any) -> bool:
-    """Whether a column is as `datasets` writes images and sounds."""
+    """Return True for a column as `datasets` writes images and sounds."""
     if not arrow.types.is_struct(kind):
         return False
     parts = {field.name: field.type for field in kind}
@@ -709,12 +675,11 @@ def _holds_files(arrow: Any, kind: Any) -> bool:
 
 
 def _is_bytes(types: Any, kind: Any) -> bool:
-    found: bool = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return found
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _is_text_or_null(types: Any, kind: Any) -> bool:
-    """Also of a column that pyarrow inferred from paths that are all None."""
+    """Return True also for a column that pyarrow inferred from paths that are all None."""
     return _is_text(types, kind) or bool(types.is_null(kind))
 
 
@@ -724,7 +689,7 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 
 def _kind(arrow: Any, array: Any) -> str:
-    """The kind of a column's values."""
+    """Return the kind of a column's values."""
     kind, types = array.type, arrow.types
     if _is_number(types, kind):
         return "bool" if types.is_boolean(kind) else "float" if types.is_floating(kind) else "int"
@@ -734,7 +699,7 @@ def _kind(arrow: Any, array: Any) -> str:
 
 
 def _get(arrow: Any, array: Any, kind: str) -> Get:
-    """What gives the value of a row."""
+    """Return a function from a row's number to its value."""
     types = arrow.types
     if kind == "json":
         return lambda row: array[row].as_py()
@@ -759,7 +724,7 @@ def _get(arrow: Any, array: Any, kind: str) -> Get:
 
 
 def _sizes(arrow: Any, array: Any, kind: str) -> Any:
-    """Bytes of each row, or (all the same) of any."""
+    """Return the bytes of each row, or (all the same) of any."""
     if kind in ("int", "float", "bool"):
         return 8
     if kind in ("str", "bytes"):
@@ -779,19 +744,19 @@ def _is_number(types: Any, kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> Any:
-    """(n,) in numpy; 0 where it is null, as integers must not become floats."""
+    """Return numbers as (n,) in numpy; 0 where they are null: integers must not become floats."""
     if array.null_count:
         array = array.fill_null(False if str(array.type) == "bool" else 0)
     return array.to_numpy(zero_copy_only=False)
 
 
 def _invalid(array: Any) -> Any:
-    """(n,) bool: which are null."""
+    """Return which values are null: (n,) bool."""
     return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _bounds(types: Any, array: Any) -> Any:
-    """(n + 1,) where the values of a list, string or binary array begin, and the last ends."""
+    """Return where values of a list, string or binary array begin, and the last ends: (n + 1,)."""
     if not len(array):  # then there may be no buffer
         return np.zeros(1, np.int64)
     kind, buffers = array.type, array.buffers()
@@ -806,7 +771,7 @@ def _bounds(types: Any, array: Any) -> Any:
 
 
 def _numbers_of(types: Any, array: Any) -> Any:
-    """The numbers in an array of lists, and their shape where it is fixed; None: it has others."""
+    """Return the numbers in an array of lists, and their shape if it is fixed; None: others."""
     kind = array.type
     if types.is_list(kind) or types.is_large_list(kind):
         values = array.values
@@ -827,56 +792,56 @@ def _numbers_of(types: Any, array: Any) -> Any:
 
 
 def _simple(arrow: Any, array: Any) -> Any:
-    """An array of nulls, numbers, text, bytes, or lists and structs of these."""
+    """Return an array of nulls, numbers, text, bytes, or lists and structs of these."""
     kind, types = array.type, arrow.types
     if isinstance(kind, arrow.BaseExtensionType):
         return _simple(arrow, array.storage)
     if types.is_dictionary(kind):
         return _simple(arrow, array.dictionary_decode())
-    if types.is_float16(kind):  # of which some releases make numpy's
-        return array.cast(arrow.float32())
-    if _is_number(types, kind) or types.is_null(kind):
-        return array
-    if types.is_string_view(kind):
-        return array.cast(arrow.large_string())
-    if types.is_binary_view(kind):
-        return array.cast(arrow.large_binary())
-    if types.is_fixed_size_binary(kind):
-        return array.cast(arrow.binary())
-    if _is_bytes(types, kind) or _is_text(types, kind):
-        return array
     if types.is_timestamp(kind) and kind.tz is not None:  # as UTC, which needs no table of zones
         plain = array.cast(arrow.timestamp(kind.unit)).cast(arrow.string())
         return arrow.compute.binary_join_element_wise(plain, "Z", "")
-    if types.is_duration(kind):
-        return array.cast(arrow.int64())
-    if types.is_temporal(kind) or types.is_decimal(kind):
-        return array.cast(arrow.string())
+    for fits, target in (
+        (types.is_float16, arrow.float32),  # of which some releases make numpy's
+        (types.is_string_view, arrow.large_string),
+        (types.is_binary_view, arrow.large_binary),
+        (types.is_fixed_size_binary, arrow.binary),
+        (types.is_duration, arrow.int64),
+        (types.is_temporal, arrow.string),
+        (types.is_decimal, arrow.string),
+    ):
+        if fits(kind):
+            return array.cast(target())
+    if _is_number(types, kind) or types.is_null(kind):
+        return array
+    if _is_bytes(types, kind) or _is_text(types, kind):
+        return array
+    return _nested(arrow, array)
+
+
+def _nested(arrow: Any, array: Any) -> Any:
+    """Return an array of structs, maps or lists with `_simple` parts. Lists may be views."""
+    kind, types = array.type, arrow.types
     mask = array.is_null() if array.null_count else None
     if types.is_struct(kind):
         parts = [_simple(arrow, array.field(i)) for i in range(kind.num_fields)]
         names = [field.name for field in kind]
         if len(set(names)) < len(names):
             raise ValueError("a struct has two fields of one name")
-        if not parts:
-            return array
-        return arrow.StructArray.from_arrays(parts, names, mask=mask)
+        return arrow.StructArray.from_arrays(parts, names, mask=mask) if parts else array
     if types.is_map(kind):
         pairs = arrow.StructArray.from_arrays(
             [_simple(arrow, array.keys), _simple(arrow, array.items)], ["key", "value"]
         )
         return arrow.ListArray.from_arrays(array.offsets, pairs, mask=mask)
     if types.is_list_view(kind):
-        return _simple(arrow, array.cast(arrow.list_(kind.value_type)))
+        return _nested(arrow, array.cast(arrow.list_(kind.value_type)))
     if types.is_large_list_view(kind):
-        return _simple(arrow, array.cast(arrow.large_list(kind.value_type)))
-    if types.is_list(kind):
-        values = _simple(arrow, array.values)
-        return arrow.ListArray.from_arrays(array.offsets, values, mask=mask)
-    if types.is_large_list(kind):
-        values = _simple(arrow, array.values)
-        return arrow.LargeListArray.from_arrays(array.offsets, values, mask=mask)
+        return _nested(arrow, array.cast(arrow.large_list(kind.value_type)))
     if types.is_fixed_size_list(kind):
         values = _simple(arrow, array.values)
         return arrow.FixedSizeListArray.from_arrays(values, kind.list_size, mask=mask)
+    if types.is_list(kind) or types.is_large_list(kind):
+        form = arrow.ListArray if types.is_list(kind) else arrow.LargeListArray
+        return form.from_arrays(array.offsets, _simple(arrow, array.values), mask=mask)
     raise arrow.lib.ArrowNotImplementedError(f"columns of type {kind}")

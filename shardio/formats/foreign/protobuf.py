@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends. Raises ValueError, IndexError."""
+    """Return a number, and where it ends. Raises ValueError, IndexError."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -22,7 +22,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def write_varint(value: int) -> bytes:
-    """Negative ones as 64 bits in two's complement."""
+    """Return a number as bytes; a negative one as 64 bits in two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 127:

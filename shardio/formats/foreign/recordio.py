@@ -22,48 +22,31 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY, key_bytes
-from ...storage.base import File, Storage
+from ...storage.base import Storage
 from ..base import Column
 from ..sample import MAX_KEY, pack, unpack
-from .base import Values, WrappedFile
+from .base import ForeignFile, Values
 
 MAGIC = 0xCED7230A
-_MAGIC = struct.pack("<I", MAGIC)
-_PART = struct.Struct("<II")
-_HEADER = struct.Struct("<IfQQ")
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-_LENGTH = (1 << 29) - 1
+MAGIC_BYTES = struct.pack("<I", MAGIC)
+PART = struct.Struct("<II")
+HEADER = struct.Struct("<IfQQ")
+WHOLE, FIRST, MIDDLE, LAST = range(4)  # kinds of parts
+MAX_LENGTH = (1 << 29) - 1  # bytes of a part
 _BLOCK = 64 << 10  # bytes read at once: many small records, or the heads of large ones
 _MAX_INDEX = 1 << 32  # bytes of an .idx; 20 a record are usual
 _LABEL = np.dtype("<f4")
 _ZERO = ord("0")
 
 
-class RecFile(WrappedFile):
-    """A .rec file, and the keys of its records where an .idx has them."""
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        file = storage.open(name)
-        super().__init__(file)
-        self.storage, self.path = storage, name
-        self.read = file.read
-        self.keys: Column | list[bytes] | None = None  # int64 (records,), or text
-        self.prefix = key_bytes(name.removesuffix(".rec"))
-
-    def key(self, record: int) -> bytes | None:
-        if self.keys is None:
-            return None
-        key = self.keys[record]
-        return b"%b/%b" % (self.prefix, key if isinstance(key, bytes) else b"%d" % key)
-
-
-class RecordIOLayout:
-    """See formats.foreign.Layout.
+class RecordIOFile(ForeignFile):
+    """A .rec file, and the keys of its records where an .idx has them.
 
     values: `image`, bytes; `id`, and `id2` unless it is 0, ints; `label`: the one label, an int
     where it has no fraction, as class numbers must be ints to be trained on, although the file has
@@ -71,69 +54,73 @@ class RecordIOLayout:
     IRHeader is `data`, bytes.
     """
 
-    name = "recordio"
-    lists = False
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+        self._storage, self._path = storage, name.removesuffix(".rec")
+        self._prefix = key_bytes(self._path)
+        keys = unpack(extra) if extra else None
+        self._keys: Column | list[bytes] | None = (  # int64 (records,), or text
+            np.frombuffer(keys, "<i8") if isinstance(keys, bytes) else keys
+        )
 
-    def open(self, storage: Storage, name: str, extra: bytes) -> RecFile:
-        file = RecFile(storage, name)
-        if extra:
-            keys = unpack(extra)
-            if isinstance(keys, bytes):
-                file.keys = np.frombuffer(keys, "<i8")
-            elif keys is not None:
-                file.keys = list(keys)
-        return file
-
-    def extra(self, file: File) -> bytes:
-        assert isinstance(file, RecFile)
-        keys = file.keys
+    def extra(self) -> bytes:
+        """Return what opening needs besides the file."""
+        keys = self._keys
         return pack(keys.astype("<i8").tobytes() if isinstance(keys, np.ndarray) else keys)
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        assert isinstance(file, RecFile)
-        index = _index_name(file.path)
-        if not file.storage.exists(index):
-            yield from _records(file)
+    def key(self, record: int) -> bytes | None:
+        """Return the key of a record; None without an .idx."""
+        if self._keys is None:
+            return None
+        key = self._keys[record]
+        return b"%b/%b" % (self._prefix, key if isinstance(key, bytes) else b"%d" % key)
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
+        index = f"{self._path}.idx"
+        if not self._storage.exists(index):
+            yield from _records(self)
             return
-        where = printable(f"{file.storage.url.rstrip('/')}/{index}", 4096)
-        offsets, file.keys = _read_index(file.storage.read(index, _MAX_INDEX), where)
+        where = printable(f"{self._storage.url.rstrip('/')}/{index}", 4096)
+        offsets, self._keys = _read_index(self._storage.read(index, _MAX_INDEX), where)
         advice = (
             "One of the two was cut short, or belongs to another file; without the .idx, records "
             "are read all the same, but have no keys"
         )
         count = 0
-        for offset, length in _records(file):
+        for offset, length in _records(self):
             if count == len(offsets) or offsets[count] != offset:
                 raise DamageError(
-                    f"{where}: names no record at byte {offset} of {file.name}, where there is "
+                    f"{where}: names no record at byte {offset} of {self.name}, where there is "
                     f"one. {advice}"
                 )
             yield offset, length
             count += 1
         if count < len(offsets):
             raise DamageError(
-                f"{where}: names a record at byte {offsets[count]} of {file.name}, where there is "
+                f"{where}: names a record at byte {offsets[count]} of {self.name}, where there is "
                 f"none. {advice}"
             )
 
-    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         at, stop = 8, _whole(data)
         if stop < 0:
             data = _join(data)
             at, stop = 0, len(data)
         values: Values = {}
-        if isinstance(file, RecFile) and (key := file.key(record)) is not None:
+        if (key := self.key(record)) is not None:
             values[KEY] = key
-        if stop - at < _HEADER.size:
-            values["data"] = data[at:stop]
-            return values
-        flag, label, number, second = _HEADER.unpack_from(data, at)
-        image = at + _HEADER.size + 4 * flag
+        flag = number = second = 0
+        label: Any = None
+        image = at + HEADER.size
+        if image <= stop:
+            flag, label, number, second = HEADER.unpack_from(data, at)
+            image += 4 * flag
         if image > stop:
             values["data"] = data[at:stop]
             return values
         if flag:
-            label = np.frombuffer(data, _LABEL, flag, at + _HEADER.size).copy()
+            label = np.frombuffer(data, _LABEL, flag, at + HEADER.size).copy()
         elif label.is_integer():
             label = int(label)
         values["image"], values["label"], values["id"] = data[image:stop], label, number
@@ -142,36 +129,36 @@ class RecordIOLayout:
         return values
 
 
-def _records(file: RecFile) -> Iterator[tuple[int, int]]:
-    """Where each record begins, and its length with all parts and zeros. Raises DamageError."""
+def _records(file: RecordIOFile) -> Iterator[tuple[int, int]]:
+    """Yield where each record begins, and its length with all parts. Raises DamageError."""
     at, start, size = 0, 0, file.size
     first = -1  # byte at which a record of parts began
     block = b""  # bytes of the file from `start`
     while at < size:
         if at + 8 - start > len(block):
             if size - at < 8:
-                raise _cut(file, at, 8)
+                raise file.cut_short(at, 8)
             start, block = at, file.read(at, min(_BLOCK, size - at))
-        magic, word = _PART.unpack_from(block, at - start)
+        magic, word = PART.unpack_from(block, at - start)
         if magic != MAGIC:
             raise DamageError(
                 f"{file.name}: record at byte {at}: found {magic:#010x}, expected the magic "
                 f"{MAGIC:#010x}. It is no RecordIO file, or was damaged"
             )
-        kind, length = word >> 29, word & _LENGTH
+        kind, length = word >> 29, word & MAX_LENGTH
         stop = at + 8 + length + (-length & 3)
         if stop > size:
-            raise _cut(file, at, stop - at)
-        if kind not in ((_WHOLE, _FIRST) if first < 0 else (_MIDDLE, _LAST)):
+            raise file.cut_short(at, stop - at)
+        if kind not in ((WHOLE, FIRST) if first < 0 else (MIDDLE, LAST)):
             raise DamageError(
                 f"{file.name}: record at byte {at}: a part of kind {kind}, expected "
                 f"{'0 or 1' if first < 0 else '2 or 3'}. The file was damaged"
             )
-        if kind == _WHOLE:
+        if kind == WHOLE:
             yield at, stop - at
-        elif kind == _FIRST:
+        elif kind == FIRST:
             first = at
-        elif kind == _LAST:
+        elif kind == LAST:
             yield first, stop - first
             first = -1
         at = stop
@@ -182,12 +169,12 @@ def _records(file: RecFile) -> Iterator[tuple[int, int]]:
 
 
 def _whole(data: bytes) -> int:
-    """Where the data of a record of one part ends; -1 when it has several. Raises ValueError."""
+    """Return where a record of one part ends; -1 if it has several. Raises ValueError."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are too few for a record")
     length: int
-    magic, length = _PART.unpack_from(data)
-    if length > _LENGTH:
+    magic, length = PART.unpack_from(data)
+    if length > MAX_LENGTH:
         return -1
     if magic != MAGIC or 8 + length + (-length & 3) != len(data):
         raise ValueError(f"its length, {length:,}, does not fit its {len(data):,} bytes")
@@ -195,34 +182,26 @@ def _whole(data: bytes) -> int:
 
 
 def _join(data: bytes) -> bytes:
-    """The data of a record of several parts, the magic between them. Raises ValueError."""
+    """Join the parts of a record, the magic between them. Raises ValueError."""
     parts = []
     at, kind = 0, -1
-    while kind != _LAST:
+    while kind != LAST:
         if len(data) - at < 8:
             raise ValueError("its last part is missing")
-        magic, word = _PART.unpack_from(data, at)
-        kind, length = word >> 29, word & _LENGTH
+        magic, word = PART.unpack_from(data, at)
+        kind, length = word >> 29, word & MAX_LENGTH
         stop = at + 8 + length + (-length & 3)
-        if (
-            magic != MAGIC
-            or stop > len(data)
-            or kind not in ((_MIDDLE, _LAST) if at else (_FIRST,))
-        ):
+        if magic != MAGIC or stop > len(data) or kind not in ((MIDDLE, LAST) if at else (FIRST,)):
             raise ValueError(f"its part at byte {at} is not one")
         parts.append(data[at + 8 : at + 8 + length])
         at = stop
     if at != len(data):
         raise ValueError("bytes follow its last part")
-    return _MAGIC.join(parts)
-
-
-def _index_name(name: str) -> str:
-    return name.removesuffix(".rec") + ".idx"
+    return MAGIC_BYTES.join(parts)
 
 
 def _read_index(data: bytes, where: str) -> tuple[list[int], Column | list[bytes]]:
-    """The offsets that an .idx names, ascending, and their keys. Raises DamageError."""
+    """Return the offsets that an .idx names, ascending, and their keys. Raises DamageError."""
     named: list[tuple[int, bytes]] = []
     for number, line in enumerate(data.splitlines(), 1):
         key, _, offset = line.rstrip().partition(b"\t")
@@ -243,10 +222,3 @@ def _read_index(data: bytes, where: str) -> tuple[list[int], Column | list[bytes
     if all(len(key) < 19 and key.isdigit() and (key[0] != _ZERO or key == b"0") for key in keys):
         return offsets, np.array(keys, "S").astype(np.int64)
     return offsets, keys
-
-
-def _cut(file: File, at: int, expected: int) -> DamageError:
-    return DamageError(
-        f"{file.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends after "
-        f"{file.size - at:,}. The file was cut short"
-    )

@@ -1,6 +1,6 @@
 """MXNet RecordIO files with their .idx: an image and its label, or labels, a record.
 
-formats/recordio.py has the layout. All records go into one file unless a size is given, since an
+`recordio` describes the file. All records go into one file unless a size is given, since an
 .idx belongs to one file. A record's id, and its key in the .idx, is its number in the dataset: the
 format has no room for other keys. Labels are float32 there, so an int that float32 does not hold
 is an error. Source: https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc (WriteRecord).
@@ -9,28 +9,23 @@ is an error. Source: https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc
 from __future__ import annotations
 
 import re
-import struct
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ...errors import SampleError, printable
 from ...names import KEY
 from ..sample import Sample
-from .recordio import MAGIC
-from .writer import Plan, ShardTarget, image_and_label, misfit
-
-_MAGIC = struct.pack("<I", MAGIC)
-_PART = struct.Struct("<II")
-_HEADER = struct.Struct("<IfQQ")
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-_LIMIT = 1 << 29  # bytes of a record
+from .recordio import FIRST, HEADER, LAST, MAGIC, MAGIC_BYTES, MAX_LENGTH, MIDDLE, PART, WHOLE
+from .writer import Plan, ShardTarget, image_and_label, misfit, to_float32
 
 
 class RecordIO(ShardTarget):
+    """RecordIO files that are being written."""
+
     suffix = ".rec"
-    default_size: ClassVar[int | None] = None
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"\d{5,}\.(rec|idx)")
+    default_size = None
+    ours = re.compile(r"\d{5,}\.(rec|idx)")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -38,71 +33,72 @@ class RecordIO(ShardTarget):
         self.called = {self._image: "image"}
         if self._label is not None:
             self.called[self._label] = "label"
-            if dict(plan.made.schema.fields)[self._label] != "int":
+            if dict(plan.manifest.schema.fields)[self._label] != "int":
                 self.notes.append(f"{self._label}: as float32, the format has no other")
 
     def encode(self, number: int, sample: Sample) -> bytes:
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         image = sample[self._image]
         if image is None:
             raise misfit(sample, self._image, "it is None, and a record there has an image")
         data = self._labels(number, sample) + image
-        if len(data) >= _LIMIT:
+        if len(data) > MAX_LENGTH:
             raise SampleError(
                 f"record {printable(sample[KEY])}: {len(data):,} bytes; recordio has room for "
-                f"{_LIMIT - 1:,}"
+                f"{MAX_LENGTH:,}"
             )
         return _record(data)
 
     def entry(self, number: int, at: int, size: int) -> bytes:
+        """Return what `index` needs of the record that was encoded last."""
         return b"%d\t%d\n" % (number, at)
 
     def _labels(self, number: int, sample: Sample) -> bytes:
-        """The header, and the labels where there are several."""
+        """Return the header, and the labels where there are several."""
         if self._label is None:
-            return _HEADER.pack(0, 0.0, number, 0)
+            return HEADER.pack(0, 0.0, number, 0)
         value = sample[self._label]
         if value is None:
             raise misfit(sample, self._label, "it is None, and a record there has a label")
         if not isinstance(value, np.ndarray):
             label = _narrow(np.array(value), sample, self._label)
-            return _HEADER.pack(0, float(label), number, 0)
+            return HEADER.pack(0, float(label), number, 0)
         if value.dtype.kind not in "iubf" or value.ndim != 1 or not len(value):
             why = f"{value.dtype} of shape {value.shape}; labels are a list of numbers"
             raise misfit(sample, self._label, why)
         labels = _narrow(value, sample, self._label)
-        return _HEADER.pack(len(labels), 0.0, number, 0) + labels.tobytes()
+        return HEADER.pack(len(labels), 0.0, number, 0) + labels.tobytes()
 
 
 def _narrow(value: np.ndarray[Any, Any], sample: Sample, name: str) -> np.ndarray[Any, Any]:
-    with np.errstate(over="ignore"):
-        narrow = value.astype("<f4")
+    narrow = to_float32(value)
+    if narrow is None:
+        raise misfit(sample, name, f"{value} is too large for float32")
     # by Python's integers: numpy would compare both as floats
     if value.dtype.kind in "iu" and narrow.astype(object).tolist() != value.tolist():
         raise misfit(sample, name, f"{value} is no float32, and the format has no other labels")
-    if not np.array_equal(np.isfinite(value), np.isfinite(narrow)):
-        raise misfit(sample, name, f"{value} is too large for float32")
     return narrow
 
 
 def _record(data: bytes) -> bytes:
-    """As parts that end where the magic was, which is left out there."""
+    """Return data as parts that end where the magic was, which is left out there."""
     cuts = []
-    at = data.find(_MAGIC)
+    at = data.find(MAGIC_BYTES)
     while at >= 0:
         if at % 4 == 0:
             cuts.append(at)
-        at = data.find(_MAGIC, at + (1 if at % 4 else 4))
+        at = data.find(MAGIC_BYTES, at + (1 if at % 4 else 4))
     if not cuts:
-        return _part(_WHOLE, data)
+        return _part(WHOLE, data)
     parts: list[bytes] = []
     begin = 0
     for cut in cuts:
-        parts.append(_part(_MIDDLE if parts else _FIRST, data[begin:cut]))
+        parts.append(_part(MIDDLE if parts else FIRST, data[begin:cut]))
         begin = cut + 4
-    parts.append(_part(_LAST, data[begin:]))
+    parts.append(_part(LAST, data[begin:]))
     return b"".join(parts)
 
 
 def _part(kind: int, data: bytes) -> bytes:
-    head = _PART.pack(MAGIC, kind << 29 | len(data))
+    head = PART.pack(MAGIC, kind << 29 | len(data))
     return b"".join((head, data, bytes(-len(data) % 4)))

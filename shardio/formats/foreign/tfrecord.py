@@ -29,7 +29,7 @@ import numpy as np
 from ...errors import DamageError, DependencyError, SourceError
 from ...storage.base import File
 from ..sample import MAX_FIELDS
-from .base import PlainLayout, Values
+from .base import ForeignFile, Values
 from .protobuf import read_varint
 
 FRAME = 16  # bytes of a record besides its data
@@ -57,52 +57,52 @@ _ALL = (1 << 64) - 1
 _FLOAT = np.dtype("<f4")
 
 
-class TFRecordLayout(PlainLayout):
-    """See formats.foreign.Layout.
+class TFRecordFile(ForeignFile):
+    """A TFRecord file. See formats.foreign.base.ForeignFile.
 
     values: bytes as a list; an integer as a list of one, several as int64 (n,); floats as float32
     (n,); None where a feature has no element.
     """
 
-    name = "tfrecord"
     lists = True
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        """Checks both checksums of each record. Raises DependencyError without CRC-32C."""
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Check both checksums of each record. Raises DependencyError without CRC-32C."""
         crc32c, extend = checksums()
-        at, start, size = 0, 0, file.size
+        at, start, size = 0, 0, self.size
         block = b""  # bytes of the file from `start`
         while at < size:
-            here = at - start
-            if here + 12 > len(block):
+            i = at - start
+            if i + 12 > len(block):
                 if size - at < FRAME:
-                    raise _cut(file, at, FRAME)
-                start, here = at, 0
-                block = file.read(at, min(_BLOCK, size - at))
-            length, expected = _HEAD.unpack_from(block, here)
-            found = crc32c(block[here : here + 8])
+                    raise self.cut_short(at, FRAME)
+                start, i = at, 0
+                block = self.read(at, min(_BLOCK, size - at))
+            length, expected = _HEAD.unpack_from(block, i)
+            found = crc32c(block[i : i + 8])
             if ((found >> 15 | found << 17) + _MASK) & 0xFFFFFFFF != expected:
-                if at == 0 and (why := _compressed(file, block)):
+                if at == 0 and (why := _compressed(self, block)):
                     raise SourceError(why)
-                raise _wrong(file, at, "length", found, expected)
+                raise _wrong(self, at, "length", found, expected)
             stop = at + FRAME + length
             if stop > size:
-                raise _cut(file, at, FRAME + length)
+                raise self.cut_short(at, FRAME + length)
             if FRAME + length > _BLOCK:
-                found, expected = _checked_apart(file, at + 12, length, extend)
+                found, expected = _checked_in_pieces(self, at + 12, length, extend)
             else:
                 if stop - start > len(block):
-                    start, here = at, 0
-                    block = file.read(at, min(_BLOCK, size - at))
-                end = here + 12 + length
-                found = crc32c(block[here + 12 : end])
+                    start, i = at, 0
+                    block = self.read(at, min(_BLOCK, size - at))
+                end = i + 12 + length
+                found = crc32c(block[i + 12 : end])
                 (expected,) = _U32.unpack_from(block, end)
             if ((found >> 15 | found << 17) + _MASK) & 0xFFFFFFFF != expected:
-                raise _wrong(file, at, "data", found, expected)
+                raise _wrong(self, at, "data", found, expected)
             yield at, FRAME + length
             at = stop
 
-    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
         if len(data) < FRAME or _U64.unpack_from(data)[0] != len(data) - FRAME:
             raise ValueError(f"its length does not fit the {len(data):,} bytes of the record")
         try:
@@ -116,7 +116,7 @@ class TFRecordLayout(PlainLayout):
 
 
 def _example(data: bytes, start: int, stop: int) -> Values:
-    """The features of an Example; none where it is something else. Raises ValueError, IndexError.
+    """Return the features of an Example; {} if it is something else. Raises ValueError, IndexError.
 
     A name that comes twice: the last wins. Fields that an Example does not have are passed over,
     but for the second of a SequenceExample, of which the first looks like an Example.
@@ -162,7 +162,7 @@ def _features(data: bytes, at: int, stop: int, values: Values) -> None:
 
 
 def _long(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    """Where the element is of a feature that fills data[at:stop] with one, or packed numbers.
+    """Find the element of a feature that fills data[at:stop] with one, or packed numbers.
 
     The tag of its list, and where the element begins; 0 and 0 if it is not written like that.
     """
@@ -195,7 +195,7 @@ def _entry(data: bytes, start: int, stop: int, values: Values) -> None:
 def _feature(
     data: bytes, start: int, stop: int, kind: int, parts: list[bytes]
 ) -> tuple[int, list[bytes]]:
-    """The tag of a Feature's list and the bytes of its elements, behind those that came before.
+    """Return the tag of a Feature's list and the bytes of its elements, behind earlier ones.
 
     Of lists of several kinds the last is taken; those of one kind add up.
     """
@@ -213,7 +213,7 @@ def _feature(
 
 
 def _list(kind: int, parts: list[bytes]) -> Any:
-    """The value of a feature; None when it is empty. Raises ValueError."""
+    """Return the value of a feature; None if it is empty. Raises ValueError."""
     if kind == _BYTES_1:
         return parts or None
     if any(part[-1] > 127 if kind == _BYTES_3 else len(part) & 3 for part in parts if part):
@@ -222,7 +222,7 @@ def _list(kind: int, parts: list[bytes]) -> Any:
 
 
 def _numbers(kind: int, packed: bytes) -> Any:
-    """Integers: [value], or an array of several. Floats: an array. None when there are none."""
+    """Return integers as [value], or an array of several; floats as an array; None for none."""
     if not packed:
         return None
     if kind == _BYTES_2:
@@ -251,7 +251,7 @@ def _numbers(kind: int, packed: bytes) -> Any:
 
 
 def _many_integers(packed: bytes) -> Any:
-    """As `_numbers`, by as many steps as the longest has bytes."""
+    """Return what `_numbers` does, by as many steps as the longest number has bytes."""
     data = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(data < 128)
     starts = np.empty_like(ends)
@@ -268,7 +268,7 @@ def _many_integers(packed: bytes) -> Any:
 
 
 def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message in data[at:stop]: tag, and where the content begins and ends.
+    """Yield the fields of a message in data[at:stop]: tag, where the content begins and ends.
 
     Raises ValueError, IndexError where it is no message.
     """
@@ -304,7 +304,7 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
 
 
 def checksums() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
-    """CRC-32C of bytes, and of bytes that follow others. Raises DependencyError."""
+    """Return CRC-32C of bytes, and of bytes that follow others. Raises DependencyError."""
     try:
         import google_crc32c
     except ImportError:
@@ -321,10 +321,10 @@ def checksums() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
     return google_crc32c.value, google_crc32c.extend
 
 
-def _checked_apart(
+def _checked_in_pieces(
     file: File, at: int, length: int, extend: Callable[[int, bytes], int]
 ) -> tuple[int, int]:
-    """CRC-32C of a large range of a file, and the masked one that follows it."""
+    """Return the CRC-32C of a large range of a file, and the masked one that follows it."""
     crc, end = 0, at + length
     while at < end:
         piece = file.read(at, min(_BLOCK, end - at))
@@ -334,17 +334,11 @@ def _checked_apart(
 
 
 def masked(crc: int) -> int:
+    """Return a CRC-32C as it is stored."""
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
 # --- what can be wrong ----------------------------------------------------------------------------
-
-
-def _cut(file: File, at: int, expected: int) -> DamageError:
-    return DamageError(
-        f"{file.name}: record at byte {at}: it takes {expected:,} bytes, but the file ends after "
-        f"{file.size - at:,}. The file was cut short"
-    )
 
 
 def _wrong(file: File, at: int, what: str, found: int, expected: int) -> DamageError:
@@ -358,7 +352,7 @@ def _wrong(file: File, at: int, what: str, found: int, expected: int) -> DamageE
 
 
 def _compressed(file: File, start: bytes) -> str | None:
-    """How to read a file that is compressed as a whole, which has no records to be found by place.
+    """Say how to read a file that is compressed as a whole; None if it is not.
 
     Asked only when the file does not begin with a record.
     """

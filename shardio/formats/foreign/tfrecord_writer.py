@@ -1,6 +1,6 @@
 """TFRecord files of `tf.train.Example`, with real checksums, and the index that DALI wants.
 
-formats/tfrecord.py has the layout. A field becomes a feature of its own name:
+`tfrecord` describes the file. A field becomes a feature of its own name:
 
     image, bytes   BytesList
     str, json      BytesList: UTF-8, or JSON text
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +28,25 @@ from ...names import KEY
 from ..sample import Sample
 from .protobuf import write_varint
 from .tfrecord import checksums, masked
-from .writer import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit
+from .writer import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit, to_float32
 
 _BYTES, _FLOATS, _INTS = 0x0A, 0x12, 0x1A
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
+_TO_BYTES: dict[str, Callable[[Any], bytes]] = {  # of kinds that become a BytesList
+    "image": bytes,
+    "bytes": bytes,
+    "str": str.encode,
+    "json": json_bytes,
+}
 
 
 class TFRecord(ShardTarget):
     """Raises DependencyError, too, without CRC-32C."""
 
     suffix = ".tfrecord"
-    keyed: ClassVar[bool] = True
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"\d{5,}\.(tfrecord|idx)")
+    keyed = True
+    ours = re.compile(r"\d{5,}\.(tfrecord|idx)")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -56,9 +62,10 @@ class TFRecord(ShardTarget):
         if floats:
             self.notes.append(f"{', '.join(floats)}: rounded to float32, the format has no other")
         if not self._fields:
-            raise OptionError(f"{plan.made.where}: there is no field to export")
+            raise OptionError(f"{plan.manifest.where}: there is no field to export")
 
     def encode(self, number: int, sample: Sample) -> bytes:
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         entries = bytearray()
         for ours, kind, theirs in self._fields:
             value = sample[ours]
@@ -77,17 +84,14 @@ class TFRecord(ShardTarget):
         return b"".join((length, seals[0], data, seals[1]))
 
     def entry(self, number: int, at: int, size: int) -> bytes:
+        """Return what `index` needs of the record that was encoded last."""
         return b"%d %d\n" % (at, size)
 
 
 def _features(name: str, kind: str, value: Any) -> Iterator[tuple[str, bytes]]:
-    """The names and Features of a field."""
-    if kind in ("image", "bytes"):
-        yield name, _message(_BYTES, _message(0x0A, value))
-    elif kind == "str":
-        yield name, _message(_BYTES, _message(0x0A, value.encode()))
-    elif kind == "json":
-        yield name, _message(_BYTES, _message(0x0A, json_bytes(value)))
+    """Yield the names and Features of a field."""
+    if kind in _TO_BYTES:
+        yield name, _message(_BYTES, _message(0x0A, _TO_BYTES[kind](value)))
     elif kind in ("int", "bool"):
         yield name, _integers([int(value)])
     elif kind == "float":
@@ -110,9 +114,8 @@ def _integers(values: list[int]) -> bytes:
 
 
 def _floats(values: np.ndarray[Any, Any]) -> bytes:
-    with np.errstate(over="ignore"):
-        narrow = values.astype("<f4")
-    if not np.array_equal(np.isfinite(values), np.isfinite(narrow)):
+    narrow = to_float32(values)
+    if narrow is None:
         raise OverflowError("a number in it is too large for float32, and the format has no other")
     return _message(_FLOATS, _message(0x0A, narrow.tobytes()))
 

@@ -35,14 +35,17 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File
+from ...storage.base import File, Storage
 from ..sample import MAX_DIMENSIONS, MAX_FIELDS
-from .base import PlainLayout, Values, Walked, check_length, undecodable
+from .base import ForeignFile, Values, Walked
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _NO_TAIL = bytes(_BLOCK - 156)
 _FILE, _PAX = b"0x"  # kinds of members
+_FILES = frozenset((b"0", b"\0", b"7"))
+_EXTENSIONS = frozenset((b"x", b"X", b"g", b"L", b"K"))  # say something of the next member
+_NOTHING_SAID = (b"", -1)
 _HEADER = struct.Struct("<100s24x11sB12x6s")  # name, size, byte behind it, checksum
 
 MAX_EXTENSION = 1 << 20  # bytes of a pax header or long name; extended attributes make them large
@@ -65,6 +68,11 @@ _COMPRESSED = {  # first bytes, and what writes the content of such a file to it
 }
 _ENDING = re.compile(r"\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)$", re.IGNORECASE)
 
+# Extensions that webdataset decodes: to an int, a str, what JSON says.
+INTS = ("cls", "cls2", "index", "inx", "id")
+TEXTS = ("txt", "text", "transcript")
+JSONS = ("json", "jsn")
+
 _META = re.compile(rb"__[^/]*__($|/)")
 _RESERVED = (KEY, "__url__")  # webdataset refuses them, too
 
@@ -78,44 +86,44 @@ class _Unusable(ValueError):
     """A file that is intact, but has what cannot be read in place."""
 
 
-class TarLayout(PlainLayout):
-    """Tar files as webdataset writes and reads them."""
+class TarFile(ForeignFile):
+    """A tar file as webdataset writes and reads them."""
 
-    name = "webdataset"
-
-    def __init__(self) -> None:
+    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
         self._alike = _Alike()
 
-    def scan(self, file: File) -> Iterator[tuple[int, int]]:
-        for offset, length, _, _ in self._scanned(file):
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of each record. Raises DamageError, SourceError."""
+        for offset, length, _, _ in self._scanned():
             yield offset, length
 
-    def walk(self, file: File) -> Iterator[Walked]:
-        """See formats.foreign.walk: headers are read once, and not again for the values."""
-        for record, (offset, length, held, members) in enumerate(self._scanned(file)):
+    def walk(self) -> Iterator[Walked]:
+        """Yield every record; headers are read once, and not again for the values."""
+        for record, (offset, length, held, members) in enumerate(self._scanned()):
             if held is None:
-                check_length(file, record, offset, length)
-            data = file.read(offset, length) if held is None else held
+                self.check_length(record, offset, length)
+            data = self.read(offset, length) if held is None else held
             try:
                 values = _decoded(data, members)
             except ValueError as error:
-                raise undecodable(file, record, offset, error) from None
+                raise self.undecodable(record, offset, error) from None
             yield offset, length, data, values
 
-    def values(self, data: bytes, record: int, file: File | None = None) -> Values:
-        return _decoded(data, _plain(data) or self._any(data))
+    def values(self, data: bytes, record: int) -> Values:
+        """Return the values of a record. Raises ValueError."""
+        return _decoded(data, _plain_members(data) or self._any_members(data))
 
-    def _scanned(self, file: File) -> Iterator[_Sample]:
-        _refuse_compressed(file)
+    def _scanned(self) -> Iterator[_Sample]:
+        _refuse_compressed(self)
         try:
-            yield from _samples(file)
+            yield from _samples(self)
         except _Unusable as error:
-            raise SourceError(f"{file.name}: {error}") from None
+            raise SourceError(f"{self.name}: {error}") from None
         except ValueError as error:
-            raise DamageError(f"{file.name}: {error}") from None
+            raise DamageError(f"{self.name}: {error}") from None
 
-    def _any(self, data: bytes) -> list[_Member]:
-        """The members in a record, whatever their headers are. Raises ValueError."""
+    def _any_members(self, data: bytes) -> list[_Member]:
+        """Return the members in a record, whatever their headers are. Raises ValueError."""
         found: list[_Member] = []
         for key, extension, _, start, stop, _ in _members(
             data, len(data), _nothing, self._alike, check=False
@@ -131,7 +139,7 @@ class TarLayout(PlainLayout):
 
 
 def may_be_tar(start: bytes) -> bool:
-    """Whether the first 512 bytes of a file are the header of a tar file, or the end of one."""
+    """Return True if a file's first 512 bytes are the header of a tar file, or the end of one."""
     header = start[:_BLOCK]
     return len(header) == _BLOCK and (header == _ZEROS or _sealed(header))
 
@@ -140,7 +148,7 @@ def may_be_tar(start: bytes) -> bool:
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """The key of a member's sample and its extension, as written; None where it is no data.
+    """Return the key of a member's sample and its extension, as written; None if it is no data.
 
     As base_plus_ext of webdataset, ^((?:.*/|)[^.]+)[.]([^/]*)$, which takes hours for 1 MB of "a/".
     """
@@ -159,7 +167,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 @lru_cache(maxsize=4096)
 def field_of(extension: bytes) -> tuple[str, Callable[[bytes], Any] | None]:
-    """The field that members of this extension are, and what decodes them; None: they are bytes.
+    """Return the field of this extension's members, and what decodes them; None: they are bytes.
 
     Raises ValueError.
     """
@@ -173,7 +181,7 @@ def field_of(extension: bytes) -> tuple[str, Callable[[bytes], Any] | None]:
 
 
 def _samples(file: File) -> Iterator[_Sample]:
-    """All samples. Raises ValueError, _Unusable, and what reading raises."""
+    """Yield all samples. Raises ValueError, _Unusable, and what reading raises."""
     blocks: list[tuple[int, bytes]] = [(0, b"")]  # what was read last, and where it begins
 
     def fetch(at: int, least: int) -> bytes:
@@ -242,7 +250,7 @@ def _refuse_compressed(file: File) -> None:
 
 
 class _Alike:
-    """What is known of headers that are much alike in a file: 4 us a record of four headers.
+    """A memory of headers that are much alike in a file: they cost 4 us a record of four.
 
     Each is one tuple, so that threads may share them. Those that values() knows were not checked.
     """
@@ -257,11 +265,44 @@ class _Alike:
         # digits of the time: the headers, and the beginning of all that they hold, "28 mtime=".
         self.twins: tuple[bytes, ...] = ()
 
+    def take_tail(self, tail: bytes) -> tuple[bytes, int, bytes, bytes]:
+        """Remember another tail; return it with its Adler-32, type and prefix."""
+        prefix = b""
+        if tail[189] and tail[101:107] == b"ustar\0":
+            prefix = tail[189:344].partition(b"\0")[0] + b"/"
+        self.tail = tail, zlib.adler32(tail), tail[:1], prefix
+        return self.tail
+
+    def take_twin(self, header: bytes, data: bytes) -> tuple[bytes, ...]:
+        """Remember the header of a member's time, if this is one; return all of them."""
+        time = b"%d mtime=" % len(data)
+        if header[156] == _PAX and data.startswith(time) and len(data) < 64:
+            self.twins = (header + time, *self.twins[:3])
+        return self.twins
+
 
 def _members(
     block: bytes, size: int, fetch: Callable[[int, int], bytes], alike: _Alike, *, check: bool
 ) -> Iterator[tuple[bytes, bytes, int, int, int, int]]:
-    """(key, extension, first header, start of data, its end, end of padding) of each data member.
+    """Yield each data member: key, extension, then as `_files` gives them, first header to end.
+
+    Parameters and errors are those of `_files`.
+    """
+    current = b""  # the key of the member before
+    same: bytes | tuple[()] = ()  # what others of that key begin with; () where that cannot tell
+    for name, begin, start, stop, end in _files(block, size, fetch, alike, check=check):
+        if name.startswith(same) and name.find(b"/", len(same)) < 0:
+            yield current, name[len(same) :], begin, start, stop, end
+        elif pair := split_name(name):
+            current, extension = pair
+            same = () if current.startswith(b"__") else current + b"."
+            yield current, extension, begin, start, stop, end
+
+
+def _files(
+    block: bytes, size: int, fetch: Callable[[int, int], bytes], alike: _Alike, *, check: bool
+) -> Iterator[tuple[bytes, int, int, int, int]]:
+    """Yield each file of a tar: name, first header, start of data, its end, end of padding.
 
     block: the first bytes that are at hand, of `size`; fetch(at, least) gives bytes from `at`.
     check: the sums of headers, and what lies behind the end; a record's were checked by the scan.
@@ -269,29 +310,22 @@ def _members(
     """
     unpack, adler = _HEADER.unpack_from, zlib.adler32
     at = base = 0
-    current = b""  # the key of the member before
-    same: bytes | tuple[()] = ()  # what others of that key begin with; () where that cannot tell
-    begin, said_name, said_size = -1, b"", -1  # by the headers before the member's own
+    begin = size  # byte of the first header that belongs to the member to come; `size`: none yet
+    said = _NOTHING_SAID  # name and size of that member, by the headers before its own
     tail, tail_sum, kind, prefix = alike.tail
     twins = alike.twins
     while at < size:
         i = at - base
         if i + _BLOCK > len(block):
-            if at + _BLOCK > size:
-                raise ValueError(f"byte {at}: {size - at} bytes are no header; it was cut short")
-            block, base, i = fetch(at, _BLOCK), at, 0
+            block, base, i = _fetch_header(fetch, at, size), at, 0
         if block.startswith(twins, i):
-            if begin < 0:
+            if begin == size:
                 begin = at
             at += 2 * _BLOCK
             continue
         name, digits, after, seal = unpack(block, i)
         if not block.startswith(tail, i + 156):
-            tail = block[i + 156 : i + _BLOCK]
-            tail_sum, kind, prefix = adler(tail), tail[:1], b""
-            if tail[189] and tail[101:107] == b"ustar\0":
-                prefix = tail[189:344].partition(b"\0")[0] + b"/"
-            alike.tail = tail, tail_sum, kind, prefix
+            tail, tail_sum, kind, prefix = alike.take_tail(block[i + 156 : i + _BLOCK])
         try:
             length = int(digits, 8)
             # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521 (no header of
@@ -302,69 +336,75 @@ def _members(
         except ValueError:
             plain = False
         if not plain or length < 0:
-            header = block[i : i + _BLOCK]
-            if check and header == _ZEROS:
+            length = _odd_length(block[i : i + _BLOCK], at, check)
+            if length < 0:
                 _check_end(at, size, fetch)
                 break
-            if check and not _sealed(header):
-                raise ValueError(
-                    f"byte {at}: the sum of the header's bytes is not the one it states; it is "
-                    "damaged, or no tar header"
-                )
-            length = _number(header[124:136], at)
         start = at + _BLOCK
-        stop = start + length
-        end = stop + 511 & -512
-        if kind == b"0" or kind == b"\0" or kind == b"7":
-            name = name.partition(b"\0")[0]
-            if prefix:
-                name = prefix + name
-            if begin < 0:
-                begin = at
-            else:
-                name = said_name or name
-                if said_size >= 0:
-                    stop = start + said_size
-                    end = stop + 511 & -512
-                said_name, said_size = b"", -1
-            if end > size:
-                raise ValueError(_cut(at, stop - start, size))
-            if name.startswith(same) and name.find(b"/", len(same)) < 0:
-                yield current, name[len(same) :], begin, start, stop, end
-            elif pair := split_name(name):
-                current, extension = pair
-                same = () if current.startswith(b"__") else current + b"."
-                yield current, extension, begin, start, stop, end
-            begin = -1
-        elif kind in b"xXgLK":
+        if kind in _EXTENSIONS:
+            end = start + (length + 511 & -512)
             if length > MAX_EXTENSION or end > size:
                 raise ValueError(_cut(at, length, size))
             header = block[i : i + _BLOCK]
-            if stop - base > len(block):
+            if start + length - base > len(block):
                 block, base = fetch(start, length), start
-            data = block[start - base : stop - base]
-            if begin < 0 and kind != b"g":
-                begin = at
-            if kind == b"x" and data.startswith(time := b"%d mtime=" % length) and length < 64:
-                alike.twins = twins = (header + time, *twins[:3])
-            if kind == b"L":
-                said_name = said_name or data.partition(b"\0")[0]
-            elif kind != b"K" and (b"path=" in data or b"size=" in data or b"GNU.sparse" in data):
-                pax_name, pax_size = _pax(data, at, everywhere=kind == b"g")
-                said_name = said_name or pax_name
-                said_size = said_size if said_size >= 0 else pax_size
-        else:
-            end = start + _passed(said_name or prefix + name.partition(b"\0")[0], kind, at, length)
-            if end > size:
-                raise ValueError(_cut(at, length, size))
-            begin, said_name, said_size = -1, b"", -1
-        at = end
-    if begin >= 0:
+            data = block[start - base : start - base + length]
+            if kind != b"g":
+                begin = min(begin, at)
+            twins = alike.take_twin(header, data)
+            said = _said(kind, data, at, said)
+            at = end
+            continue
+        name = said[0] or prefix + name.partition(b"\0")[0]
+        data_bytes = length
+        if kind not in _FILES:
+            data_bytes = _passed(name, kind, at, length)
+        elif said[1] >= 0:
+            data_bytes = length = said[1]
+        end = start + (data_bytes + 511 & -512)
+        if end > size:
+            raise ValueError(_cut(at, length, size))
+        if kind in _FILES:
+            yield name, at if begin == size else begin, start, start + data_bytes, end
+        at, begin, said = end, size, _NOTHING_SAID
+    if begin < size:
         raise ValueError(f"byte {begin}: a header without its member; the file was cut short")
 
 
+def _fetch_header(fetch: Callable[[int, int], bytes], at: int, size: int) -> bytes:
+    """Read a block that begins with a header. Raises ValueError if the file ends within it."""
+    if at + _BLOCK > size:
+        raise ValueError(f"byte {at}: {size - at} bytes are no header; it was cut short")
+    return fetch(at, _BLOCK)
+
+
+def _odd_length(header: bytes, at: int, check: bool) -> int:
+    """Return the size that an unusual header states; -1 for zeros, which end the file.
+
+    check: also compare its sum. Raises ValueError.
+    """
+    if check and header == _ZEROS:
+        return -1
+    if check and not _sealed(header):
+        raise ValueError(
+            f"byte {at}: the sum of the header's bytes is not the one it states; it is damaged, or "
+            "no tar header"
+        )
+    return _number(header[124:136], at)
+
+
+def _said(kind: bytes, data: bytes, at: int, said: tuple[bytes, int]) -> tuple[bytes, int]:
+    """Return name and size of the next member, by an extension header and those before it."""
+    name, size = b"", -1
+    if kind == b"L":
+        name = data.partition(b"\0")[0]
+    elif kind != b"K" and (b"path=" in data or b"size=" in data or b"GNU.sparse" in data):
+        name, size = _pax(data, at, everywhere=kind == b"g")
+    return said[0] or name, said[1] if said[1] >= 0 else size
+
+
 def _passed(name: bytes, kind: bytes, at: int, length: int) -> int:
-    """Bytes of the data of a member that is no file and is passed over. Raises _Unusable."""
+    """Return the data bytes of a member that is no file and is passed over. Raises _Unusable."""
     shown = printable(name)
     if kind in b"3456":  # devices, folders, pipes; what size they state counts for nothing
         return 0
@@ -377,7 +417,7 @@ def _passed(name: bytes, kind: bytes, at: int, length: int) -> int:
             f"again with content in place of links: tar {option}"
         )
     if kind in b"VD":  # the label of the volume; a list of the files in a folder
-        return length + 511 & -512
+        return length
     if kind == b"S":
         raise _sparse(at)
     why = "goes on in, or comes from, another file" if kind == b"M" else "is of an unknown type"
@@ -416,7 +456,7 @@ def _sparse(at: int) -> _Unusable:
 
 
 def _number(digits: bytes, at: int) -> int:
-    """A size that is not eleven octal digits: more, fewer, none, or in base 256."""
+    """Read a size that is not eleven octal digits: more, fewer, none, or in base 256."""
     if digits[0] == 0x80:
         return int.from_bytes(digits[1:], "big")
     try:
@@ -429,7 +469,7 @@ def _number(digits: bytes, at: int) -> int:
 
 
 def _sealed(header: bytes) -> bool:
-    """Whether the sum of a header's bytes is the one it states, unsigned or signed as of old."""
+    """Return True if the sum of a header's bytes is the one it states, unsigned or signed."""
     field = header[148:156]
     try:
         stated = int(field.partition(b"\0")[0].strip(), 8)
@@ -466,8 +506,8 @@ def _nothing(at: int, least: int) -> bytes:
     raise ValueError(f"its headers do not fit its {at} bytes")
 
 
-def _plain(data: bytes) -> list[_Member]:
-    """The members in a record whose headers are as most writers make them; [] where one is not.
+def _plain_members(data: bytes) -> list[_Member]:
+    """Return the members in a record with headers as most writers make them; [] for others.
 
     As `_members` finds them, in half the time: a record's headers were checked by the scan, and its
     bytes by its checksum.
@@ -512,7 +552,7 @@ def _plain(data: bytes) -> list[_Member]:
 
 
 def _decoded(data: bytes, members: list[_Member]) -> Values:
-    """The values of a record's members. Raises ValueError naming the member."""
+    """Return the values of a record's members. Raises ValueError naming the member."""
     values: Values = {}
     for key, extension, start, stop in members:
         field, decode = field_of(extension)
@@ -540,10 +580,6 @@ def _int(data: bytes) -> int:
     return value
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 def _json(data: bytes) -> Any:
     if len(data) > MAX_JSON:
         raise ValueError(f"JSON of {len(data):,} bytes; at most {MAX_JSON:,} are decoded")
@@ -551,7 +587,7 @@ def _json(data: bytes) -> Any:
 
 
 def _npy(data: bytes) -> Any:
-    """An array, in C order and the machine's byte order; as bytes what would be no plain array."""
+    """Return an array, in C order and the machine's byte order; bytes if it is no plain array."""
     if data[:6] != b"\x93NUMPY" or len(data) < 12:
         raise ValueError("it is no .npy file")
     begin = 10 if data[6] == 1 else 12
@@ -587,8 +623,8 @@ def _npy_header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 _DECODE: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _int),
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
-    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(INTS, _int),
+    **dict.fromkeys(TEXTS, bytes.decode),
+    **dict.fromkeys(JSONS, _json),
     "npy": _npy,
 }

@@ -1,7 +1,7 @@
 """Tar files as webdataset reads them, and the index that DALI wants beside each.
 
 A record's fields are members of one name but for the extension, which says how they are decoded
-(formats/tar.py has the layout of both). A field becomes the extension that webdataset decodes back
+(`webdataset` describes the file). A field becomes the extension that webdataset decodes back
 to its value:
 
     image               jpg, png, ... by what each file is; a second one is NAME.png
@@ -28,7 +28,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -36,18 +36,15 @@ from ...errors import OptionError, printable
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ..sample import Sample
-from .webdataset import split_name
+from .webdataset import INTS, JSONS, TEXTS, split_name
 from .writer import Field, Plan, ShardTarget, check_distinct, image_extension, json_bytes, misfit
 
-_INTS = ("cls", "cls2", "index", "inx", "id")
-_TEXTS = ("txt", "text", "transcript")
-_JSONS = ("json", "jsn")
 _DECODED = frozenset(  # webdataset makes something else than bytes of these
     (
-        *_INTS,
-        *_TEXTS,
-        *_JSONS,
-        *("class", "count"),  # so do its releases before 1.0, and formats/tar.py
+        *INTS,
+        *TEXTS,
+        *JSONS,
+        *("class", "count"),  # so do its releases before 1.0
         *("pkl", "pickle", "pyd", "pth", "ten", "tb", "mp", "msg", "npy", "npz", "cbor"),
     )
 )
@@ -58,9 +55,11 @@ _END = 10_240  # tar writes records of 20 blocks, and warns where a file ends ot
 
 
 class WebDataset(ShardTarget):
+    """Tar files that are being written."""
+
     suffix = ".tar"
     most_behind = _END + 2 * _BLOCK - 1
-    ours: ClassVar[re.Pattern[str] | None] = re.compile(r"\d{5,}\.(tar|idx)")
+    ours = re.compile(r"\d{5,}\.(tar|idx)")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -76,7 +75,7 @@ class WebDataset(ShardTarget):
             self.called[field.name] = extension
         check_distinct([extension for _, _, extension in self._fields if extension], "webdataset")
         self._has_image = main is not None or any(kind == "image" for _, kind, _ in self._fields)
-        self._all = plan.made.schema.fields
+        self._all = plan.manifest.schema.fields
         self._members: list[_Member] = []  # of the record that was encoded last
         self._check_keys(plan.keys())
 
@@ -107,6 +106,7 @@ class WebDataset(ShardTarget):
         return _without_ending(key) if self._has_image else key
 
     def encode(self, number: int, sample: Sample) -> bytes:
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         key = self._key(sample[KEY])
         pieces: list[bytes] = []
         self._members, at = [], 0
@@ -139,12 +139,14 @@ class WebDataset(ShardTarget):
         return b"".join(pieces)
 
     def entry(self, number: int, at: int, size: int) -> list[_Member]:
+        """Return what `index` needs of the record that was encoded last."""
         return [
             (extension, at + begin, size, path) for extension, begin, size, path in self._members
         ]
 
     def index(self, entries: Sequence[list[_Member]]) -> bytes:
         # Blanks part the words of a line, and version 1.1 is the one without names.
+        """Return the index of a file."""
         named = all(path.split() == [path] for members in entries for *_, path in members)
         lines = [b"v1.%d %d" % (2 if named else 1, len(entries))]
         for members in entries:
@@ -156,11 +158,12 @@ class WebDataset(ShardTarget):
         return b"\n".join((*lines, b""))
 
     def end(self, size: int) -> bytes:
+        """Return what stands behind the last record of a file."""
         return bytes(-(size + 2 * _BLOCK) % _END + 2 * _BLOCK)
 
 
 def _without_ending(key: bytes) -> bytes:
-    """A key without the ending of an image's file."""
+    """Return a key without the ending of an image's file."""
     stem, dot, ending = key.rpartition(b".")
     if dot and ending.decode("latin-1").lower() in ALL_ENDINGS and stem[-1:] != b"/":
         return stem or key
@@ -168,7 +171,7 @@ def _without_ending(key: bytes) -> bytes:
 
 
 def _unfit(key: bytes) -> str:
-    """Why a key cannot be the name of a record's members, with their extensions; "": it can."""
+    """Say why a key cannot be the name of a record's members; "": it can."""
     *folders, last = key.split(b"/")
     if any(part in (b"", b".", b"..") or b"\0" in part for part in (*folders, last)):
         return "is no path of a file in a tar"
@@ -186,7 +189,7 @@ def _unfit(key: bytes) -> str:
 
 
 def _extension(field: Field, main: bool) -> str:
-    """What a field is called in the tar file; "" or "NAME." when its content decides the rest."""
+    """Name a field in the tar file; "" or "NAME." if its content decides the rest."""
     name, kind, theirs = field
     if theirs is not None:
         extension = theirs.lower()
@@ -202,28 +205,28 @@ def _extension(field: Field, main: bool) -> str:
     if kind == "image":
         return "" if main else name if last in ALL_ENDINGS else f"{name}."
     if kind == "int":
-        return "cls" if name == "label" else name if last in _INTS + _JSONS else f"{name}.json"
+        return "cls" if name == "label" else name if last in INTS + JSONS else f"{name}.json"
     if kind == "str":
-        return name if last in _TEXTS else f"{name}.txt"
+        return name if last in TEXTS else f"{name}.txt"
     if kind == "array":
         return name if last == "npy" else f"{name}.npy"
     if kind == "bytes":
         return f"{name}.bin" if last in _DECODED else name
-    return name if last in _JSONS else f"{name}.json"
+    return name if last in JSONS else f"{name}.json"
 
 
 def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes]:
-    """What makes a member's bytes of a value. Raises OptionError where nothing reads it back."""
+    """Return the encoder of a member. Raises OptionError if nothing reads the value back."""
     last = extension.rpartition(".")[2]
     if kind in ("image", "bytes"):
         return bytes
-    if last in _JSONS and kind != "array":
+    if last in JSONS and kind != "array":
         return json_bytes
     if kind == "array" and last == "npy":
         return _npy
-    if kind == "str" and last not in _DECODED - {*_TEXTS}:
+    if kind == "str" and last not in _DECODED - {*TEXTS}:
         return str.encode
-    if kind == "int" and last in _INTS:
+    if kind == "int" and last in INTS:
         return lambda value: b"%d" % value
     fitting = {"array": "npy", "int": "cls or json", "str": "txt or json"}.get(kind, "json")
     raise OptionError(
@@ -251,7 +254,7 @@ def _header(path: bytes, size: int) -> bytes:
 
 
 def _block(name: bytes, prefix: bytes, size: int, kind: bytes) -> bytes:
-    """A header. Sizes fit 11 octal digits: a record has at most 4 GiB."""
+    """Return a header. Sizes fit 11 octal digits: a record has at most 4 GiB."""
     head = b"".join(
         (
             name.ljust(100, b"\0"),

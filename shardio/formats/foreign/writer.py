@@ -1,4 +1,4 @@
-"""What each format that `export` writes provides, and what several of them share.
+"""The base of the formats that `export` writes, and what several of them share.
 
 A target is made for one dataset and one folder. It says at once, in OptionError, which fields the
 format cannot hold; then it is given the records one by one. It writes into a folder of its own, so
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,10 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a target is made with."""
+    """A request to write one dataset in another format."""
 
     folder: str  # empty, and its own
-    made: Manifest
+    manifest: Manifest
     fields: Sequence[Field]  # without the key
     key: Field | None  # where the key is to be a field, too
     shard_size: int | None
@@ -50,44 +50,43 @@ class Again(Exception):
     """A record does not fit what was chosen by those before: the target knows now, begin anew."""
 
 
-class Target(Protocol):
-    """A dataset in another format, being written."""
+class Target:
+    """A dataset in another format, being written: the base class of those that write one.
 
-    shards: ClassVar[bool]  # the dataset becomes files of a limited size
-    keyed: ClassVar[bool]  # the key can be one of the fields
-    ours: ClassVar[re.Pattern[str] | None]  # names of its files, where they do not follow from keys
-    notes: list[str]  # what is not as it was
+    Raises OptionError if the format cannot hold the dataset.
+    """
+
+    shards: ClassVar[bool] = False  # the dataset becomes files of a limited size
+    keyed: ClassVar[bool] = False  # the key can be one of the fields
+    # Names of its files, where they do not follow from keys.
+    ours: ClassVar[re.Pattern[str] | None] = None
 
     def __init__(self, plan: Plan) -> None:
-        """Raises OptionError."""
-
-    @property
-    def called(self) -> dict[str, str]:
-        """The fields, and what they are called there."""
+        self.notes: list[str] = []  # what is not as it was
+        self.called: dict[str, str] = {}  # the fields, and what they are called there
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False when there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Complete all files, and flush them."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Give up what is open."""
 
 
-class ShardTarget:
+class ShardTarget(Target):
     """Files 00000.xyz, 00001.xyz ... of records one after another, each with an index beside it."""
 
-    shards: ClassVar[bool] = True
-    keyed: ClassVar[bool] = False
-    ours: ClassVar[re.Pattern[str] | None] = None
+    shards = True
     suffix: ClassVar[str]
     default_size: ClassVar[int | None] = 256 << 20  # bytes of a file
     most_behind: ClassVar[int] = 0  # bytes that `end` gives
 
     def __init__(self, plan: Plan) -> None:
-        self.called: dict[str, str] = {}
-        self.notes: list[str] = []
+        super().__init__(plan)
         self._folder = plan.folder
         limit = plan.shard_size or self.default_size
         self._limit = None if limit is None else limit - self.most_behind
@@ -98,22 +97,23 @@ class ShardTarget:
         self._number = 0  # of the next file
 
     def encode(self, number: int, sample: Sample) -> bytes:
-        """A record; empty when there is nothing of it. Raises SampleError."""
+        """Return a record; empty if there is nothing of it. Raises SampleError."""
         raise NotImplementedError
 
     def entry(self, number: int, at: int, size: int) -> Any:
-        """What `index` needs of the record that was encoded last."""
+        """Return what `index` needs of the record that was encoded last."""
         raise NotImplementedError
 
     def end(self, size: int) -> bytes:
-        """What stands behind the last record of a file."""
+        """Return what stands behind the last record of a file."""
         return b""
 
     def index(self, entries: Sequence[Any]) -> bytes:
-        """The index of a file; entries that are lines are all of it."""
+        """Return the index of a file; entries that are lines are all of it."""
         return b"".join(entries)
 
     def add(self, number: int, sample: Sample) -> bool:
+        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         data = self.encode(number, sample)
         if not data:
             return False
@@ -141,6 +141,7 @@ class ShardTarget:
         self._number += 1
 
     def close(self) -> None:
+        """Give up what is open."""
         if self._draft is not None:
             self._draft.discard()
             self._draft = None
@@ -150,7 +151,7 @@ class ShardTarget:
 
 
 def image_extension(data: bytes) -> str | None:
-    """The file ending of what an image really is; None when it is none."""
+    """Return the file ending of an image's real type; None if it is no image."""
     kind = image_type(data[:32])
     if kind == "AVIF or HEIF":
         return "avif" if data[8:11] == b"avi" else "heic"
@@ -158,11 +159,11 @@ def image_extension(data: bytes) -> str | None:
 
 
 def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str, str | None]:
-    """The field that is the image, and the one that is the label, where a format has just these.
+    """Return the fields that are the image and the label, for a format that has just these.
 
     labels: the kinds that its label can have. Raises OptionError for any other field.
     """
-    fields = list(plan.fields)
+    fields, where = list(plan.fields), plan.manifest.where
     for field in fields:
         if field.theirs not in (None, "image", "label"):
             raise OptionError(
@@ -172,7 +173,7 @@ def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str
     image = _one(fields, "image", ("image", "bytes"))
     if image is None:
         raise OptionError(
-            f"{plan.made.where}: {format} holds images, and which field is the image cannot be "
+            f"{where}: {format} holds images, and which field is the image cannot be "
             f"told; there are {_shown(fields)}. Name it: --fields {_first(fields)}=image"
         )
     fields.remove(image)
@@ -180,24 +181,22 @@ def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str
     if label is not None:
         fields.remove(label)
     if fields:
-        keep = f"{image.name}=image" + (f",{label.name}=label" if label else "")
+        fitting = f"{image.name}=image" + (f",{label.name}=label" if label else "")
         raise OptionError(
-            f"{plan.made.where}: {format} has an image and a label ({' or '.join(labels)}) and no "
-            f"room for {_shown(fields)}. Leave the rest out: --fields {printable(keep)}"
+            f"{where}: {format} has an image and a label ({' or '.join(labels)}) and no "
+            f"room for {_shown(fields)}. Leave the rest out: --fields {printable(fitting)}"
         )
     return image.name, None if label is None else label.name
 
 
 def _one(fields: Sequence[Field], role: str, kinds: Sequence[str]) -> Field | None:
-    """The field with this role: named so by the user, called so, or the only one of its kind."""
+    """Find the field of this role: named so by the user, called so, or the only one of its kind."""
     fitting = [field for field in fields if field.kind in kinds]
-    for field in fitting:
-        if field.theirs == role:
-            return field
     free = [field for field in fitting if field.theirs is None]
-    for field in free:
-        if field.name == role:
-            return field
+    named = [field for field in fitting if field.theirs == role]
+    named += [field for field in free if field.name == role]
+    if named:
+        return named[0]
     if role == "image":
         for kind in kinds:
             same = [field for field in free if field.kind == kind]
@@ -215,9 +214,9 @@ def _shown(fields: Sequence[Field]) -> str:
 
 
 def key_name(plan: Plan, taken: Sequence[str]) -> str | None:
-    """What the field with the keys is called, in formats that have no keys; None: it is left out.
+    """Name the field with the keys, for a format that has no keys; None: it is left out.
 
-    Not `__key__`, which shardio's own fields use.
+    It is not `__key__`, which shardio's own fields use.
     """
     if plan.key is None:
         return None
@@ -230,21 +229,28 @@ def key_name(plan: Plan, taken: Sequence[str]) -> str | None:
 
 
 def check_distinct(names: Sequence[str], format: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+    """Raise OptionError if two fields have one name."""
+    for at, name in enumerate(names):
+        if name in names[:at]:
             raise OptionError(
                 f"two fields would be called {printable(name)!r} in {format}; name them by --fields"
             )
-        seen.add(name)
 
 
 def misfit(sample: Sample, name: str, why: str) -> SampleError:
+    """Return the error for a value that the format cannot hold."""
     return SampleError(f"record {printable(sample[KEY])}: field {printable(name)!r}: {why}")
 
 
+def to_float32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return numbers as little-endian float32; None if one of them is too large for it."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype("<f4")
+    return narrow if np.array_equal(np.isfinite(values), np.isfinite(narrow)) else None
+
+
 def json_bytes(value: Any) -> bytes:
-    """Raises TypeError for bytes and arrays, which JSON does not have."""
+    """Return a value as JSON. Raises TypeError for bytes and arrays, which JSON does not have."""
     return json.dumps(value, default=_no_json).encode()
 
 

@@ -12,7 +12,7 @@ from ...formats import claims
 from ...formats.manifest import MANIFEST, SPLITS, load
 from ...images.filetype import image_type
 from ...names import key_text
-from ...storage import locate
+from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...units import show_count
 from . import coco, grouped, trees

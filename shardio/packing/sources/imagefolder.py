@@ -25,7 +25,7 @@ from ...formats.manifest import load
 from ...formats.sample import Sample
 from ...images.filetype import image_type
 from ...names import KEY, key_bytes, key_text
-from ...storage import locate
+from ...storage.location import locate
 from . import grouped
 from .base import Ints, Listing, Listings, Rejected, SourceRequest, renumber
 from .files import (

@@ -32,7 +32,7 @@ from ...errors import SourceError, printable
 from ...formats.foreign.parquet import ParquetFile
 from ...formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ...names import from_file_name, key_text
-from ...storage import locate
+from ...storage.location import locate
 from .base import Ints
 
 _ROWS = 4096  # that become columns at once
@@ -510,7 +510,7 @@ def _parquet(path: bytes) -> Table:
         columns = {name: _Cells() for name in file.wanted}
         kinds: dict[str, set[str]] = {name: set() for name in columns}
         for number in range(len(file.starts) - 1):
-            group = file.group(number, keep=False)
+            group = file.group(number, cache=False)
             for name in group.arrays:
                 kinds[name].add(group.kinds[name])
                 get = group.get(name)
