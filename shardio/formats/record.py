@@ -88,8 +88,11 @@ def _seed(dataset_id: bytes, number: int) -> int:
 class Readable(Protocol):
     """A file, or a part of one, that holds header, index and trailer."""
 
-    name: str
-    size: int
+    size: int  # bytes
+
+    @property
+    def name(self) -> str:
+        """Return its name, as messages print it."""
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`."""

@@ -99,7 +99,7 @@ def _fingerprint(directory: str, path: str) -> Fingerprint | None:
     if os.path.realpath(folder) != folder or os.path.islink(os.path.join(folder, name)):
         return None
     try:
-        with contextlib.closing(local.LocalFile(os.path.join(folder, name), path)) as file:
+        with contextlib.closing(local.open_file(os.path.join(folder, name), path)) as file:
             size = file.size
             first = file.read(0, min(size, _ENDS))
             last = file.read(max(0, size - _ENDS), min(size, _ENDS))

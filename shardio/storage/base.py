@@ -12,8 +12,11 @@ from typing import Protocol
 class File(Protocol):
     """One immutable file, open for reading by byte range."""
 
-    name: str  # as messages name it
     size: int  # bytes
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file, as messages print it."""
 
     @property
     def descriptor(self) -> int:

@@ -64,7 +64,8 @@ class LocalStorage:
 
     def open(self, name: str) -> LocalFile:
         """Open a file. Raises FileNotFoundError, StorageError."""
-        return LocalFile(self.path(name), os.path.join(self.url, file_name(name)))
+        found = file_name(name)
+        return open_file(os.path.join(self.root, found), os.path.join(self.url, found))
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
@@ -92,25 +93,16 @@ class LocalStorage:
 class LocalFile:
     """One file, open for reading; not to be shared across a fork (it is opened in each process)."""
 
-    __slots__ = ("_ahead", "descriptor", "name", "size")
+    __slots__ = ("_ahead", "_name", "descriptor", "size")
 
-    def __init__(self, path: str, name: str) -> None:
-        self.name = printable(name, 4096)
-        self.descriptor = -1
-        try:
-            self.descriptor = os.open(
-                path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)
-            )
-            status = os.fstat(self.descriptor)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StorageError(f"{self.name}: cannot be opened: {error.strerror}") from error
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise StorageError(f"{self.name}: expected a file, found something else")
-        self.size = status.st_size
-        self._ahead = _read_ahead(status.st_dev)
+    def __init__(self, descriptor: int, size: int, ahead: int, name: str) -> None:
+        self._name, self._ahead = name, ahead
+        self.descriptor, self.size = descriptor, size
+
+    @property
+    def name(self) -> str:
+        """Return the path of the file, as messages print it."""
+        return printable(self._name, 4096)
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""
@@ -168,6 +160,24 @@ class LocalFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def open_file(path: str, name: str) -> LocalFile:
+    """Open a file, which messages call `name`. Raises FileNotFoundError, StorageError."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{printable(name, 4096)}: expected a file, found something else")
+        return LocalFile(descriptor, status.st_size, _read_ahead(status.st_dev), name)
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            raise
+        why = f"{printable(name, 4096)}: cannot be opened: {error.strerror}"
+        raise StorageError(why) from error
 
 
 class Draft:

@@ -24,7 +24,7 @@ from shardio.packing.options import PlanOptions, SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.verify import Verified, verify
 from shardio.packing.writer import Writer
-from shardio.storage.local import LocalFile
+from shardio.storage.local import LocalFile, open_file
 from shardio.storage.location import locate
 
 
@@ -37,7 +37,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def offsets(shard: Path) -> list[int]:
-    opened = RecordShard(LocalFile(str(shard), shard.name))
+    opened = RecordShard(open_file(str(shard), shard.name))
     found = [opened.offset(record) for record in range(opened.records)]
     opened.close()
     return found

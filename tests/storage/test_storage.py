@@ -18,7 +18,7 @@ import pytest
 
 from shardio.errors import DamageError, ExistsError, OptionError, StorageError
 from shardio.storage import local
-from shardio.storage.local import Draft, LocalFile, LocalStorage, RangeLock, token, write_file
+from shardio.storage.local import Draft, LocalStorage, RangeLock, open_file, token, write_file
 from shardio.storage.location import locate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -157,12 +157,12 @@ def test_names_in_messages_are_escaped(tmp_path: Path) -> None:
 def test_descriptors_are_not_inherited_and_not_leaked(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     before = len(os.listdir("/proc/self/fd"))
-    file = LocalFile(str(tmp_path / "x"), "x")
+    file = open_file(str(tmp_path / "x"), "x")
     assert not os.get_inheritable(file.descriptor)
     del file
     for name in ("", "missing"):
         with pytest.raises((StorageError, FileNotFoundError)):
-            LocalFile(str(tmp_path / name), name)
+            open_file(str(tmp_path / name), name)
     write_file(str(tmp_path), "y", b"y")
     assert len(os.listdir("/proc/self/fd")) == before
 
