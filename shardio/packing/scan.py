@@ -33,7 +33,7 @@ from ..names import KEY
 from ..storage import local
 from ..storage.location import locate
 from ..units import show_count
-from . import process_pool as parallel
+from . import process_pool
 from .sources.base import listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
@@ -112,7 +112,7 @@ def scan_all(
     folder: str | None,
     dataset_id: bytes,
     jobs: int,
-    progress: parallel.Progress | None,
+    progress: process_pool.Progress | None,
 ) -> list[Scanned]:
     """Scan every shard; its index is written into a folder, or kept.
 
@@ -123,8 +123,8 @@ def scan_all(
         Task(found.format, found.root, name, number, folder, dataset_id, extra)
         for number, (name, extra) in enumerate(zip(found.names, extras, strict=True))
     ]
-    report = parallel.Report(progress, sum(found.sizes))
-    scanned = list(parallel.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
+    report = process_pool.Report(progress, sum(found.sizes))
+    scanned = list(process_pool.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
         raise SourceError(explain(found.root, problems))

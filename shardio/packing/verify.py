@@ -20,7 +20,7 @@ from ..formats.sample import Sample
 from ..names import KEY, key_text
 from ..storage.location import locate
 from ..units import check_int, show_count, show_size
-from . import process_pool as parallel
+from . import process_pool
 
 Bad = DamageError | StorageError
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
@@ -85,7 +85,7 @@ def verify(
     max_pixels: int | None = None,
     sha256: bool = False,
     jobs: int | None = None,
-    progress: parallel.Progress | None = None,
+    progress: process_pool.Progress | None = None,
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
@@ -98,7 +98,7 @@ def verify(
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
-    jobs = parallel.processes(jobs)
+    jobs = process_pool.processes(jobs)
     folders = manifest.datasets(os.fspath(path)).values()
     shards = None if root is None else locate(root)
     made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
@@ -128,9 +128,9 @@ def verify(
         for number in range(one.shards)
     ]
     found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in made))
-    report = parallel.Report(progress, found.bytes)
+    report = process_pool.Report(progress, found.bytes)
     jobs = min(jobs, max(len(tasks), 1))
-    for records, damages in parallel.run(_check_shard, tasks, jobs=jobs, report=report):
+    for records, damages in process_pool.run(_check_shard, tasks, jobs=jobs, report=report):
         found.records += records
         found.damages += damages
     return found
