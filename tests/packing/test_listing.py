@@ -414,7 +414,7 @@ def test_fields_are_renamed_and_a_name_decides_what_a_column_is(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"label": "nope"}, "label=nope: no column is called 'nope'; there are path, n, image"),
+        ({"label": "nope"}, "label=nope: no field is called 'nope'; there are path, n, image"),
         ({"image": "n"}, "expected a column of paths, and its values are of kind int"),
         ({}, "two fields would be called 'image'"),
         ({"n": "image"}, "two fields would be called 'n'"),

@@ -159,7 +159,7 @@ def test_conditions_of_the_command_line_choose_records(
         ("=3", "expected NAME=VALUE"),
         ("label<x", "x is no number"),
         ("label=dog", "no class is called 'dog'"),
-        ("size=3", "no field is called 'size'"),
+        ("size=3", "no column is called 'size'"),
         ("image=3", "no column is called 'image'"),
         ("label=3", "none of 24 records"),
     ],
@@ -514,7 +514,7 @@ def test_parquet_is_packed_in_stored_order_unless_a_shuffle_is_asked_for(tmp_pat
 def test_fields_of_one_name_are_refused_and_classes_without_a_folder_stay_so(
     source: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError, match="two fields would be called 'label'"):
+    with pytest.raises(OptionError, match="two fields would have one name"):
         pack(source, tmp_path / "out", jobs=1, read=SourceOptions(fields={"label": "image"}))
     other = plant(tmp_path / "more", images() | {"extra/x.jpg": picture(9, 9)})
     pack(other, tmp_path / "A", jobs=1)

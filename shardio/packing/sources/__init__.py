@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import OptionError, printable, there_are
-from ...formats import FOREIGN
-from . import coco, files, grouped, imagefolder, trees
+from ...formats import FOREIGN, manifest
+from . import coco, files, grouped, imagefolder, listing, trees
 from .base import Listing, Listings, Rejected, Source, SourceRequest, listed, renumber
 from .detect import detect
 from .imagefolder import image_folder
@@ -53,21 +54,14 @@ def _dataset(request: SourceRequest) -> Listings:
 
 
 def _dataset_names(request: SourceRequest) -> list[str]:
-    from . import dataset
-
-    return dataset.split_names(request)
+    _only(request)
+    return list(manifest.datasets(os.fsdecode(request.path)))
 
 
 def _folder_names(request: SourceRequest) -> list[str]:
     if request.looked is not None:
         return list(request.looked)
     return files.split_names(request.path, request.splits)
-
-
-def _listing(request: SourceRequest) -> Listings:
-    from . import listing
-
-    return listing.list_records(request)
 
 
 def _foreign(request: SourceRequest) -> Listings:
@@ -83,7 +77,7 @@ KINDS = {
     "trees": Kind(trees.list_records, trees.split_names),
     "coco": Kind(coco.list_records, _only),
     "dataset": Kind(_dataset, _dataset_names),
-    "listing": Kind(_listing, _only),
+    "listing": Kind(listing.list_records, _only),
     **{name: Kind(_foreign, _only) for name in FOREIGN if name != "imagefolder"},
 }
 

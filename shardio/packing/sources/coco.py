@@ -37,8 +37,8 @@ from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, Schema, pack, unpack
 from ...names import KEY, key_bytes, key_text
 from .base import Ints, Listing, Listings, Problem, SourceRequest, check_key, listed, renamed
-from .field_names import check_known_fields
-from .files import FileSource, check_image, mtime, opened_folder, read_file, twins, unfit
+from .field_names import our_names
+from .files import FileSource, check_image, first_sign, look, mtime, opened_folder, read_file, twins
 
 _NUMBERS = ("image_id", "width", "height")
 _FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}
@@ -121,7 +121,7 @@ class Images(FileSource):
 
 def list_records(request: SourceRequest) -> Listings:
     """List the images of a file. Raises SourceError, OptionError."""
-    names = _named(request)
+    names = our_names(request.fields, _FIELDS)
     if os.path.isdir(request.path):
         refuse_folder(request.path, request.shown, os.listdir(request.path))
         raise OptionError(f"{request.shown}: expected a JSON file of COCO's, but it is a folder")
@@ -159,13 +159,7 @@ def is_coco(path: bytes) -> bool:
 
     No other source is such a file, and parsing it twice would take twice the time.
     """
-    if not path.lower().endswith(b".json") or not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-    except OSError as error:
-        raise SourceError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+    return path.lower().endswith(b".json") and os.path.isfile(path) and first_sign(path) == b"{"
 
 
 def refuse_folder(folder: bytes, shown: str, names: Sequence[bytes]) -> None:
@@ -449,15 +443,10 @@ def _look(
     good = np.ones(len(places), np.bool_)
     with opened_folder(root) as folder:
         for i, place in enumerate(places.tolist()):
-            try:
-                status = os.stat(entries.paths[place], dir_fd=folder)
-            except FileNotFoundError:
-                why: str | None = "there is no such file"
-            except OSError as error:
-                why = f"cannot be read: {error.strerror}"
-            else:
-                why = unfit(status) or _too_many(entries, place, status.st_size)
+            status, why = look(folder, entries.paths[place])
+            if status is not None:
                 source.sizes[place], source.mtimes[place] = status.st_size, mtime(status)
+                why = why or _too_many(entries, place, status.st_size)
             if why is not None:
                 good[i] = False
                 problems.append((entries.keys[place], why))
@@ -474,12 +463,3 @@ def _too_many(entries: Entries, place: int, file_size: int) -> str | None:
     if size <= MAX_HEAD:
         return None
     return f"its annotations take {size:,} bytes, and a record has room for {MAX_HEAD:,}"
-
-
-def _named(request: SourceRequest) -> dict[str, str]:
-    """Return our names of the fields, by COCO's. Raises OptionError."""
-    check_known_fields(request.fields, _FIELDS)
-    names = {name: name for name in _FIELDS} | {s: name for name, s in request.fields.items()}
-    if len(set(names.values())) < len(names) or not request.fields.keys() <= set(names.values()):
-        raise OptionError("--fields: two fields would have one name, or one field two")
-    return names

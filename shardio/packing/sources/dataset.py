@@ -15,16 +15,13 @@ from ...dataset import sequence
 from ...dataset.decode import Decoder
 from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
-from ...errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
+from ...errors import DamageError, OptionError, SourceError, StorageError, printable
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
 from ..index import in_memory
 from .base import Listing, Listings, Read, Rejected, Source, SourceRequest, check_key, renamed
-from .field_names import check_known_fields
-
-# Of these, records in another order cost a piece of the file each.
-_IN_ORDER = frozenset(("parquet",))
+from .field_names import our_names
 
 
 class Records(Source):
@@ -47,13 +44,6 @@ class Records(Source):
             }
 
         yield read
-
-
-def split_names(request: SourceRequest) -> list[str]:
-    """Return the splits of a packed directory, or [""]. Raises NotPackedError, OptionError."""
-    if request.splits is not None:
-        raise OptionError("--splits and --no-splits are for folders of images")
-    return list(manifest.datasets(os.fsdecode(request.path)))
 
 
 def list_records(request: SourceRequest) -> Listings:
@@ -96,66 +86,41 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
     """List the records of one dataset, in storage order; their keys here are their numbers."""
     dataset = records.manifest
     kinds = dict(dataset.schema.fields[1:])
-    theirs = _mapped(kinds, request)
-    count = dataset.records
+    theirs = {name: source for source, name in our_names(request.fields, kinds).items()}
+    count, classes = dataset.records, dataset.classes or ()
+    try:
+        sizes = records.sizes()
+    except (DamageError, StorageError) as error:
+        raise SourceError(str(error)) from None
     listing = Listing(
         root=os.path.abspath(request.path),
         keys=[b"%d" % number for number in range(count)],
-        sizes=_sizes(records),
+        sizes=sizes,
         mtimes=np.zeros(count, np.int64),
         source=Records(records, theirs),
         fields=tuple((name, kinds[source]) for name, source in theirs.items()),
         classes=_classes(dataset, theirs),
-        absent=_absent(dataset),
+        absent=tuple(
+            classes[i] for i in dataset.options.get("absent", ()) if 0 <= i < len(classes)
+        ),
         options={
             "from": dataset.format,
             "from_id": hashlib.sha256(dataset.dump()).hexdigest()[:32],
             **renamed(theirs),
         },
-        shuffled=dataset.format not in _IN_ORDER,
+        shuffled=dataset.format != "parquet",  # another order costs a row group a record
     )
     listing.check_some(request.shown, "records")
     if request.where is None:
         return listing
 
     def column(name: str) -> Any:
-        if name == KEY:
-            return records.columns(KEY)
-        if name not in theirs:
-            raise OptionError(
-                f"where: no field is called {printable(name)!r}; {there_are(theirs, name)}"
-            )
-        return records.columns(theirs[name])
+        return records.columns(theirs.get(name, name))
 
     return listing.take(request.select(column, count, listing.classes))
-
-
-def _mapped(kinds: Mapping[str, str], request: SourceRequest) -> dict[str, str]:
-    """Return our names of all fields, and theirs, in the order of theirs. Raises OptionError."""
-    check_known_fields(request.fields, kinds)
-    ours = {source: name for name, source in request.fields.items()}
-    named = [ours.get(source, source) for source in kinds]
-    twice = next((name for name in named if named.count(name) > 1), None)
-    if twice is not None:
-        raise OptionError(
-            f"--fields: two fields would be called {printable(twice)!r}; name both of them"
-        )
-    return dict(zip(named, kinds, strict=True))
 
 
 def _classes(dataset: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return names of classes, if `label` is the field they are of; or, as in COCO's, none is."""
     of_no_field = "label" not in theirs and "label" not in dict(dataset.schema.fields)
     return dataset.classes if of_no_field or theirs.get("label") == "label" else None
-
-
-def _sizes(records: ShardSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
-    try:
-        return records.sizes()
-    except (DamageError, StorageError) as error:
-        raise SourceError(str(error)) from None
-
-
-def _absent(dataset: manifest.Manifest) -> tuple[str, ...]:
-    classes = dataset.classes or ()
-    return tuple(classes[i] for i in dataset.options.get("absent", ()) if 0 <= i < len(classes))

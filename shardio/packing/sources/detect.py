@@ -15,7 +15,7 @@ from ...names import key_text
 from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...units import show_count
-from . import coco, grouped, trees
+from . import coco, grouped, listing, trees
 from .base import SourceRequest
 from .files import are_splits, not_images, top
 
@@ -49,8 +49,6 @@ def _kind(request: SourceRequest) -> str:
         raise SourceError(f"{request.shown}: there is no such file or directory")
     if coco.is_coco(path):
         return "coco"
-    from . import listing
-
     if listing.is_listing(path):
         return "listing"
     claimed = next(iter(claims([key_text(os.path.basename(path))])), None)

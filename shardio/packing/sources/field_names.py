@@ -57,3 +57,21 @@ def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
                 f"--fields {printable(name)}={printable(source)}: no field is called "
                 f"{printable(source)!r}; {there_are(fields, source)}"
             )
+
+
+def our_names(asked: Mapping[str, str], there: Iterable[str]) -> dict[str, str]:
+    """Return our names of a source's fields, by its own, in its order: those of `--fields`, if any.
+
+    Raises OptionError where one names no field, or names would not be of one field each.
+    """
+    ours = {source: source for source in there}
+    check_known_fields(asked, ours)
+    ours |= {source: name for name, source in asked.items()}
+    names = set(ours.values())
+    if len(names) < len(ours) or not asked.keys() <= names:
+        pairs = (f"{printable(name)}={printable(source)}" for source, name in ours.items())
+        raise OptionError(
+            "--fields: two fields would have one name, or one field two; fields and their names "
+            f"would be {', '.join(pairs)}"
+        )
+    return ours

@@ -277,6 +277,9 @@ def _is_own(name: bytes) -> bool:
     return name[-4:] in (b"json", b"ndex") and _OWN.fullmatch(name) is not None  # 0.1 us, not 0.3
 
 
+MISSING = "there is no such file"
+
+
 def unfit(status: os.stat_result) -> str | None:
     """Return why this can be no file of a record; None when it can."""
     mode, size = status.st_mode, status.st_size
@@ -287,17 +290,37 @@ def unfit(status: os.stat_result) -> str | None:
     return None if size <= MAX_FILE else f"is {size:,} bytes; the limit is {MAX_FILE:,}"
 
 
+def look(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
+    """Return what a path leads to, and why it can be no file of a record.
+
+    folder: a descriptor of the folder that the path is relative to.
+    """
+    try:
+        status = os.stat(path, dir_fd=folder)
+        return status, unfit(status)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            os.stat(path, dir_fd=folder, follow_symlinks=False)
+            return None, "is a link to nothing"
+        return None, MISSING
+    except OSError as error:
+        return None, f"cannot be followed: {error.strerror}"
+    except ValueError:
+        return None, "its path has a byte of 0"
+
+
+def first_sign(path: bytes) -> bytes:
+    """Return the first byte of a text file that is no space. Raises SourceError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    except OSError as error:
+        raise SourceError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+
+
 def _special(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "folder"
-    for test, name in (
-        (stat.S_ISFIFO, "FIFO"),
-        (stat.S_ISSOCK, "socket"),
-        (stat.S_ISBLK, "device"),
-    ):
-        if test(mode):
-            return name
-    return "device"
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def check_loose(files: list[bytes], root: bytes) -> None:

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OptionError, SourceError, printable, there_are
+from ...errors import OptionError, SourceError, printable
 from ...formats.foreign.webdataset import field_of
 from ...formats.sample import MAX_FIELDS, Sample, Schema
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ...order import rng
 from .base import Ints, Listing, Listings, Problem, Rejected, SourceRequest, renamed, some_of
-from .field_names import nameable
+from .field_names import nameable, our_names
 from .files import (
     MAX_FILE,
     FileSource,
@@ -95,7 +95,8 @@ class Files:
         record, which = rank[record], by_ending[which].astype(np.int32)
         packed = np.lexsort((which, record))
         self.which, self.sizes, self.mtimes = which[packed], sizes[packed], mtimes[packed]
-        self.starts: Ints = _starts(record[packed], len(self.keys))
+        bounds = np.arange(len(self.keys) + 1)
+        self.starts: Ints = np.searchsorted(record[packed], bounds).astype(np.int64, copy=False)
         self.fields = [_field(ending)[0] for ending in self.endings]
         self.problems = problems
         self._check()
@@ -343,10 +344,6 @@ def _ordered(places: Mapping[bytes, int]) -> tuple[list[bytes], Ints]:
     return [names[i] for i in by_name], rank
 
 
-def _starts(record: Ints, count: int) -> Ints:
-    return np.searchsorted(record, np.arange(count + 1)).astype(np.int64, copy=False)
-
-
 def _merge(found: Sequence[Files], request: SourceRequest) -> set[str]:
     """Call all plain endings of images one field, where that loses none; these endings, or none."""
     plain = {name for files in found for name in files.fields if name in ALL_ENDINGS}
@@ -369,24 +366,10 @@ def _named(theirs: set[str], request: SourceRequest) -> dict[str, str]:
             f"at most {MAX_FIELDS - 1:,} fields. Endings begin at the first dot of a name: "
             f"{some_of(sorted(theirs))}"
         )
-    for name, source in request.fields.items():
-        if source not in theirs:
-            raise OptionError(
-                f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; {there_are(sorted(theirs), source, 20)}"
-            )
-    ours = {source: name for name, source in request.fields.items()}
-    if "label" not in theirs | request.fields.keys():
-        ours.setdefault("cls", "label")
-    named = {source: ours.get(source, source) for source in sorted(theirs)}
-    names = [*named.values(), *(n for n, source in request.fields.items() if ours[source] != n)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None or len(names) > len(named):
-        raise OptionError(
-            "--fields: two fields would have one name, or one field two; fields and their names "
-            f"are {', '.join(f'{printable(name)}={printable(s)}' for s, name in named.items())}"
-        )
-    return named
+    asked = dict(request.fields)
+    if "cls" in theirs - set(asked.values()) and "label" not in theirs | asked.keys():
+        asked["label"] = "cls"
+    return our_names(asked, sorted(theirs))
 
 
 def _listing(

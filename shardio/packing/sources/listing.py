@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -30,14 +29,22 @@ from ...formats.sample import Sample
 from ...names import KEY
 from . import tables
 from .base import Ints, Listing, Listings, Problem, Read, Source, SourceRequest, check_key, renamed
-from .field_names import LABELS, PATHS, known, nameable
-from .files import check_image, mtime, opened_folder, read_file, twins, unfit
+from .field_names import LABELS, PATHS, check_known_fields, known, nameable
+from .files import (
+    MISSING,
+    check_image,
+    first_sign,
+    look,
+    mtime,
+    opened_folder,
+    read_file,
+    twins,
+)
 from .tables import Column
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
 _SHOWN = 10  # names that are noted
 _URL = re.compile(rb"\A([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
-_MISSING = "there is no such file"
 
 
 class Rows(Source):
@@ -105,7 +112,7 @@ def is_listing(path: bytes) -> bool:
     if found is None or not os.path.isfile(path):
         return False
     if found == ".json":
-        return tables.holds_objects(path)
+        return first_sign(path) == b"["
     return found not in (".parquet", ".pq") or not tables.holds_bytes(path)
 
 
@@ -206,12 +213,9 @@ def _add_field(chosen: _Chosen, name: str, theirs: str) -> bool:
 
 def _check_asked(columns: Mapping[str, Column], request: SourceRequest) -> None:
     """Raise OptionError for `--fields` that name no column, or no field."""
+    check_known_fields(request.fields, columns)
     for name, theirs in request.fields.items():
         option = f"--fields {printable(name)}={printable(theirs)}"
-        if theirs not in columns:
-            raise OptionError(
-                f"{option}: no column is called {printable(theirs)!r}; {there_are(columns, theirs)}"
-            )
         if not nameable(name):
             raise OptionError(f"{option}: no field can be called so")
         if name == "image" and columns[theirs].kind != "str":
@@ -357,7 +361,7 @@ def _of_files(
             for i in order:
                 path = _resolved(paths.get(kept[i]).encode())[0] if odd[i] else keys[i]
                 if path != before:  # rows of one file are neighbours
-                    status, why = _stat(folder, path)
+                    status, why = look(folder, path)
                     before = path
                 if why is None and (why := check_key(keys[i])) is None:
                     assert status is not None
@@ -365,7 +369,7 @@ def _of_files(
                     sizes.append(status.st_size)
                     mtimes.append(mtime(status))
                 else:
-                    missing += why == _MISSING
+                    missing += why == MISSING
                     problems.append((keys[i] or path, why))
     except OSError as error:
         raise OptionError(
@@ -459,47 +463,27 @@ def _resolved(text: bytes) -> tuple[bytes, bytes]:
     return text, b"/".join(part for part in parts if part not in (b"", b".", b".."))
 
 
-def _stat(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
-    """Return what a path leads to, and why it can be no file of a record."""
-    try:
-        status = os.stat(path, dir_fd=folder)
-        return status, unfit(status)
-    except FileNotFoundError:
-        with contextlib.suppress(OSError):
-            os.stat(path, dir_fd=folder, follow_symlinks=False)
-            return None, "is a link to nothing"
-        return None, _MISSING
-    except OSError as error:
-        return None, f"cannot be followed: {error.strerror}"
-    except ValueError:
-        return None, "its path has a byte of 0"
-
-
 def _unique(keys: list[bytes]) -> int:
     """Number keys, in bytewise order, that are there again; return how many these are."""
-    taken: set[bytes] = set()
-    order = list(keys)
-    times, count = 1, 0
-    for i in range(1, len(keys)):
-        if order[i] != order[i - 1]:
-            times = 1
+    taken = set(keys)
+    again = len(keys) - len(taken)
+    before, times = b"", 1
+    for i, key in enumerate(keys):
+        if key != before:
+            before, times = key, 1
             continue
-        while True:
+        while key in taken:
             times += 1
-            key = b"%s#%d" % (order[i], times)
-            at = bisect_left(order, key)
-            if key not in taken and (at == len(order) or order[at] != key):
-                break
+            key = b"%s#%d" % (before, times)
         taken.add(key)
         keys[i] = key
-        count += 1
-    return count
+    return again
 
 
 def _nothing_there(
     problems: list[Problem], root: bytes, chosen: _Chosen, request: SourceRequest
 ) -> str:
-    first = next(key for key, why in problems if why == _MISSING)
+    first = next(key for key, why in problems if why == MISSING)
     column = chosen.paths or ""
     other = ""
     if "image" not in request.fields:

@@ -35,6 +35,7 @@ from ...formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ...names import from_file_name, key_text
 from ...storage.location import locate
 from .base import Ints
+from .files import first_sign
 
 _ROWS = 4096  # that become columns at once
 _BYTES = 16 << 20  # of text, likewise
@@ -156,15 +157,6 @@ def ending(path: bytes) -> str | None:
             f"  {_UNPACK[last]} {printable(path, 4096)}"
         )
     return last if last in _READERS else None
-
-
-def holds_objects(path: bytes) -> bool:
-    """Tell whether a JSON file begins as an array does."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    except OSError:
-        return False
 
 
 def holds_bytes(path: bytes) -> bool:
@@ -412,7 +404,7 @@ def _json_lines(path: bytes) -> Table:
 
 def _json(path: bytes) -> Table:
     """Read an array of objects; or lines of them, under a name that does not say so."""
-    if not holds_objects(path):
+    if first_sign(path) != b"[":
         return _json_lines(path)
     shown = printable(path)
     with open(path, "rb") as file:

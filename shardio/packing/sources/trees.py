@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,14 +64,6 @@ class Trees(FileSource):
         return sample
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The places of the trees."""
-
-    splits: dict[str, dict[str, bytes]]  # of each split, the folder of each field; the key's first
-    beside: list[bytes]  # names at the top that are in no tree
-
-
 def lies_there(request: SourceRequest, folders: Sequence[bytes]) -> bool:
     """Tell whether a source is one of trees: `--fields NAME=FOLDER/`, or folders called so.
 
@@ -86,31 +78,32 @@ def lies_there(request: SourceRequest, folders: Sequence[bytes]) -> bool:
 def list_records(request: SourceRequest) -> Listings:
     """List parallel trees, by split. Raises SourceError, OptionError."""
     request.refuse_where_and_root("folders side by side")
-    layout = _layout(request)
-    fields = max(layout.splits.values(), key=len)
+    splits, beside = _layout(request)
+    fields = max(splits.values(), key=len)
     found = {}
-    for split, folders in layout.splits.items():
+    for split, folders in splits.items():
         listing = found[split] = _listing(os.path.abspath(request.path), folders)
         listing.check_some(request.show(split), "files")
         listing.notes.extend(
             f"there is no folder of {printable(name)} for this split, so no such field"
             for name in sorted(fields.keys() - folders.keys())
         )
-    if layout.beside:
+    if beside:
         first = next(iter(found.values()))
-        first.notes.append(f"left out, being in none of these folders: {some_of(layout.beside)}")
+        first.notes.append(f"left out, being in none of these folders: {some_of(beside)}")
     return found
 
 
 def split_names(request: SourceRequest) -> list[str]:
     """Return the splits that `list_records` will have. Raises SourceError, OptionError."""
-    return list(_layout(request).splits)
+    return list(_layout(request)[0])
 
 
 # --- where the trees are --------------------------------------------------------------------------
 
 
-def _layout(request: SourceRequest) -> _Layout:
+def _layout(request: SourceRequest) -> tuple[dict[str, dict[str, bytes]], list[bytes]]:
+    """Return the folder of each field of each split, the key's first; names at the top in none."""
     root = os.path.abspath(request.path)
     folders, files, _ = top(root)
     trees = _asked(request) if request.fields else _recognised(root, folders, request)
@@ -141,7 +134,7 @@ def _layout(request: SourceRequest) -> _Layout:
                 "whose files the others belong to"
             )
     beside = [n for n in (*folders, *files) if n not in used and not _hidden(n)]
-    return _Layout(splits, sorted(beside))
+    return splits, sorted(beside)
 
 
 def _splits_within(
@@ -154,7 +147,8 @@ def _splits_within(
     inner = {name: top(os.path.join(root, folder)) for name, folder in trees.items()}
     called = sorted({split for inside, _, _ in inner.values() for split in inside})
     loose = any(not _hidden(name) for _, found, _ in inner.values() for name in found)
-    if not _are_splits(called, loose, splits):
+    by_name = not loose and set(called) <= _SPLITS
+    if not called or not (by_name if splits is None else splits):
         return {"": trees}
     for name, (_, found, loops) in inner.items():
         check_loose([*found, *loops], os.path.join(root, trees[name]))
@@ -265,13 +259,6 @@ def _has_image(folder: bytes) -> bool:
     return False
 
 
-def _are_splits(folders: list[bytes], loose: bool, splits: bool | None) -> bool:
-    """Tell whether the folders in trees are splits. loose: files lie beside them."""
-    if splits is not None:
-        return splits and bool(folders)
-    return bool(folders) and not loose and all(name in _SPLITS for name in folders)
-
-
 # --- listing --------------------------------------------------------------------------------------
 
 
@@ -357,17 +344,13 @@ def _places_of(tree: Tree, problems: list[Problem], bad: set[bytes]) -> dict[byt
 
 def _taken(tree: Tree, places: list[int]) -> Tree:
     paths = [tree.paths[place] for place in places]
-    return Tree(tree.name, tree.folder, tree.kind, paths, tree.sizes[places], tree.mtimes[places])
+    return replace(tree, paths=paths, sizes=tree.sizes[places], mtimes=tree.mtimes[places])
 
 
 def _stem(path: bytes) -> bytes:
     """Return a path up to the last dot of its name; all of it where there is none."""
     dot = path.rfind(b".", path.rfind(b"/") + 2)
     return path if dot < 0 else path[:dot]
-
-
-def _ending(path: bytes) -> bytes:
-    return path[len(_stem(path)) :]
 
 
 def _kind(paths: Sequence[bytes]) -> str:
