@@ -12,7 +12,7 @@ from support.conformance import SourceConformance
 from support.trees import images, noise, picture, plant
 
 import shardio
-from shardio import Writer, pack
+from shardio import Writer, commit, pack
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
@@ -72,6 +72,21 @@ def test_it_is_shuffled_by_the_seed_or_kept_in_stored_order(source: Path, tmp_pa
         orders.append(list(samples(tmp_path / f"out{seed}")))
     assert orders[0] != orders[1] != stored
     assert sorted(orders[0]) == sorted(stored)
+
+
+def test_processes_and_parts_of_chosen_records_make_the_same_bytes(
+    source: Path, tmp_path: Path
+) -> None:
+    chosen = SourceOptions(where={"label": ["class1"]})
+    for name, jobs, part in (("one", 1, None), ("two", 2, None), ("parts", 1, "1/2")):
+        plan = PlanOptions(max_records=5, part=part)
+        pack(source, tmp_path / name, jobs=jobs, plan=plan, read=chosen)
+    pack(
+        source, tmp_path / "parts", jobs=1, plan=PlanOptions(max_records=5, part="2/2"), read=chosen
+    )
+    commit(tmp_path / "parts", jobs=1)
+    assert len(samples(tmp_path / "one")) == 8
+    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
 
 
 class TestDataset(SourceConformance):
