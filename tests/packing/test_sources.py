@@ -408,9 +408,9 @@ def test_a_class_that_comes_while_files_are_listed_is_an_error(
     root = plant(tmp_path, images())
     real = imagefolder.Walk.run
 
-    def late(walk: imagefolder.Walk) -> None:
+    def late(walk: imagefolder.Walk) -> object:
         plant(root, {"class00/new.jpg": JPEG})
-        real(walk)
+        return real(walk)
 
     monkeypatch.setattr(imagefolder.Walk, "run", late)
     with pytest.raises(SourceChangedError, match=r"class00/new\.jpg"):

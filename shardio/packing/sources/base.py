@@ -100,8 +100,14 @@ class SourceRequest:
                 "--where: files are not opened while they are listed, so there is nothing to "
                 "select by. Pack all of them; ShardDataset(where=...) selects when reading"
             )
+        self.refuse_root(kind)
+
+    def refuse_root(self, kind: str) -> None:
+        """Raise OptionError for a root, where paths cannot refer to one."""
         if self.root is not None:
-            raise OptionError(f"--root: not for {kind}, which lie in the source itself")
+            raise OptionError(
+                f"--root: for listings, COCO files and indexes; {kind} lie in the source itself"
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ...dataset import sequence
 from ...dataset.decode import Decoder
 from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
-from ...errors import DamageError, OptionError, SourceError, StorageError, printable
+from ...errors import DamageError, SourceError, StorageError, printable
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
@@ -57,11 +57,7 @@ def list_records(request: SourceRequest) -> Listings:
 def list_foreign(request: SourceRequest) -> Listings:
     """List the records in files of another format, by an index in memory: they are read twice."""
     assert request.kind is not None
-    if request.root is not None:
-        raise OptionError(
-            f"--root: for listings, COCO files and indexes; files of {request.kind} are where SRC "
-            "is"
-        )
+    request.refuse_root(f"files of {request.kind}")
     dataset, index, data, left_out = in_memory(
         os.fsdecode(request.path),
         format=request.kind,

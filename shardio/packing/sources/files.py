@@ -216,14 +216,11 @@ class Walk:
         self.problems: list[Problem] = []
         self.ignored = 0
 
-    def sorted(self) -> tuple[list[bytes], Ints, Ints]:
-        """Return keys in bytewise order, sizes, and times of change."""
-        order = sorted(range(len(self.keys)), key=self.keys.__getitem__)
-        keys = [self.keys[i] for i in order]
-        return keys, np.array(self.sizes, np.int64)[order], np.array(self.mtimes, np.int64)[order]
+    def run(self) -> tuple[list[bytes], Ints, Ints]:
+        """Visit every file and folder.
 
-    def run(self) -> None:
-        """Visit every file and folder."""
+        Returns keys in bytewise order, sizes, and times of change.
+        """
         # a folder to list: its prefix in keys, and the device and inode of all folders above it
         stack: list[tuple[bytes, Above]] = [(b"", _above(self.root))]
         while stack:
@@ -234,6 +231,9 @@ class Walk:
                         self._visit(entry, prefix, above, stack)
             except OSError as error:
                 self.problems.append((prefix, f"cannot be listed: {error.strerror}"))
+        order = sorted(range(len(self.keys)), key=self.keys.__getitem__)
+        keys = [self.keys[i] for i in order]
+        return keys, np.array(self.sizes, np.int64)[order], np.array(self.mtimes, np.int64)[order]
 
     def _visit(
         self,

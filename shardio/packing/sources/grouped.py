@@ -190,8 +190,7 @@ def list_records(request: SourceRequest) -> Listings:
     ignored, found = {}, {}
     for name, folder in roots.items():
         walk = Walk(folder, empty=True)
-        walk.run()
-        found[name] = Files(*walk.sorted(), walk.problems)
+        found[name] = Files(*walk.run(), walk.problems)
         ignored[name] = walk.ignored
     plain = _merge(list(found.values()), request)
     named = _named({name for files in found.values() for name in files.fields}, request)

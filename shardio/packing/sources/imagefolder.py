@@ -77,10 +77,7 @@ def list_records(request: SourceRequest) -> Listings:
             "--fields: a folder of images has no fields but `image` and `label`, which are called "
             "so already"
         )
-    if request.root is not None:
-        raise OptionError(
-            "--root: for listings, COCO files and indexes; the images of a folder lie in it"
-        )
+    request.refuse_root("the images of a folder")
     found = image_folder(request.path, request.splits)
     if request.where is not None:
         found = {name: _chosen(listing, request) for name, listing in found.items()}
@@ -134,8 +131,7 @@ def _listing(root: bytes, folders: list[bytes], files: list[bytes], names: list[
     if folders:
         check_loose(files, root)
     walk = Walk(root)
-    walk.run()
-    keys, sizes, mtimes = walk.sorted()
+    keys, sizes, mtimes = walk.run()
     present = set(folders)
     labels = _labels(keys, names) if folders else None
     return Listing(

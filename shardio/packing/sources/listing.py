@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -28,7 +28,18 @@ from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
 from ...names import KEY
 from . import tables
-from .base import Ints, Listing, Listings, Problem, Read, Source, SourceRequest, check_key, renamed
+from .base import (
+    Ints,
+    Listing,
+    Listings,
+    Problem,
+    Read,
+    Source,
+    SourceRequest,
+    check_key,
+    renamed,
+    some_of,
+)
 from .field_names import LABELS, PATHS, check_known_fields, known, nameable
 from .files import (
     MISSING,
@@ -43,7 +54,6 @@ from .files import (
 from .tables import Column
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
-_SHOWN = 10  # names that are noted
 _URL = re.compile(rb"\A([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 
 
@@ -59,22 +69,19 @@ class Rows(Source):
     def open(self) -> Iterator[Read]:
         columns = [(name, column.get) for name, column in self._fields.items()]
         files = self._files
+        opened = contextlib.nullcontext(-1) if files is None else opened_folder(files.root)
+        with opened as folder:
 
-        def read(place: int) -> Sample:
-            row = int(self._rows[place])
-            sample: Sample = {KEY: self._keys[place]}
-            if files is not None:
-                sample["image"] = files.read(folder, place, row)
-            for name, get in columns:
-                sample[name] = get(row)
-            return sample
+            def read(place: int) -> Sample:
+                row = int(self._rows[place])
+                sample: Sample = {KEY: self._keys[place]}
+                if files is not None:
+                    sample["image"] = files.read(folder, place, row)
+                for name, get in columns:
+                    sample[name] = get(row)
+                return sample
 
-        if files is None:
-            folder = -1
             yield read
-        else:
-            with opened_folder(files.root) as folder:
-                yield read
 
 
 @dataclass(frozen=True)
@@ -150,14 +157,8 @@ def _choose(table: tables.Table, request: SourceRequest) -> _Chosen:
     free = {name: column for name, column in columns.items() if name not in asked.values()}
     chosen = _Chosen(_choose_paths(columns, free, request))
     key = _choose_key(table, chosen, request) if chosen.paths is None else None
-    label = asked.get("label") or known(
-        LABELS,
-        [
-            name
-            for name, column in free.items()
-            if name != chosen.paths and column.kind in ("int", "float", "str")
-        ],
-    )
+    labels = [name for name, column in free.items() if column.kind in ("int", "float", "str")]
+    label = asked.get("label") or known(LABELS, (one for one in labels if one != chosen.paths))
     left_out = []
     for theirs in columns:
         ours = [n for n, source in asked.items() if source == theirs and n not in ("image", KEY)]
@@ -167,7 +168,7 @@ def _choose(table: tables.Table, request: SourceRequest) -> _Chosen:
     if left_out:
         chosen.notes.append(
             "columns whose names no field can have were left out: "
-            + _names([f"'{printable(name, 40)}'" for name in left_out])
+            + some_of([f"'{printable(name, 40)}'" for name in left_out])
         )
     if "label" in chosen.fields:  # the first after the image
         chosen.fields = {"label": chosen.fields["label"]} | chosen.fields
@@ -187,7 +188,7 @@ def _choose_paths(
     if paths is None and request.root is not None:
         raise OptionError(
             f"--root: {request.shown} has no column of paths, of a name such as path or "
-            f"filename; name it by --fields image=NAME. There are {_names(columns)}"
+            f"filename; name it by --fields image=NAME. There are {some_of(columns)}"
         )
     if paths is not None and KEY in request.fields:
         raise OptionError(
@@ -269,18 +270,12 @@ def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
     """Make text numbers of classes; return their names, too, in bytewise order."""
     rows = np.arange(len(column))
     seen: dict[bytes, int] = {}
-    codes = np.fromiter(
-        (
-            -1 if text is None else seen.setdefault(bytes(text), len(seen))
-            for text in column.raw(rows)
-        ),
-        np.int64,
-        len(column),
-    )
+    texts = column.raw(rows)
+    found = (-1 if t is None else seen.setdefault(bytes(t), len(seen)) for t in texts)
+    codes = np.fromiter(found, np.int64, len(column))
     names = sorted(seen)
     number = np.zeros(len(names) + 1, np.int64)  # at -1: what None is
-    for label, name in enumerate(names):
-        number[seen[name]] = label
+    number[[seen[name] for name in names]] = np.arange(len(names))
     return Column("int", number[codes], None, codes < 0), tuple(name.decode() for name in names)
 
 
@@ -319,7 +314,7 @@ def _splits(table: tables.Table, rows: Ints) -> list[str]:
     if len(found) < 2:
         return []
     return [
-        f"column 'split' has {_names(found)}, packed as one dataset; --where split={found[0]} "
+        f"column 'split' has {some_of(found)}, packed as one dataset; --where split={found[0]} "
         "selects"
     ]
 
@@ -351,7 +346,7 @@ def _of_files(
     root = os.path.dirname(os.path.abspath(request.path))
     if request.root is not None:
         root = os.path.abspath(os.fsencode(request.root))
-    keys, kept, odd, problems = _named(paths, rows, request)
+    keys, kept, problems = _named(paths, rows, request)
     order = sorted(range(len(keys)), key=keys.__getitem__)
     sizes, mtimes, good = array("q"), array("q"), []
     before: bytes | None = None
@@ -359,7 +354,7 @@ def _of_files(
     try:
         with opened_folder(root) as folder:
             for i in order:
-                path = _resolved(paths.get(kept[i]).encode())[0] if odd[i] else keys[i]
+                path, _ = _resolved(paths.get(kept[i]).encode())
                 if path != before:  # rows of one file are neighbours
                     status, why = look(folder, path)
                     before = path
@@ -392,31 +387,28 @@ def _of_files(
         sized = sized[0][again], sized[1][again]
     chosen.notes.extend(twins(found))
     files = Files(root, paths, *sized)
-    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, request)
-    listing = replace(listing, root=root, mtimes=files.mtimes, problems=sorted(problems))
+    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, request, problems)
     listing.check_some(request.shown)
     return listing
 
 
 def _named(
     paths: Column, rows: Ints, request: SourceRequest
-) -> tuple[list[bytes], array[int], bytearray, list[Problem]]:
-    """Return keys, their rows, which of them are not the paths themselves; rows without a path."""
+) -> tuple[list[bytes], array[int], list[Problem]]:
+    """Return keys, and their rows; and the rows without a path."""
     keys: list[bytes] = []
-    kept, odd = array("q"), bytearray()
+    kept = array("q")
     problems: list[Problem] = []
     for row, text in zip(rows.tolist(), paths.raw(rows), strict=True):
         if not text:
             problems.append((b"row %d" % row, "no path"))
             continue
         try:
-            path, key = _resolved(bytes(text))
+            keys.append(_resolved(bytes(text))[1])
         except ValueError as error:
             raise SourceError(f"{request.shown}: row {row}: {error}") from None
-        keys.append(key)
         kept.append(row)
-        odd.append(path != key)
-    return keys, kept, odd, problems
+    return keys, kept, problems
 
 
 def _listing(
@@ -427,21 +419,26 @@ def _listing(
     sizes: Ints,
     chosen: _Chosen,
     request: SourceRequest,
+    problems: Sequence[Problem] = (),
 ) -> Listing:
-    kinds = [(name, column.kind) for name, column in fields.items()]
-    theirs = chosen.fields if files is None else {"image": chosen.paths or "", **chosen.fields}
+    kinds, theirs = {name: column.kind for name, column in fields.items()}, chosen.fields
+    root, mtimes = os.path.dirname(os.path.abspath(request.path)), np.zeros(len(rows), np.int64)
+    if files is not None:
+        root, mtimes = files.root, files.mtimes
+        kinds, theirs = {"image": "image"} | kinds, {"image": chosen.paths or ""} | theirs
     seal = hashlib.sha256()
     for name, column in fields.items():
         seal.update(name.encode() + b"\0")
         column.seal(seal, rows)
     return Listing(
-        root=os.path.dirname(os.path.abspath(request.path)),
+        root=root,
         keys=keys,
         sizes=sizes,
-        mtimes=np.zeros(len(rows), np.int64),
+        mtimes=mtimes,
         source=Rows(fields, rows, keys, files),
-        fields=tuple(kinds if files is None else [("image", "image"), *kinds]),
+        fields=tuple(kinds.items()),
         classes=None,
+        problems=sorted(problems),
         notes=chosen.notes,
         options={"values": seal.hexdigest()[:32], **renamed(theirs)},
     )
@@ -499,9 +496,3 @@ def _nothing_there(
 
 def _has_some(column: Column) -> bool:
     return column.missing is None or not column.missing.all()
-
-
-def _names(names: Any) -> str:
-    listed = list(names)
-    shown = ", ".join(map(printable, listed[:_SHOWN]))
-    return shown if len(listed) <= _SHOWN else f"{shown}, ... ({len(listed):,} in all)"

@@ -238,7 +238,7 @@ def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
     count, begun = 0, lines.bytes
 
     def flush() -> None:
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+        for column, values in zip(columns, zip(*rows, strict=True), strict=False):
             column.add([cell or None for cell in values])
         rows.clear()
 
@@ -256,8 +256,7 @@ def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
         if len(rows) == _ROWS or lines.bytes - begun >= _BYTES:
             flush()
             begun = lines.bytes
-    if rows:
-        flush()
+    flush()
     # each is let go of before the next is made
     return Table({name: _inferred(columns.pop(0)) for name in names}, count)
 
@@ -333,12 +332,13 @@ class _Growing:
     def __init__(self, error: Callable[[str, int], SourceError]) -> None:
         self._columns: dict[str, _Cells] = {}
         self._error = error
+        self._begun = 0  # where the rows begin that are not packed yet
         self._rows: list[dict[str, Any]] = []
         self._numbers: list[int] = []  # of lines or rows, for messages
         self._count = 0
 
-    def add(self, row: Any, number: int) -> None:
-        """Add an object. number: of its line or row. Raises SourceError."""
+    def add(self, row: Any, number: int, end: int) -> None:
+        """Add an object, of this line or row, which ends there in the file. Raises SourceError."""
         if type(row) is not dict:
             raise self._error(f"expected an object, found {_JSON_TYPES[type(row)]}", number)
         if not row.keys() <= self._columns.keys():
@@ -348,10 +348,11 @@ class _Growing:
                 raise self._error(f"there are more than {MAX_FIELDS:,} names by now", number)
         self._rows.append(row)
         self._numbers.append(number)
-        if len(self._rows) == _ROWS:
-            self.flush()
+        if len(self._rows) == _ROWS or end - self._begun >= _BYTES:
+            self._flush()
+            self._begun = end
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Pack the rows that were added."""
         if not self._rows:
             return
@@ -379,7 +380,7 @@ class _Growing:
 
     def table(self) -> Table:
         """Return the table of all that was added."""
-        self.flush()
+        self._flush()
         names = list(self._columns)
         return Table({name: _native(self._columns.pop(name)) for name in names}, self._count)
 
@@ -387,7 +388,6 @@ class _Growing:
 def _json_lines(path: bytes) -> Table:
     with contextlib.closing(_Lines(path)) as lines:
         table = _Growing(lines.error)
-        begun = 0
         for line in lines:
             if line.isspace():
                 continue
@@ -395,10 +395,7 @@ def _json_lines(path: bytes) -> Table:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise lines.error(_not_json(error)) from None
-            table.add(row, lines.number)
-            if lines.bytes - begun >= _BYTES:
-                table.flush()
-                begun = lines.bytes
+            table.add(row, lines.number, lines.bytes)
         return table.table()
 
 
@@ -419,13 +416,13 @@ def _json(path: bytes) -> Table:
         return SourceError(f"{shown}: row {number}: {why}")
 
     table, decoder, row = _Growing(wrong), json.JSONDecoder(), 0
-    at = begun = _skip(text, _skip(text, 0) + 1)
+    at = _skip(text, _skip(text, 0) + 1)
     while text[at : at + 1] != "]":
         try:
             value, at = decoder.raw_decode(text, at)  # one by one: all at once take 10 times more
         except (ValueError, RecursionError) as error:
             raise wrong(_not_json(error), row) from None
-        table.add(value, row)
+        table.add(value, row, at)
         row += 1
         at = _skip(text, at)
         if text[at : at + 1] == ",":
@@ -434,9 +431,6 @@ def _json(path: bytes) -> Table:
                 raise wrong("expected an object after the comma, found the end of the array", row)
         elif text[at : at + 1] != "]":
             raise wrong("expected a comma, or the end of the array, after the row before", row)
-        if at - begun >= _BYTES:
-            table.flush()
-            begun = at
     if _skip(text, at + 1) != len(text):
         raise SourceError(f"{shown}: there is more text after the end of the array")
     return table.table()

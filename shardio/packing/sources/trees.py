@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 
@@ -177,15 +178,9 @@ def _asked(request: SourceRequest) -> dict[str, bytes]:
                 f"within {request.shown}, such as images/"
             )
         trees[name] = folder
-    inside = [
-        (one, two)
-        for one in trees.values()
-        for two in trees.values()
-        if one is not two and (one + b"/").startswith(two + b"/")
-    ]
-    if inside:
-        one, two = inside[0]
-        raise OptionError(f"--fields: {printable(one)}/ is, or lies in, {printable(two)}/")
+    for one, two in permutations(trees.values(), 2):
+        if (one + b"/").startswith(two + b"/"):
+            raise OptionError(f"--fields: {printable(one)}/ is, or lies in, {printable(two)}/")
     return trees
 
 
@@ -269,9 +264,9 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
     trees, stems, ignored = [], [], 0
     for name, folder in folders.items():
         walk = Walk(os.path.join(root, folder), empty=True)
-        walk.run()
+        keys, sizes, mtimes = walk.run()
         ignored += walk.ignored
-        tree = Tree(name, folder, _kind(walk.keys), *walk.sorted())
+        tree = Tree(name, folder, _kind(keys), keys, sizes, mtimes)
         for path, why in walk.problems:
             bad.add(_stem(path))
             problems.append((folder + b"/" + path, why))
@@ -279,17 +274,17 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
         trees.append(tree)
         stems.append(places)
     for tree, places in zip(trees, stems, strict=True):
-        for stem, place in places.items():
-            for other, there in zip(trees, stems, strict=True):
-                if stem not in there and stem not in bad:
-                    what = other.folder + b"/" + stem
-                    why = f"has no partner in {printable(other.folder)}/: there is no file "
-                    problems.append(
-                        (tree.folder + b"/" + tree.paths[place], f"{why}{printable(what)}.*")
-                    )
-    kept = [
-        stem for stem in stems[0] if stem not in bad and all(stem in there for there in stems[1:])
-    ]
+        for other, there in zip(trees, stems, strict=True):
+            why = f"has no partner in {printable(other.folder)}/: there is no file "
+            problems += (
+                (
+                    tree.folder + b"/" + tree.paths[places[stem]],
+                    f"{why}{printable(other.folder + b'/' + stem)}.*",
+                )
+                for stem in places.keys() - there.keys() - bad
+            )
+    common = set(stems[0]).intersection(*stems) - bad
+    kept = [stem for stem in stems[0] if stem in common]
     taken = [
         _taken(tree, [there[stem] for stem in kept])
         for tree, there in zip(trees, stems, strict=True)
