@@ -1,9 +1,9 @@
 """Files that differ only in their endings: `a.jpg a.txt a.json` of one folder are one record.
 
 A key is a file's path below the folder, up to the first dot of the file's name; behind that, in
-lower case, is the field, as webdataset names the members of its tars (formats/tar.py), whose
-decoders are used too: `cat/7.seg.png` is the field `seg.png` of `cat/7`. Which kind a field is, its
-ending says. Nothing is opened while the folder is listed.
+lower case, is the field, as webdataset names the members of its tars, whose decoders are used too
+(formats/foreign/webdataset.py): `cat/7.seg.png` is the field `seg.png` of `cat/7`. Which kind a
+field is, its ending says. Nothing is opened while the folder is listed.
 """
 
 from __future__ import annotations
