@@ -5,20 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DependencyError, StorageError, printable
-from .command import (
-    BATCH_SIZE,
-    OUT,
-    PLOT,
-    ROOT,
-    WORKERS,
-    WORLD_SIZE,
-    Command,
-    option,
-    read_buffer,
-    read_float,
-    read_int,
-    read_ints,
-)
+from .command import BATCH_SIZE, OUT, PLOT, ROOT, WORKERS, WORLD_SIZE, Command, option
 from .exit_codes import DONE
 from .output import Output
 
@@ -111,11 +98,11 @@ EXPLAIN = Command(
     BATCH_SIZE,
     WORKERS,
     WORLD_SIZE,
-    option("--local-world-size", "N", type=read_int),
-    option("--shuffle-buffer", "BUFFER", type=read_buffer),
-    option("--unit", "N", type=read_int),
+    option("--local-world-size", "N"),
+    option("--shuffle-buffer", "BUFFER"),
+    option("--unit", "N"),
     option("--tail", "TAIL", "pad (default), drop or exact"),
-    option("--canonical-workers", "N", type=read_int),
+    option("--canonical-workers", "N"),
     ROOT,
 )
 
@@ -125,7 +112,7 @@ TUNE = Command(
     _tune,
     "tuning.tune:tune",
     option("dataset", "OUT", "the packed directory"),
-    option("--batch-size", "N", "of each rank (default 256)", type=read_int),
+    option("--batch-size", "N", "of each rank (default 256)"),
     WORKERS,
     WORLD_SIZE,
     option("--memory", "SIZE"),
@@ -140,12 +127,12 @@ BENCH = Command(
     _bench,
     "tuning.bench:bench",
     OUT,
-    option("--batch-size", "N", "records a batch (default 256)", type=read_int),
-    option("--size", "N", type=read_int),
-    option("--workers", "N,N,...", type=read_ints),
-    option("--threads", "N,N,...", type=read_ints),
+    option("--batch-size", "N", "records a batch (default 256)"),
+    option("--size", "N"),
+    option("--workers", "N,N,..."),
+    option("--threads", "N,N,..."),
     option("--loader", choices=("both", "dataloader", "shardloader")),
-    option("--seconds", "S", type=read_float),
+    option("--seconds", "S"),
     option("--quick"),
     PLOT,
     ROOT,
@@ -158,9 +145,9 @@ DEMO = Command(
     "cli.demo:demo",
     option("folder", "FOLDER", nargs="?"),
     option("--out", "DIR"),
-    option("--batch-size", "N", type=read_int),
-    option("--workers", "N", type=read_int),
-    option("--size", "N", type=read_int),
-    option("--seconds", "S", type=read_float),
+    option("--batch-size", "N"),
+    option("--workers", "N"),
+    option("--size", "N"),
+    option("--seconds", "S"),
     option("--plot", "FILE", "the picture (default shardio-demo.png); replaces FILE"),
 )

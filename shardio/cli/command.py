@@ -11,17 +11,12 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import OptionError, printable
 from ..names import from_file_name
 
-
-class Option(NamedTuple):
-    """An option, or a place such as OUT, as `argparse` takes it."""
-
-    name: str
-    more: dict[str, Any]
+Option = tuple[str, dict[str, Any]]  # or a place such as OUT: its name, and what `argparse` takes
 
 
 class Command:
@@ -63,16 +58,18 @@ class Command:
 def option(name: str, metavar: str | None = None, text: str | None = None, **more: Any) -> Option:
     """Return an option; without dashes before its name it is a place.
 
-    metavar  what stands for its value; None: it has none, and is a switch
+    metavar  what stands for its value, and says how it is read; None: it has none, and is a switch
     text     its description, where a docstring has none, or one too long for a terminal
     more     as `argparse` has it
     """
     more["help"] = text
     if metavar is not None:
         more["metavar"] = metavar
+        if metavar in _VALUES:
+            more["type"] = _VALUES[metavar]
     elif not more.keys() & {"action", "choices"}:
         more["action"] = "store_true"
-    return Option(name, more)
+    return name, more
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -135,15 +132,24 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-read_int = _reader(int, "a whole number")
-read_float = _reader(float, "a number")
-read_ints = _reader(lambda text: [int(one) for one in text.split(",")], "numbers, like 1,2,4")
-read_seconds = _reader(_seconds, "an age, like 90m, 24h or 7d")
+def _ints(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
 
 
-def read_buffer(text: str) -> int | str:
+def _buffer(text: str) -> int | str:
     """Read a shuffle_buffer, as ShardDataset takes it: records, or a size."""
     return int(text) if text.strip().isdigit() else text
+
+
+# How the value is read that a metavar stands for: otherwise it stays as it was typed.
+_VALUES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("N", "Q"), _reader(int, "a whole number")),
+    "S": _reader(float, "a number"),
+    "N,N,...": _reader(_ints, "numbers, like 1,2,4"),
+    "AGE": _reader(_seconds, "an age, like 90m, 24h or 7d"),
+    "BUFFER": _buffer,
+    **dict.fromkeys(("COND", "KEY", "NAME", "NAME=THEIRS,...", "PATTERN"), from_file_name),
+}
 
 
 def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
@@ -171,11 +177,11 @@ def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
 JSON = option("--json", text="one JSON object on stdout", default=False)
 QUIET = option("--quiet", text="no progress and no summary", default=False)
 OUT = option("path", "OUT", "the packed directory")
-FIELDS = option("--fields", "NAME=THEIRS,...", "names: image=jpg,label=cls", type=from_file_name)
-BATCH_SIZE = option("--batch-size", "N", "of each rank", type=read_int)
-JOBS = option("--jobs", "N", type=read_int)
+FIELDS = option("--fields", "NAME=THEIRS,...", "names: image=jpg,label=cls")
+BATCH_SIZE = option("--batch-size", "N", "of each rank")
+JOBS = option("--jobs", "N")
 OVERWRITE = option("--overwrite")
 PLOT = option("--plot", "FILE", "a picture too: .png, .svg or .html; replaces FILE")
 ROOT = option("--root", "DIR")
-WORKERS = option("--workers", "N", dest="num_workers", type=read_int)
-WORLD_SIZE = option("--world-size", "N", "ranks (default 1)", type=read_int)
+WORKERS = option("--workers", "N", dest="num_workers")
+WORLD_SIZE = option("--world-size", "N", "ranks (default 1)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..names import from_file_name
 from .command import FIELDS, JOBS, OUT, OVERWRITE, ROOT, Command, option, read_fields
 from .output import Output
 
@@ -44,7 +43,7 @@ INDEX = Command(
     option("directory", "DIR"),
     option("--out", "IDX"),
     option("--format", "FORMAT"),
-    option("--files", "PATTERN", type=from_file_name),
+    option("--files", "PATTERN"),
     FIELDS,
     option("--classes", "OTHER"),
     JOBS,
@@ -70,12 +69,7 @@ EXPORT = Command(
     OUT,
     option("directory", "DIR", "where the files go; empty, or not there"),
     option("--format", "FORMAT", required=True),
-    option(
-        "--fields",
-        "NAME=THEIRS,...",
-        "only these, and their names there: label=cls",
-        type=from_file_name,
-    ),
+    option("--fields", "NAME=THEIRS,...", "only these, and their names there: label=cls"),
     option("--shard-size", "SIZE"),
     option("--keys", choices=("own", "number")),
     OVERWRITE,

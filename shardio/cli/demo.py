@@ -1,12 +1,12 @@
 """A minute that shows what shardio is for: `shardio demo [FOLDER]`.
 
-Images are packed, and read in three ways (`contest`): as files by DataLoader and PIL, which is what
-most run now; as shards by the same DataLoader; and as shards by ShardLoader. From memory, from the
-disk, and from a disk that is held to a few hundred reads a second. Then one bit is flipped in a
-copy, and a run is killed and goes on.
+Images are packed, and read in three ways (`tuning.contest`): as files by DataLoader and PIL, which
+is what most run now; as shards by the same DataLoader; and as shards by ShardLoader. From memory,
+from the disk, and from a disk that is held to a few hundred reads a second. Then one bit is flipped
+in a copy, and a run is killed and goes on.
 
-Each measurement runs in a process of its own (`measuring.Host`), and the ways take turns. Nothing
-stays but what was asked for: all else lies in one temporary folder.
+Each measurement runs in a process of its own (`bench_process.Host`), and the ways take turns.
+Nothing stays but what was asked for: all else lies in one temporary folder.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from .. import machine, native
 from ..dataset import sequence
@@ -227,8 +230,7 @@ class _Stage:
             packed.append(self._pack(source, name, tiles))
             parts.append(self._compare(packed[-1]))
         last = packed[-1]  # photographs, if there are any
-        damage: Damage | None = None
-        resumed: Resumed | None = None
+        damage, resumed = None, None
         try:
             damage = self._flip(last)
             resumed = self._resume(last)
@@ -258,15 +260,16 @@ class _Stage:
             out = self.out
             if name.endswith("made for this"):
                 out = os.path.join(out, os.path.basename(source))
-        else:
-            found = _listing(source)
-            if found.left:
-                of_them = f", {found.count:,} of them"
-                listed, root = os.path.join(self.scratch, "sample.csv"), source
-                found.write(listed)
+        rows, size, more = _sample(source) if self.out is None else ([], 0, False)
+        if more:
+            of_them = f", {len(rows):,} of them"
+            listed, root = os.path.join(self.scratch, "sample.csv"), source
+            columns = 2 if rows[0][1] else 1
+            with open(listed, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(row[:columns] for row in [("path", "label"), *rows])
         if tiles is None:
             tiles = _large(source)
-        _check_room(source, out, None if root is None else found.size)
+        _check_room(out, size or sum(map(os.path.getsize, _images(source))))
         began = time.monotonic()
         read, images = SourceOptions(root=root), ImageOptions(jpeg_tiles=tiles)
         done = pack(listed, out, read=read, images=images, on_error="skip")[0]
@@ -305,19 +308,16 @@ class _Stage:
             shards=dataset.shards,
             pack_seconds=seconds,
         )
-        return _Packed(part, source, out, "label" in dataset.schema.names)
+        fields = ("image", "label") if "label" in dataset.schema.names else ("image",)
+        return _Packed(part, source, out, fields)
 
     def _compare(self, packed: _Packed) -> Part:
-        rows = [
-            self._row(packed, "in memory", cold=False),
-            self._row(packed, "on the disk", cold=True),
-        ]
-        limited = f"on a disk of {READS_PER_S} reads/s"
-        if rows[1].refused or self.refused:
-            rows.append(Row(limited, refused=rows[1].refused or self.refused))
-        else:
-            rows.append(self._row(packed, limited, cold=True, reads_per_s=READS_PER_S))
-        part = replace(packed.part, rows=tuple(rows))
+        warm = self._row(packed, "in memory", cold=False)
+        cold = self._row(packed, "on the disk", cold=True)
+        limited = Row(f"on a disk of {READS_PER_S} reads/s", refused=cold.refused or self.refused)
+        if not limited.refused:
+            limited = self._row(packed, limited.name, cold=True, reads_per_s=READS_PER_S)
+        part = replace(packed.part, rows=(warm, cold, limited))
         self.say(table(part))
         return part
 
@@ -332,10 +332,12 @@ class _Stage:
                 if number and time.monotonic() - began > ROUND_S:
                     break
                 for way in WAYS:
-                    read = packed.source if way == "folder" else packed.out
-                    with self._group(read, reads_per_s, cold) as group:
-                        found = self._read(packed, way, cold, group)
-                        if group is not None and found["images"] == packed.records:
+                    path = packed.source if way == "folder" else packed.out
+                    with ExitStack() as stack:
+                        group = self._count(stack, path, reads_per_s) if cold else None
+                        members = None if group is None else group.members
+                        found = self._ask(packed, "read", way=way, cold=cold, members=members)
+                        if group is not None and found["images"] == packed.part.images:
                             requests[way] = group.reads()  # of a whole pass
                     rates[way] = max(rates.get(way, 0.0), found["images_per_s"])
         except FailedError as error:
@@ -344,102 +346,80 @@ class _Stage:
             return Row(name, refused=self.refused)
         return Row(name, rates, requests)
 
-    @contextmanager
-    def _group(
-        self, path: str, reads_per_s: int | None, cold: bool
-    ) -> Iterator[throttle.Group | None]:
-        """Make a control group where that can be: without a limit it counts."""
-        if not cold or self.refused:
-            yield None
-            return
-        group = throttle.Group(path, reads_per_s)
+    def _count(self, stack: ExitStack, path: str, reads_per_s: int | None) -> throttle.Group | None:
+        """Enter a control group where that can be: without a limit it counts."""
+        if self.refused:
+            return None
         try:
-            group.__enter__()
+            group = stack.enter_context(throttle.Group(path, reads_per_s))
         except ShardioError as error:
             self.refused = str(error)
-            yield None
-            return
+            return None
         self.counted = "those of these processes, by the kernel"
-        try:
-            yield group
-        finally:
-            group.__exit__()
+        return group
 
-    def _read(
-        self, packed: _Packed, way: str, cold: bool, group: throttle.Group | None
-    ) -> dict[str, Any]:
-        members = None if group is None else group.members
-        more = {"way": way, "cold": cold, "members": members, "seconds": self.seconds}
-        return self.host.ask(self._request(packed, "contest.read", **more), _LIMIT_S)
-
-    def _request(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
-        return {
-            "do": do,
+    def _ask(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
+        request = {
+            "do": f"contest.{do}",
             "out": packed.out,
             "source": packed.source,
-            "records": packed.records,
-            "fields": ("image", "label") if packed.labels else ("image",),
+            "records": packed.part.images,
+            "fields": packed.fields,
             "size": packed.part.size,
             "batch_size": self.batch_size,
             "workers": self.workers,
-        } | more
+            "seconds": self.seconds,
+            "state": None,
+        }
+        return self.host.ask(request | more, _LIMIT_S)
 
     def _flip(self, packed: _Packed) -> Damage | None:
         """Flip one bit of one record, in a copy, and train on it."""
-        copy, number = os.path.join(self.scratch, "damaged"), packed.records // 2
+        copy, records = os.path.join(self.scratch, "damaged"), packed.part.images
+        number = records // 2
         key = sequence.open(packed.out)[number : number + 1].keys()[0]
-        path = os.path.join(packed.source, file_name(key))
         _copy_with_a_flip(packed.out, copy, number)
-        request = self._request(packed, "contest.train", state=None, log=os.devnull)
-        near = range(max(0, number - 8), min(packed.records, number + 8))
-        request |= {"out": copy, "only": list(near), "batch_size": 4}
+        near = list(range(max(0, number - 8), min(records, number + 8)))
         message = ""
         try:
-            self.host.ask(request, _LIMIT_S)
+            self._ask(packed, "train", log=os.devnull, out=copy, only=near, batch_size=4)
         except DamageError as error:
             message = str(error).replace(copy, "OUT")
-        found = self.host.ask({"do": "contest.flip_file", "path": path}, _LIMIT_S)
+        path = os.path.join(packed.source, file_name(key))
+        found = self._ask(packed, "flip_file", path=path)
         damage = Damage(message, found["raised"], found["changed"], found["pixels"])
         self.say(damage_text(damage))
         return damage
 
     def _resume(self, packed: _Packed) -> Resumed | None:
         """Kill a run in the middle, go on with other workers, and compare all batches."""
-        steps = min(RESUMED, -(-packed.records // self.batch_size))
+        records, size = packed.part.images, self.batch_size
+        steps = min(RESUMED, -(-records // size))
         if steps < 2:
             self.say("A run that is killed goes on: too few images here to show it.")
             return None
-        chosen = list(range(min(packed.records, steps * self.batch_size)))
-        logs = [os.path.join(self.scratch, f"{name}.jsonl") for name in ("whole", "until", "from")]
+        train = partial(self._ask, packed, "train", only=list(range(min(records, steps * size))))
+        whole, until, after = (os.path.join(self.scratch, f"{n}.jsonl") for n in range(3))
         workers = (self.workers, max(1, self.workers - 1))
-        common = self._request(packed, "contest.train", only=chosen, state=None)
-        self.host.ask(common | {"log": logs[0]}, _LIMIT_S)
-        dies_after = max(1, steps * 5 // 12)
+        train(log=whole)
         with suppress(FailedError):  # as it is told to
-            self.host.ask(common | {"log": logs[1], "dies_after": dies_after}, _LIMIT_S)
-        notes = _lines(logs[1])
-        more = {"log": logs[2], "state": notes[-1]["state"], "workers": workers[1]}
-        self.host.ask(common | more, _LIMIT_S)
-        whole = [one["batch"] for one in _lines(logs[0])]
-        parts = [one["batch"] for one in [*notes, *_lines(logs[2])]]
-        resumed = Resumed(len(whole), len(notes), workers, whole == parts)
+            train(log=until, dies_after=max(1, steps * 5 // 12))
+        notes = _lines(until)
+        train(log=after, state=notes[-1]["state"], workers=workers[1])
+        expected = [one["batch"] for one in _lines(whole)]
+        parts = [one["batch"] for one in [*notes, *_lines(after)]]
+        resumed = Resumed(len(expected), len(notes), workers, expected == parts)
         self.say(resumed_text(resumed))
         return resumed
 
 
-@dataclass(frozen=True)
-class _Packed:
+class _Packed(NamedTuple):
     """A folder of images as it was packed: what is shown of it, and where it is."""
 
     part: Part
     source: str
     out: str
-    labels: bool  # whether images have them
-
-    @property
-    def records(self) -> int:
-        """The records that are read."""
-        return self.part.images
+    fields: tuple[str, ...]  # that are read
 
 
 def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
@@ -450,18 +430,14 @@ def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
     opened = packed._reader.shard(shard)
     at = opened.offset(record) + int(opened.sizes[record]) * 2 // 3
     os.mkdir(copy)
-    for name in os.listdir(out):
-        if not os.path.isfile(os.path.join(out, name)):
-            continue
-        if name == dataset.shard(shard).name:
-            shutil.copyfile(os.path.join(out, name), os.path.join(copy, name))
-            with open(os.path.join(copy, name), "r+b") as file:
-                file.seek(at)
-                byte = file.read(1)[0]
-                file.seek(at)
-                file.write(bytes([byte ^ 1 << 4]))
-        else:
-            os.symlink(os.path.abspath(os.path.join(out, name)), os.path.join(copy, name))
+    for entry in os.scandir(out):
+        if entry.is_file():
+            os.symlink(os.path.abspath(entry.path), os.path.join(copy, entry.name))
+    path = Path(copy, dataset.shard(shard).name)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << 4
+    path.unlink()
+    path.write_bytes(data)
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
@@ -472,49 +448,24 @@ def _lines(path: str) -> list[dict[str, Any]]:
 # --- the images -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The images of a folder, or a part of them from each class folder."""
+def _sample(folder: str) -> tuple[list[tuple[str, str]], int, bool]:
+    """List as many images as a demo packs; nothing more of a large folder is looked at.
 
-    rows: list[tuple[str, str]]  # path below the folder, and its top folder or "", as stored
-    left: bool  # there are more
-    size: int  # bytes
-
-    @property
-    def count(self) -> int:
-        """The number of images."""
-        return len(self.rows)
-
-    def write(self, path: str) -> None:
-        """Write them as a listing for `pack`."""
-        classes = any(label for _, label in self.rows)
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["path", "label"] if classes else ["path"])
-            writer.writerows(row if classes else row[:1] for row in self.rows)
-
-
-def _listing(folder: str) -> _Listing:
-    """List as many images as a demo packs; nothing more of a large folder is looked at."""
+    Returns for each the path below the folder, and its top folder or "", as stored; the bytes of
+    all; and whether there are more.
+    """
     tops = sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
-    groups = [(top, _images(os.path.join(folder, top))) for top in tops]
-    if not tops:
-        groups = [("", _images(folder))]
+    groups = (_images(os.path.join(folder, top)) for top in tops or [""])
+    in_turn = chain.from_iterable(zip_longest(*groups))  # one of each class
     rows: list[tuple[str, str]] = []
-    size, left, turn = 0, False, list(groups)
-    while turn and not left:  # one of each class in turn
-        for group in list(turn):
-            top, paths = group
-            path = next(paths, None)
-            if path is None:
-                turn.remove(group)
-                continue
-            size += os.path.getsize(path)
-            if size > MOST_BYTES or len(rows) == MOST_IMAGES:
-                left = True
-                break
-            rows.append((from_file_name(os.path.relpath(path, folder)), from_file_name(top)))
-    return _Listing(rows, left, size)
+    size = 0
+    for path in filter(None, in_turn):
+        size += os.path.getsize(path)
+        if size > MOST_BYTES or len(rows) == MOST_IMAGES:
+            return rows, size, True
+        name = from_file_name(os.path.relpath(path, folder))
+        rows.append((name, name.partition("/")[0] if tops else ""))
+    return rows, size, False
 
 
 def _images(folder: str) -> Iterator[str]:
@@ -549,19 +500,14 @@ def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
 
 def _large(folder: str) -> bool:
     """Tell whether most of the first images are JPEGs so large that crops gain by tiles."""
-    jpegs = looked = 0
-    for path in _images(folder):
-        with open(path, "rb") as file:
-            data = file.read()
-        looked += 1
-        try:
+    paths = list(islice(_images(folder), 8))
+    large = 0
+    for path in paths:
+        data = Path(path).read_bytes()
+        with suppress(DecodeError):
             wide, high = decode.decode(data).size
-        except DecodeError:
-            continue
-        jpegs += data.startswith(b"\xff\xd8\xff") and wide * high >= LARGE
-        if looked == 8:
-            break
-    return 2 * jpegs > looked
+            large += data.startswith(b"\xff\xd8\xff") and wide * high >= LARGE
+    return 2 * large > len(paths)
 
 
 def _crop(sides: tuple[int, int]) -> int:
@@ -569,9 +515,7 @@ def _crop(sides: tuple[int, int]) -> int:
     return 224 if max(sides) >= 256 else min(112, min(sides))
 
 
-def _check_room(source: str, out: str, size: int | None) -> None:
-    if size is None:
-        size = sum(os.path.getsize(path) for path in _images(source))
+def _check_room(out: str, size: int) -> None:
     at = os.path.abspath(out)
     while not os.path.exists(at):
         at = os.path.dirname(at)
@@ -659,8 +603,8 @@ def table(part: Part) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line in lines:
-        cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        text.append("  " + "  ".join((line[0].ljust(widths[0]), *cells)).rstrip())
+        line[0] = line[0].ljust(widths[0])
+        text.append("  " + "  ".join(map(str.rjust, line, widths)).rstrip())
     return "\n".join([*text, *dict.fromkeys(notes)])
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import DependencyError, OptionError, printable, there_are
-from ..names import from_file_name, key_text
-from .command import JOBS, OUT, ROOT, Command, option, read_int
+from ..names import key_text
+from .command import JOBS, OUT, ROOT, Command, option
 from .exit_codes import DAMAGED, DONE
 from .output import Output, as_base64, as_json
 
@@ -326,8 +326,8 @@ LS = Command(
     _ls,
     "packing.verify:verify",
     OUT,
-    option("--shard", "N", "only of this shard", type=read_int),
-    option("--class", "NAME", "only of this class", dest="class_name", type=from_file_name),
+    option("--shard", "N", "only of this shard"),
+    option("--class", "NAME", "only of this class", dest="class_name"),
     ROOT,
 )
 
@@ -338,8 +338,8 @@ CAT = Command(
     "packing.verify:verify",
     OUT,
     option("record", "INDEX", "as `shardio ls` numbers it", nargs="?"),
-    option("--key", "KEY", "find the record by its key instead", type=from_file_name),
-    option("--field", "NAME", "default: the image", type=from_file_name),
+    option("--key", "KEY", "find the record by its key instead"),
+    option("--field", "NAME", "default: the image"),
     option("--output", "FILE", "a file instead of stdout", dest="file"),
     option("--overwrite", text="replace FILE if it exists"),
     ROOT,
@@ -352,7 +352,7 @@ VERIFY = Command(
     "packing.verify:verify",
     OUT,
     option("--decode"),
-    option("--max-pixels", "N", type=read_int),
+    option("--max-pixels", "N"),
     option("--sha256"),
     JOBS,
     ROOT,

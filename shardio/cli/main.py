@@ -47,14 +47,9 @@ def _main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `shardio ls | head`: nobody reads on
         _drop_output()
         return DONE
-    except BusyError as error:
-        return _fail(str(error), BUSY)
-    except DamageError as error:
-        return _fail(str(error), DAMAGED)
-    except OptionError as error:
-        return _fail(str(error), USAGE)
     except ShardioError as error:
-        return _fail(str(error), FAILED)
+        codes = ((BusyError, BUSY), (DamageError, DAMAGED), (OptionError, USAGE))
+        return _fail(str(error), next((c for kind, c in codes if isinstance(error, kind)), FAILED))
     except MemoryError:
         return _fail("out of memory", FAILED)
     except OSError as error:

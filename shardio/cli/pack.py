@@ -7,18 +7,7 @@ from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..names import from_file_name
-from .command import (
-    FIELDS,
-    JOBS,
-    OUT,
-    OVERWRITE,
-    Command,
-    option,
-    read_fields,
-    read_int,
-    read_seconds,
-)
+from .command import FIELDS, JOBS, OUT, OVERWRITE, Command, option, read_fields
 from .exit_codes import DONE, FAILED, SKIPPED
 from .output import Output
 
@@ -90,9 +79,9 @@ PACK = Command(
     ),
     option("out", "OUT", "the directory that becomes the dataset"),
     option("--shard-size", "SIZE"),
-    option("--max-records", "N", type=read_int),
+    option("--max-records", "N"),
     option("--shuffle", action=BooleanOptionalAction),
-    option("--seed", "N", "of that shuffle (default 0)", type=read_int),
+    option("--seed", "N", "of that shuffle (default 0)"),
     option(
         "--from", "KIND", "what SRC is, where that cannot be told: docs/sources.md", dest="kind"
     ),
@@ -103,14 +92,13 @@ PACK = Command(
         "COND",
         "only records with label=cat,dog, or width>=256; several: all must hold",
         action="append",
-        type=from_file_name,
     ),
     JOBS,
     option("--part", "I/N", "build only part I of N, from 1/N to N/N; then `shardio commit`"),
     option("--splits", action=BooleanOptionalAction),
     option("--classes", "OTHER"),
-    option("--resize", "N", type=read_int),
-    option("--quality", "Q", type=read_int),
+    option("--resize", "N"),
+    option("--quality", "Q"),
     option("--encode", "raw"),
     option("--jpeg-tiles"),
     option("--keep-original"),
@@ -118,7 +106,6 @@ PACK = Command(
         "--max-pixels",
         "N",
         "the largest image to decode, for --resize, --encode raw and --jpeg-tiles",
-        type=read_int,
     ),
     OVERWRITE,
     option("--restart"),
@@ -147,6 +134,6 @@ GC = Command(
     _gc,
     "packing.gc:gc",
     OUT,
-    option("--keep", "AGE", dest="keep_s", type=read_seconds),
+    option("--keep", "AGE", dest="keep_s"),
     option("--dry-run"),
 )
