@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import data
+from . import data, spelling
 from .harness import (
     RIVALS,
     ROOT,
@@ -316,10 +316,11 @@ def ours(path: str, root: str, records: int, payload: int) -> Round:
     from shardio import ShardDataset
 
     def opened() -> Iterable[Any]:
-        return shardio.open(path, root=root, decode=None)
+        return shardio.open(path, decode=None, **spelling.grouped(shardio.open, root=root))
 
     def dataset() -> Iterable[Any]:
-        return ShardDataset(path, root=root, decode=None, shuffle=False, batch_size=None)
+        elsewhere = spelling.grouped(ShardDataset, root=root)
+        return ShardDataset(path, decode=None, shuffle=False, batch_size=None, **elsewhere)
 
     ways = {
         "open": _rounds(opened, records, payload, "image"),

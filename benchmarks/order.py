@@ -160,7 +160,7 @@ def whole(path: str, shuffled: int) -> Callable[..., dict[str, Any]]:
         began = time.perf_counter()
         epoch = options.epoch(counts, next(epochs))
         seen = 0
-        for span in range(epoch.canonical_workers):
+        for span in range(epoch.spans):
             drawn = epoch.span_order(span)
             for start in range(0, drawn.n, 8192):
                 places = drawn.take(min(8192, drawn.n - start))

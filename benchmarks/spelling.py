@@ -24,6 +24,28 @@ def shard_loader(dataset: Any, **options: Any) -> Any:
     )
 
 
+# The options that are given within one, as an object of this class; before, by their own names.
+_GROUPS = {
+    "order": ("Order", {"spans": "canonical_workers", "unit": "unit"}),
+    "storage": ("Storage", {name: name for name in ("root", "buffer_bytes", "verify_open")}),
+}
+
+
+def grouped(function: Any, **options: Any) -> dict[str, Any]:
+    """These options of ShardDataset or shardio.open, by the names that it takes."""
+    import shardio
+
+    known = inspect.signature(function).parameters
+    found = dict(options)
+    for group, (kind, before) in _GROUPS.items():
+        given = {name: found.pop(name) for name in before if name in found}
+        if given and group in known:
+            found[group] = getattr(shardio, kind)(**given)
+        else:
+            found |= {before[name]: value for name, value in given.items()}
+    return found
+
+
 def native() -> Any:
     """The module that says whether the compiled core is there."""
     try:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import data
+from . import data, spelling
 from .harness import EntryProcess, Result, contest, median, ratio
 
 BATCH, SIZE = 256, 224
@@ -121,8 +121,9 @@ def _dataset(path: str, rows: bool) -> Any:
     from shardio import ShardDataset
 
     if not rows:
+        units = spelling.grouped(ShardDataset, unit=1)
         return ShardDataset(
-            path, batch_size=1, fields=("label",), decode=None, collate_fn=Ready(), unit=1
+            path, batch_size=1, fields=("label",), decode=None, collate_fn=Ready(), **units
         )
     blank = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
     return ShardDataset(

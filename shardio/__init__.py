@@ -11,6 +11,8 @@ Pack
 
 Train
     ShardDataset       Stream a dataset, shuffled, to DataLoader or ShardLoader.
+    Order              Choose the spans and units that its order is cut into.
+    Storage            Say where its data lies, and how far stored bytes are trusted.
     ShardLoader        Make batches ahead, in processes and threads: the fast path.
     RandomResizedCrop  Crop a random part of each image, for training.
     CenterCrop         Crop the centre of each image, for validation.
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from .loader.normalize import normalize
     from .loader.shard_loader import ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
+    from .order.options import Order
     from .packing.export import export
     from .packing.index import index
     from .packing.options import ImageOptions, PlanOptions, SourceOptions
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
     from .packing.unpack import unpack
     from .packing.verify import verify
     from .packing.writer import Writer
+    from .storage.options import Storage
     from .tuning.bench import bench
     from .tuning.explain import explain
     from .tuning.meter import watch
@@ -110,6 +114,7 @@ _HOMES = {
     "ImageOptions": "packing.options",
     "NotPackedError": "errors",
     "OptionError": "errors",
+    "Order": "order.options",
     "PerformanceWarning": "native",
     "PlanOptions": "packing.options",
     "RandomResizedCrop": "images.transforms",
@@ -122,6 +127,7 @@ _HOMES = {
     "SourceError": "errors",
     "SourceOptions": "packing.options",
     "StateError": "errors",
+    "Storage": "storage.options",
     "StorageError": "errors",
     "VersionError": "errors",
     "WorkerError": "errors",
@@ -147,11 +153,13 @@ _HOMES = {
 __all__ = [
     "CenterCrop",
     "ImageOptions",
+    "Order",
     "PlanOptions",
     "RandomResizedCrop",
     "ShardDataset",
     "ShardLoader",
     "SourceOptions",
+    "Storage",
     "Writer",
     "bench",
     "collate",

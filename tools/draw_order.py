@@ -18,9 +18,9 @@ CELL, LEFT, WIDTH, HEIGHT = 24, 20, 808, 478
 BATCH, RANKS, WORKERS = 4, 2, 2
 
 epoch = Epoch(
-    np.array(SHARDS), seed=7, epoch=0, canonical_workers=4, unit=2, shuffle_buffer=12
+    np.array(SHARDS), seed=7, epoch=0, spans=4, unit=2, shuffle_buffer=12
 )  # fmt: skip
-N, C = epoch.records, epoch.canonical_workers
+N, C = epoch.records, epoch.spans
 shard_of, record_of = (column.tolist() for column in epoch.locate(np.arange(N)))
 out: list[str] = []
 
@@ -68,7 +68,7 @@ for a, b in pairwise(edges):
 step(
     116,
     2,
-    f"It is cut into C = {C} spans (canonical_workers; default 64), which are read side by side.",
+    f"It is cut into C = {C} spans (default 64), which are read side by side.",
 )
 for place in range(N):
     cell(place, 128, place)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def _explain(output: Output, *, world_size: int = 1, **call: Any) -> int:
-    from ..tuning.explain import advice_text, explain
+    from ..tuning.advice import advice_text
+    from ..tuning.explain import explain
 
     found = explain(**call, world_size=world_size)
     brief = advice_text(found.warnings) if found.warnings else ""
@@ -50,7 +51,7 @@ def _check_plot(file: str | None) -> None:
 
 def _answer(output: Output, found: Tuning | Bench, plot: str | None) -> int:
     """Show what was found, and draw it."""
-    output.show(found.text(), facts=found.as_dict(), brief=found.call)
+    output.show(found, facts=found.as_dict(), brief=found.call)
     if plot is not None:  # last: a file that cannot be written costs no answer
         from ..tuning.plot import save
 

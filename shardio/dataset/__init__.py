@@ -1,1 +1,1 @@
-"""Reads packed datasets. Records are fetched, decoded and collated to batches."""
+"""Read packed datasets. Records are fetched, decoded and collated to batches."""

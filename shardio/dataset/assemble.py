@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import OptionError, name_record
-from .collate import Empty, Names, empty, into, own
-from .decode import Work
+from .collate import Empty, Names, collating_into, empty, ragged_fields
+from .decode import Progress
 
 VALID = "valid"  # the field that tail="exact" adds
 
@@ -20,7 +20,7 @@ class PendingBatch(NamedTuple):
     """Hold a batch that is not made yet. Without a batch_size: some samples in a row."""
 
     rows: Iterable[Any]  # in order; for one thread at a time
-    make: Callable[[Any, Work], Any]  # of a row its item; by any thread
+    make: Callable[[Any, Progress], Any]  # of a row its item; by any thread
     valid: int  # items before this one are the epoch's own; those from it on repeat some
     size: int
     at_once: Callable[[Empty], Any] | None = None  # the collated batch, or None: not this one
@@ -42,14 +42,14 @@ class Assembler:
         fields: Sequence[str] | None,
         exact: bool,
     ) -> None:
-        ragged = own(collate_fn)
+        ragged = ragged_fields(collate_fn)
         self.is_own = ragged is not None  # whether collate_fn is `collate`
         self.ragged = frozenset(ragged or ())  # fields that become lists
         self.fields = fields
         self.exact = exact
         self._collate_fn = collate_fn
 
-    def assemble(self, pending: PendingBatch, work: Work) -> Any:
+    def assemble(self, pending: PendingBatch, work: Progress) -> Any:
         """Make a batch: at once where that is possible, else of its items, one by one."""
         batch = self.at_once(pending, empty)
         if batch is None:
@@ -81,7 +81,7 @@ class Assembler:
             marks = chain(repeat(True, pending.valid), repeat(False))
         return zip(pending.rows, marks, strict=False)
 
-    def items(self, pending: PendingBatch, work: Work) -> Iterator[Any]:
+    def items(self, pending: PendingBatch, work: Progress) -> Iterator[Any]:
         """Yield the items of a batch. An error of making one names the record that it was of."""
         # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map,
         # as if there were no more rows.
@@ -102,7 +102,7 @@ class Assembler:
         """
         names = Names(pending.records, self.fields) if self.is_own else None
         try:
-            with into(memory, names):
+            with collating_into(memory, names):
                 return self._collate_fn(items)
         except Exception as error:
             if names is None and pending.records is not None:
@@ -112,7 +112,7 @@ class Assembler:
 
 
 def assembled(
-    assembler: Assembler, reads: Iterator[PendingBatch], work: Work, *, one_by_one: bool
+    assembler: Assembler, reads: Iterator[PendingBatch], work: Progress, *, one_by_one: bool
 ) -> Iterator[Any]:
     """Yield the batches of these reads; one_by_one: their items instead."""
     # No method of an iteration: the generator would keep the iterator that drops it.

@@ -22,11 +22,13 @@ from ..errors import ShardioError
 from ..formats.manifest import Manifest
 from ..formats.record import RecordShard
 from ..formats.sample import BLOBS
-from ..images import decode as image
+from ..images.decode import pixels, ppm_header
 from ..images.transforms import Transform
 from ..stack import users_level
 from .buffering import SMALL
+from .collate import Empty, images, numbers
 from .decode import IMAGE, Decoder
+from .fetch import Fetch, Rows
 from .reader import Part, Reader
 
 JPEG = b"\xff\xd8\xff"  # how each begins
@@ -39,7 +41,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Pixels:
-    """What a batch of images of one size consists of."""
+    """Read batches of images of one size at once."""
 
     def __init__(self, fields: tuple[str, ...], scalars: dict[str, type[Any]]) -> None:
         self.fields = fields  # of a batch, IMAGE among them
@@ -47,11 +49,8 @@ class Pixels:
         self.height = self.width = 0
 
     @abstractmethod
-    def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
-        """The other fields of these rows, (B,) each; `height` and `width` are known then.
-
-        None when an index does not have them all, or the images cannot be of one size.
-        """
+    def fits(self, first: Part) -> bool:
+        """Say whether a batch that begins so may be of one size; `height` and `width` are it."""
 
     @abstractmethod
     def read(self, parts: Sequence[Part], out: Array) -> bool:
@@ -60,7 +59,22 @@ class Pixels:
         False when one is not as expected. Raises DamageError, StorageError.
         """
 
+    def batch(self, fetch: Fetch, rows: Rows, empty: Empty) -> tuple[Any, ...] | None:
+        """Make the batch of these rows, as collating their items would; None: it cannot be made so.
+
+        empty: gives the memory for the images. Raises DamageError, StorageError.
+        """
+        parts = fetch.parts(rows)
+        columns = self._columns(parts) if self.fits(parts[0]) else None
+        if columns is None:
+            return None
+        batch, array = images(rows.size, self.height, self.width, empty)
+        if not self.read(parts, array):
+            return None
+        return tuple([numbers(columns[n]) if n in columns else batch for n in self.fields])
+
     def _columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+        """Return the other fields of these rows, (B,) each; None: an index lacks one."""
         found = {}
         count = sum(len(part.rows) for part in parts)
         for name, dtype in self.scalars.items():
@@ -80,7 +94,7 @@ class Pixels:
 
 
 class RawPixels(Pixels):
-    """Of raw pixels, whose size is in the manifest."""
+    """Read raw pixels, whose size is in the manifest."""
 
     def __init__(
         self, height: int, width: int, fields: tuple[str, ...], scalars: dict[str, type[Any]]
@@ -88,15 +102,12 @@ class RawPixels(Pixels):
         super().__init__(fields, scalars)
         self.height, self.width = height, width
 
-    def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+    def fits(self, first: Part) -> bool:
         # Memory is taken for the pixels next, and a manifest may say anything.
-        first = parts[0]
-        if first.shard.sizes[first.records[0]] < 3 * self.height * self.width:
-            return None
-        return self._columns(parts)
+        return bool(first.shard.sizes[first.records[0]] >= 3 * self.height * self.width)
 
     def read(self, parts: Sequence[Part], out: Array) -> bool:
-        begin = image.ppm_header(self.height, self.width)
+        begin = ppm_header(self.height, self.width)
         for shard, records, rows, held in parts:
             assert isinstance(shard, RecordShard)
             if not shard.gather(records, held, begin, out, rows):
@@ -105,7 +116,7 @@ class RawPixels(Pixels):
 
 
 class SmallJpegs(Pixels):
-    """Of JPEGs, all as large as the first that is read; where they are not, the ordinary way.
+    """Read small JPEGs, all as large as the first one; where they are not, the ordinary way.
 
     The core decodes 32 x 32 pixels in 6 us; PIL, numpy and Python's calls take 60.
     """
@@ -114,13 +125,12 @@ class SmallJpegs(Pixels):
         super().__init__(fields, scalars)
         self._failed = 0  # batches that were read in vain, less some for those that were not
 
-    def columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+    def fits(self, first: Part) -> bool:
         if native.core is None or self._failed > _FAILURES:
-            return None
-        if not self.height and not self._find_size(parts[0]):
+            return False
+        if not self.height and not self._find_size(first):
             self._failed = _FAILURES + 1
-            return None
-        return self._columns(parts)
+        return self.height > 0
 
     def read(self, parts: Sequence[Part], out: Array) -> bool:
         assert native.core is not None
@@ -145,18 +155,18 @@ class SmallJpegs(Pixels):
             data = shard.read(record)[IMAGE]
             if data is None or not data.startswith(JPEG):
                 return False
-            height, width, _ = image.pixels(data, max_pixels=_MOST).shape
+            height, width, _ = pixels(data, max_pixels=_MOST).shape
         except ShardioError:
             return False  # the ordinary way says what is wrong
         self.height, self.width = height, width
         return True
 
 
-def raw_pixels(made: Manifest, decoder: Decoder) -> Pixels | None:
-    """How to read batches of a dataset at once, when they can be read so."""
-    fields, kinds = decoder.fields, dict(made.schema.fields)
+def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
+    """Find how to read batches of a dataset at once; None: they cannot be read so."""
+    fields, kinds = decoder.fields, dict(manifest.schema.fields)
     if (
-        made.format != "record"
+        manifest.format != "record"
         or not decoder.only_arrays
         or fields is None
         or fields.count(IMAGE) != 1
@@ -166,9 +176,9 @@ def raw_pixels(made: Manifest, decoder: Decoder) -> Pixels | None:
     ):
         return None
     scalars = {name: _DTYPES[kinds[name]] for name in fields if name != IMAGE}
-    if made.options.get("encode") != "raw":
-        return SmallJpegs(fields, scalars) if made.mean_bytes < SMALL else None
-    match made.options.get("pixels"):
+    if manifest.options.get("encode") != "raw":
+        return SmallJpegs(fields, scalars) if manifest.mean_bytes < SMALL else None
+    match manifest.options.get("pixels"):
         case [int(height), int(width)] if min(height, width) > 0:
             return RawPixels(height, width, fields, scalars)
     return None
@@ -191,7 +201,7 @@ def advise_core(reader: Reader, at_once: Pixels | None, transform: object) -> No
         native.advise(f"PIL {does} the JPEGs of this dataset, slower")
 
 
-def advise_boxes(made: Manifest, fields: Sequence[str] | None, transform: object) -> None:
+def advise_boxes(manifest: Manifest, fields: Sequence[str] | None, transform: object) -> None:
     """Warn where a built-in transform crops the images of COCO, but not their boxes.
 
     Call it when a dataset is constructed: in the trainer's process, so workers do not repeat it.
@@ -202,8 +212,8 @@ def advise_boxes(made: Manifest, fields: Sequence[str] | None, transform: object
     if (
         isinstance(transform, Transform)
         and transform.boxes is None
-        and made.options.get("source") == "coco"
-        and boxes in (fields or made.schema.names)
+        and manifest.options.get("source") == "coco"
+        and boxes in (fields or manifest.schema.names)
     ):
         warnings.warn(
             f"{type(transform).__name__} crops the images, and their boxes stay those of the "

@@ -117,7 +117,7 @@ def plan_buffering(
                 ahead += max(run, epoch.unit * mean_bytes)
             held = math.ceil(touched * (window + ahead))
             return BufferPlan("network" if network else "in_memory", False, budget, run, held, 0)
-    spans = min(touched * local_consumers, epoch.canonical_workers)  # of this machine
+    spans = min(touched * local_consumers, epoch.spans)  # of this machine
     pages = math.ceil(spans * (window + RUN))
     exact = sharing > 1 and (network or machines > 1)
     first = False
@@ -137,24 +137,26 @@ def plan_buffering(
     return BufferPlan("page_cache", exact, 0, RUN, 0, pages, first)
 
 
-def reads_batches_in_core(made: Manifest) -> bool:
+def reads_batches_in_core(manifest: Manifest) -> bool:
     """Say whether the core reads batches of raw pixels, as far as the manifest tells.
 
     A transform that takes records one by one is not considered: 0.4 us of each do not matter.
     """
-    raw = made.format == "record" and made.options.get("encode") == "raw"
+    raw = manifest.format == "record" and manifest.options.get("encode") == "raw"
     return raw and native.records() is not None
 
 
-def calls_per_record(made: Manifest, selection: Selection | None) -> float:
+def calls_per_record(manifest: Manifest, selection: Selection | None) -> float:
     """Count the calls that announce all these records in storage order, for each: 0 to 1."""
-    if made.format == "imagefolder":  # each is a file
+    if manifest.format == "imagefolder":  # each is a file
         return 1.0
     if selection is None:
         return 0.0
     numbers = selection.numbers
     between = np.diff(numbers) - 1
-    return float((between > gap_between(numbers, made.mean_bytes)).sum() + 1) / max(1, len(numbers))
+    return float((between > gap_between(numbers, manifest.mean_bytes)).sum() + 1) / max(
+        1, len(numbers)
+    )
 
 
 def gap_between(numbers: Int64s, mean_bytes: float) -> int:

@@ -38,28 +38,35 @@ Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class Memory(Protocol):
-    """Where a loader wants its batches."""
+    """Memory that a loader gives to its batches."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a column of a batch."""
+        """Take memory for a column of a batch."""
 
     def column(self, values: Sequence[Any]) -> torch.Tensor | None:
-        """The column that these arrays or tensors are the rows of already, if they are."""
+        """Return the column that these arrays or tensors are the rows of already, if they are."""
 
 
 class Names(NamedTuple):
-    """What messages call the items of a batch, and the fields of each."""
+    """Names of the items of a batch, and of the fields of each, in messages."""
 
     records: Callable[[], Sequence[str]] | None
     fields: Sequence[str] | None
 
 
-_here = threading.local()  # .memory: that of the batch which this thread collates; .names
+class _Here(threading.local):
+    """What this thread collates for."""
+
+    memory: Memory | None = None
+    names: Names | None = None
+
+
+_here = _Here()
 
 
 @contextmanager
-def into(memory: Memory | None, names: Names | None = None) -> Iterator[None]:
-    """What this thread collates meanwhile goes there, and its errors name items so."""
+def collating_into(memory: Memory | None, names: Names | None = None) -> Iterator[None]:
+    """Put what this thread collates meanwhile into that memory, and name items so."""
     _here.memory, _here.names = memory, names
     try:
         yield
@@ -67,8 +74,8 @@ def into(memory: Memory | None, names: Names | None = None) -> Iterator[None]:
         _here.memory = _here.names = None
 
 
-def own(collate_fn: Any) -> tuple[int | str, ...] | None:
-    """The ragged fields of a collate_fn that is `collate`, or a partial of it; else None."""
+def ragged_fields(collate_fn: Any) -> tuple[int | str, ...] | None:
+    """Return the ragged fields of a collate_fn that is `collate`, or a partial of it; else None."""
     if collate_fn is collate:
         return ()
     if isinstance(collate_fn, partial) and collate_fn.func is collate and not collate_fn.args:
@@ -122,32 +129,26 @@ def _tuple(items: Sequence[Any], lists: Sequence[int | str] = ()) -> tuple[Any, 
 
 
 def _column(values: Sequence[Any], items: Sequence[Any], name: int | str | None) -> Any:
-    """One field of a batch; items, name: of which it is, for messages."""
+    """Make one field of a batch; items, name: of which it is, for messages."""
     kinds = set(map(type, values))
-    if len(kinds) == 1:
-        (kind,) = kinds
-        if kind is int:
-            fits = min(values) in _INT64 and max(values) in _INT64
-            return torch.tensor(values, dtype=torch.int64) if fits else list(values)
-        if kind is bool:
-            return torch.tensor(values, dtype=torch.bool)
-        if kind is np.ndarray:
-            return _arrays(values, items, name)
-        if issubclass(kind, np.generic) and kind in TENSORS:
-            return torch.from_numpy(np.array(values))
-        if issubclass(kind, torch.Tensor):
-            return _tensors(values, items, name)
-    if kinds <= {int, float} and kinds:
+    if kinds == {int}:
+        fits = min(values) in _INT64 and max(values) in _INT64
+        return torch.tensor(values, dtype=torch.int64) if fits else list(values)
+    if kinds == {bool}:
+        return torch.tensor(values, dtype=torch.bool)
+    if kinds <= {int, float}:
         return torch.tensor(values, dtype=torch.float64)
+    if len(kinds) == 1 and kinds <= TENSORS:
+        return torch.from_numpy(np.array(values))
     if all(issubclass(kind, tuple) for kind in kinds):
         return _tuple(values)
     if all(issubclass(kind, torch.Tensor) for kind in kinds):
         return _tensors(values, items, name)
     if all(issubclass(kind, np.ndarray) for kind in kinds):
         masked = any(issubclass(kind, np.ma.MaskedArray) for kind in kinds)
-        return list(values) if masked else _arrays([np.asarray(v) for v in values], items, name)
-    arrays = any(issubclass(kind, _ARRAYS) for kind in kinds)
-    if arrays or (type(None) in kinds and any(issubclass(kind, _NUMBERS) for kind in kinds)):
+        return list(values) if masked else _arrays([*map(np.asarray, values)], items, name)
+    unlike = _ARRAYS if type(None) not in kinds else _ARRAYS + _NUMBERS
+    if any(issubclass(kind, unlike) for kind in kinds):
         raise _unequal(values, items, name)
     return list(values)
 
@@ -182,14 +183,14 @@ def _tensors(tensors: Sequence[torch.Tensor], items: Sequence[Any], name: int | 
     if (batch := _in_place(tensors)) is not None:
         return batch
     plain = first.device.type == "cpu" and first.layout == torch.strided
-    private = get_worker_info() is None and getattr(_here, "memory", None) is None
+    private = get_worker_info() is None and _here.memory is None
     if private or not plain or any(t.requires_grad for t in tensors):
         return torch.stack(list(tensors))
     return torch.stack(list(tensors), out=empty((len(tensors), *first.shape), first.dtype))
 
 
 def planes(made: np.ndarray[Any, Any]) -> Any:
-    """What a built-in transform made, as torch has it: (H, W, 3) uint8 as a (3, H, W) tensor.
+    """Turn what a built-in transform made, (H, W, 3) uint8, into a (3, H, W) tensor.
 
     A view: its strides are those of channels_last. Of other arrays the tensor.
     """
@@ -202,7 +203,7 @@ def planes(made: np.ndarray[Any, Any]) -> Any:
 
 
 def is_planes(tensor: torch.Tensor) -> bool:
-    """Whether this is an image as `planes` makes it: (3, H, W) uint8 that lies as (H, W, 3)."""
+    """Return whether this is an image of `planes`: (3, H, W) uint8 that lies as (H, W, 3)."""
     return (
         type(tensor) is torch.Tensor
         and tensor.dtype == torch.uint8
@@ -214,21 +215,19 @@ def is_planes(tensor: torch.Tensor) -> bool:
 
 
 def rows_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The (H, W, 3) array that such a tensor is a view of."""
+    """Return the (H, W, 3) array that a tensor of `planes` is a view of."""
     array: np.ndarray[Any, Any] = tensor.permute(1, 2, 0).numpy()
     return array
 
 
 def _in_place(values: Sequence[Any]) -> torch.Tensor | None:
-    memory: Memory | None = getattr(_here, "memory", None)
-    return None if memory is None else memory.column(values)
+    return None if _here.memory is None else _here.memory.column(values)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a batch: in a worker shared memory, or the batch would be copied once more."""
-    memory: Memory | None = getattr(_here, "memory", None)
-    if memory is not None:
-        return memory.empty(shape, dtype)
+    """Take memory for a batch: shared memory in a worker, or it would be copied once more."""
+    if _here.memory is not None:
+        return _here.memory.empty(shape, dtype)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = max(1, torch.Size(shape).numel()) * dtype.itemsize
@@ -242,13 +241,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def images(
     count: int, height: int, width: int, empty: Empty
 ) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
-    """A batch of images, still to be written, as `collate` lays it out; and (B, H, W, 3) of it."""
+    """Take a batch of images, still to be written, as `collate` has it; and its (B, H, W, 3)."""
     batch = empty((count, height, width, 3), torch.uint8)
     return batch.permute(0, 3, 1, 2), batch.numpy()
 
 
 def numbers(values: np.ndarray[Any, Any]) -> torch.Tensor:
-    """(B,) int64, float64 or bool, as `collate` makes them of ints, floats or bools."""
+    """Make the (B,) int64, float64 or bool that `collate` makes of ints, floats or bools."""
     return torch.from_numpy(values)
 
 
@@ -275,7 +274,7 @@ def _check_ragged(lists: Sequence[int | str], known: Sequence[Any]) -> None:
 def places_of(
     lists: Collection[int | str], sample: tuple[Any, ...], fields: Sequence[str] | None
 ) -> frozenset[int]:
-    """The places of ragged fields in a tuple; fields: their names. Raises CollateError."""
+    """Return the places of ragged fields in a tuple; fields: their names. Raises CollateError."""
     fields = getattr(sample, "_fields", fields)
     if fields is not None and len(fields) != len(sample):
         fields = None
@@ -298,13 +297,13 @@ def places_of(
 
 
 def _fields(count: int) -> Sequence[str] | None:
-    names: Names | None = getattr(_here, "names", None)
+    names = _here.names
     fields = None if names is None else names.fields
     return fields if fields is not None and len(fields) == count else None
 
 
 def _unequal(values: Sequence[Any], items: Sequence[Any], name: int | str | None) -> CollateError:
-    """The error for values that would be a tensor in one batch, and a list in another."""
+    """Make the error for values that would be a tensor in one batch, and a list in another."""
     first = next(i for i, value in enumerate(values) if value is not None)
     like = _like(values[first])
     other = next((i for i, value in enumerate(values) if _like(value) != like), first)
@@ -325,7 +324,7 @@ def _unequal(values: Sequence[Any], items: Sequence[Any], name: int | str | None
 
 
 def _like(value: Any) -> str:
-    """What two values must have alike to be rows of one tensor."""
+    """Describe what two values must have alike to be rows of one tensor."""
     if value is None:
         return "None"
     if isinstance(value, _ARRAYS):
@@ -338,7 +337,7 @@ def _dtype(value: Any) -> str:
 
 
 def _field(name: int | str | None, count: int = 0) -> str:
-    """What messages call a field of tuples of so many."""
+    """Return what messages call a field of tuples of so many."""
     if name is None:
         return "this batch"
     fields = _fields(count) if isinstance(name, int) else None
@@ -346,8 +345,8 @@ def _field(name: int | str | None, count: int = 0) -> str:
 
 
 def _item(items: Sequence[Any], place: int) -> str:
-    """What messages call an item of the batch."""
-    names: Names | None = getattr(_here, "names", None)
+    """Return what messages call an item of the batch."""
+    names = _here.names
     if names is not None and names.records is not None:
         records = names.records()
         if len(records) == len(items):

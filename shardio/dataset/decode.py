@@ -13,7 +13,7 @@ Any other transform takes the decoded image.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from time import perf_counter
@@ -23,8 +23,7 @@ import numpy as np
 
 from ..errors import DecodeError, OptionError, printable, there_are
 from ..formats.sample import Sample, Schema, give_text_key
-from ..images import decode as image
-from ..images import transforms
+from ..images import decode, transforms
 from ..names import KEY
 from ..units import check_int
 
@@ -36,20 +35,20 @@ IMAGE, LABEL = "image", "label"
 # What the names say of the first image field; of another one that they are given for; and of other
 # ones where they are given for all.
 _MAIN: dict[str, Callable[..., Any]] = {
-    "pil": image.decode,
-    "numpy": image.pixels,
-    "gray": image.gray,
-    "stored": image.stored,
+    "pil": decode.decode,
+    "numpy": decode.pixels,
+    "gray": decode.gray,
+    "stored": decode.stored,
 }
-_NAMED_ALONE = _MAIN | {"numpy": image.stored_pixels}
-_OTHERS = dict.fromkeys(_MAIN, image.stored) | {"numpy": image.stored_pixels}
-_BY_US = (*_MAIN.values(), image.stored_pixels)
-_BY_TRANSFORM = (None, image.decode, image.pixels, image.stored, image.stored_pixels)
+_NAMED_ALONE = _MAIN | {"numpy": decode.stored_pixels}
+_OTHERS = dict.fromkeys(_MAIN, decode.stored) | {"numpy": decode.stored_pixels}
+_BY_US = (*_MAIN.values(), decode.stored_pixels)
+_BY_TRANSFORM = (None, decode.decode, decode.pixels, decode.stored, decode.stored_pixels)
 _EXPECTED = "'pil', 'numpy', 'gray', 'stored', None or a function of bytes"
 
 
-class Work:
-    """What a thread that makes items says of the one it is at, and where its image may be written.
+class Progress:
+    """Tell which record a thread that makes items is at, and where its image may be written.
 
     read, decoded  when each was done, by time.perf_counter
     out            a built-in transform writes its result there, where it fits: (H, W, 3) uint8
@@ -67,17 +66,17 @@ class Work:
 
     @property
     def record(self) -> str:
-        """The record that is being made, for messages; empty when none is."""
+        """Return the name of the record that is being made; empty when none is."""
         return "" if self.number < 0 else record_name(self.number, self.key)
 
 
 def record_name(number: int, key: bytes | str) -> str:
-    """What messages call a record."""
+    """Return the name of a record in messages."""
     return f"record {number:,} of the dataset, {printable(key)}"
 
 
 class Decoder:
-    """Samples to items: dicts of all fields, or tuples of the `fields` given, in that order.
+    """Turn samples into items: dicts of all fields, or tuples of the `fields` given, in that order.
 
     decode            of fields of kind image. "pil": the first as a PIL image, RGB, upright, others
                       as stored. "numpy": as arrays of these, (H, W, 3) uint8. None: as bytes. Or a
@@ -89,7 +88,8 @@ class Decoder:
     planes            what a built-in transform made, as an item has it that is not collated by us
 
     `wants_draw`: whether the transform, or map, draws random words. `only_arrays`: whether nothing
-    is done but to decode images to arrays. Raises OptionError.
+    is done but to decode images to arrays. `maps`: whether items are what a user's map makes of
+    samples. Raises OptionError.
     """
 
     def __init__(
@@ -106,71 +106,28 @@ class Decoder:
     ) -> None:
         self.fields = None if fields is None else _check_fields(schema, fields)
         names = schema.names if self.fields is None else self.fields
-        images, main = schema.images, schema.main_image
-        max_pixels = None if max_pixels is None else check_int("max_pixels", max_pixels, 1)
-        for name, given, field in (
-            ("transform", transform, main),
-            ("target_transform", target_transform, LABEL if LABEL in schema.names else None),
-        ):
-            check_function(name, given)
-            if given is not None and field not in names:
-                raise OptionError(
-                    f"{name} is given, but "
-                    + (
-                        f"{field!r} is not among the fields {_listed(names)}"
-                        if field is not None
-                        else "the dataset has no field "
-                        + ("of kind image" if name == "transform" else f"called {LABEL!r}")
-                        + f"; there are {_listed(names)}. Use map for others"
-                    )
-                )
+        main, label = schema.main_image, LABEL if LABEL in schema.names else None
+        limit = {} if max_pixels is None else {"max_pixels": check_int("max_pixels", max_pixels, 1)}
+        _check_takes("transform", transform, main, names, "of kind image")
+        _check_takes("target_transform", target_transform, label, names, f"called {LABEL!r}")
+        functions = _functions(decode, schema.images, main)
+        self._step: _CropStep | _UserStep | None = None
+        if isinstance(transform, transforms.Transform) and main is not None:
+            self._step = _CropStep(transform, main, names, functions, **limit)
+        elif transform is not None and main is not None:
+            self._step = _UserStep(transform, main, functions)
+        self._crops = isinstance(self._step, _CropStep)
         self._keyed = KEY in names  # users get keys as str
-        functions = _functions(decode, images, main)
-        built_in = transform if isinstance(transform, transforms.Transform) else None
-        if built_in is not None:
-            if max_pixels is not None and built_in.max_pixels is None:
-                built_in = built_in.limited(max_pixels)
-            assert main is not None
-            _check_together(built_in, main, names, images)
-            seen = [n for n in images if n in names and n != main and functions[n] is not None]
-            if seen and not built_in.fields:
-                where = type(built_in).__name__
-                raise OptionError(
-                    f"transform: {where} crops {main!r} alone, and no longer fits {seen[0]!r}, "
-                    f"which samples have too: give {where}(..., fields={(main, *seen)!r}), which "
-                    f"crops all alike, or fields={(main,)!r} where they are to differ"
-                )
-        elif transform is not None and _takes_names_only(transform):
-            transform = _ByName(transform)
-            if main is not None and functions.get(main) is image.decode:
-                functions[main] = image.pixels
-        self._transform = transform if built_in is None else built_in
-        self._main = main if transform is not None else None
         self._target_transform = target_transform
         self._map = map
+        self.maps = map is not None
         self._map_draws = map is not None and _takes_generator(map, names)
-        self._planes = planes
-        # Of built-in transforms: the fields that they make; of them those like the first.
-        self._made: tuple[str, ...] = ()
-        self._alike: tuple[str, ...] = ()
-        self._together = False
-        if built_in is not None and main is not None:
-            self._made = built_in.fields or (main,)
-            self._alike = tuple(n for n in self._made if functions.get(n) is image.decode)
-            self._together = built_in.boxes is not None or len(self._made) > 1
-        self._built_in = built_in is not None
-        self._shape = None if built_in is None else (*built_in.size, 3)  # type: ignore[misc]
-        limit = {} if max_pixels is None else {"max_pixels": max_pixels}
-        self._decoded = [
-            (name, partial(function, **limit) if limit and function in _BY_US else function)
-            for name, function in functions.items()
-            if name in names
-            and function is not None
-            and not (name in self._made and function in _BY_TRANSFORM)
-        ]
-        self.wants_draw = self._built_in or self._map_draws
-        users = transform or target_transform or map
-        self.only_arrays = not (users or limit) and functions.get(IMAGE) is image.pixels
+        made = () if self._step is None else self._step.made
+        self._planes, self._planar = planes, () if planes is None else made
+        self._decoded = _to_decode(functions, names, made, limit)
+        self.wants_draw = self._crops or self._map_draws
+        users = any(one is not None for one in (transform, target_transform, map))
+        self.only_arrays = not (users or limit) and functions.get(IMAGE) is _MAIN["numpy"]
         self.plain = not (self._decoded or users or self.fields)
         # Where nothing is done but to pick fields: 0.5 us less a record.
         self.pick: Callable[[Sample], tuple[Any, ...]] | None = None
@@ -179,34 +136,30 @@ class Decoder:
 
     @property
     def draws(self) -> bool:
-        """Whether the transform, or map, is one that draws; of the user's own nobody knows."""
-        return isinstance(self._transform, transforms.RandomResizedCrop) or self._map_draws
-
-    @property
-    def maps(self) -> bool:
-        """Whether items are what a function of the user's makes of samples."""
-        return self._map is not None
+        """Return True if the transform, or map, draws; of the user's own nobody knows."""
+        return (self._step is not None and self._step.draws) or self._map_draws
 
     @property
     def image_place(self) -> int | str | None:
-        """The field of an item that a built-in transform makes, if one does.
+        """Return the field of an item that a built-in transform makes, if one does.
 
         None with a map: its function may keep what it is given.
         """
-        if not self._built_in or self._main is None or self._map is not None:
+        if self._step is None or not self._crops or self.maps:
             return None
-        return self._main if self.fields is None else self.fields.index(self._main)
+        return self._step.main if self.fields is None else self.fields.index(self._step.main)
 
     def __call__(
         self,
         sample: Sample,
         number: int,
         draw: int = 0,
-        work: Work | None = None,
+        progress: Progress | None = None,
         planes: bool = False,
     ) -> Any:
-        """number: of the record in the dataset, for messages. May change the sample given.
+        """Make the item of a sample, which may be changed.
 
+        number: of the record in the dataset, for messages.
         planes: whether what a built-in transform makes becomes `planes` of it; before a map it does
         in any case. Raises DecodeError, naming the record; what functions of the user raise passes.
         """
@@ -216,32 +169,18 @@ class Decoder:
             for name, function in self._decoded:
                 if sample[name] is not None:
                     sample[name] = function(sample[name])
-            if work is not None and not self._built_in:
-                work.decoded = perf_counter()
-            if self._main is not None and (self._together or sample[self._main] is not None):
-                if not self._built_in:
-                    made = self._transform(sample[self._main])  # type: ignore[misc]
-                    if made is None or (type(made) is dict and IMAGE in made):
-                        raise _unusable("transform", made)
-                    sample[self._main] = made
-                else:
-                    out = None if work is None else work.out
-                    if out is not None and out.shape != self._shape:
-                        out = None
-                    if self._together:
-                        self._transform.together(sample, self._main, self._alike, draw, out)  # type: ignore[union-attr]
-                    else:
-                        sample[self._main] = self._transform(sample[self._main], draw, out)  # type: ignore[misc]
-                    if work is not None:
-                        work.decoded = perf_counter()
+            if self._step is not None:
+                self._step(sample, draw, progress)
+            elif progress is not None:
+                progress.decoded = perf_counter()
         except DecodeError as error:
             raise DecodeError(f"{record_name(number, sample[KEY])}: {error}") from error
         if self._target_transform is not None:
             sample[LABEL] = self._target_transform(sample[LABEL])
-        if self._made and self._planes is not None and (planes or self._map is not None):
-            for name in self._made:
+        if self._planar and (planes or self._map is not None):
+            for name in self._planar:
                 if sample[name] is not None:
-                    sample[name] = self._planes(sample[name])
+                    sample[name] = self._planes(sample[name])  # type: ignore[misc]
         item: Any = sample
         if self.fields is not None:
             item = tuple([sample[name] for name in self.fields])
@@ -254,6 +193,74 @@ class Decoder:
         if item is None:
             raise _unusable("map", None)
         return item
+
+
+class _UserStep:
+    """Apply a user's transform to the first image field, after it was decoded."""
+
+    made: tuple[str, ...] = ()
+    draws = False
+
+    def __init__(
+        self, transform: Transform, main: str, functions: dict[str, Callable[..., Any] | None]
+    ) -> None:
+        """Keep the transform, and change what decodes its image where it takes arrays only."""
+        self.main, self._transform = main, transform
+        if _takes_names_only(transform):
+            self._transform = _ByName(transform)
+            if functions.get(main) is _MAIN["pil"]:
+                functions[main] = _MAIN["numpy"]
+
+    def __call__(self, sample: Sample, draw: int, progress: Progress | None) -> None:
+        """Replace the image by what the transform makes of it; None stays None."""
+        if progress is not None:
+            progress.decoded = perf_counter()
+        if sample[self.main] is not None:
+            made = self._transform(sample[self.main])
+            if made is None or (type(made) is dict and IMAGE in made):
+                raise _unusable("transform", made)
+            sample[self.main] = made
+
+
+class _CropStep:
+    """Decode and crop images of a sample by a built-in transform, all by one draw.
+
+    made   the fields that it makes
+    draws  whether the result depends on the draw
+    """
+
+    def __init__(
+        self,
+        transform: transforms.Transform,
+        main: str,
+        names: Sequence[str],
+        functions: Mapping[str, Callable[..., Any] | None],
+        max_pixels: int | None = None,
+    ) -> None:
+        """Check that the fields are there. Raises OptionError."""
+        _check_together(transform, main, names, functions)
+        if max_pixels is not None and transform.max_pixels is None:
+            transform = transform.limited(max_pixels)
+        self.main, self._transform = main, transform
+        self.made = transform.fields or (main,)
+        self.draws = isinstance(transform, transforms.RandomResizedCrop)
+        self._alike = tuple(n for n in self.made if functions.get(n) is _MAIN["pil"])
+        self._together = transform.boxes is not None or len(self.made) > 1
+        self._shape = (*transform.size, 3)  # type: ignore[misc]
+
+    def __call__(self, sample: Sample, draw: int, progress: Progress | None) -> None:
+        """Replace the images by their crops, the first one in `progress.out` where it fits."""
+        main, out = self.main, None if progress is None else progress.out
+        if out is not None and out.shape != self._shape:
+            out = None
+        if self._together:
+            self._transform.together(sample, main, self._alike, draw, out)
+        elif sample[main] is not None:
+            sample[main] = self._transform(sample[main], draw, out)
+        else:
+            return
+        if progress is not None:
+            progress.decoded = perf_counter()
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -284,7 +291,7 @@ def check_function(name: str, given: Any) -> None:
 def _functions(
     decode: Decode, images: Sequence[str], main: str | None
 ) -> dict[str, Callable[..., Any] | None]:
-    """What decodes each image field; None: nothing. Raises OptionError."""
+    """Return what decodes each image field; None: nothing. Raises OptionError."""
     by_field: Mapping[str, How] = {}
     if isinstance(decode, Mapping):
         by_field, decode = decode, "pil"
@@ -304,6 +311,26 @@ def _functions(
     return found
 
 
+def _to_decode(
+    functions: Mapping[str, Callable[..., Any] | None],
+    names: Collection[str],
+    made: Collection[str],
+    limit: Mapping[str, int],
+) -> list[tuple[str, Callable[..., Any]]]:
+    """Return the fields to decode, and what decodes each, with the limit of pixels.
+
+    functions: by image field. names: of the fields that are needed. made: of those that a built-in
+    transform makes, which decodes images itself.
+    """
+    return [
+        (name, partial(function, **limit) if limit and function in _BY_US else function)
+        for name, function in functions.items()
+        if name in names
+        and function is not None
+        and not (name in made and function in _BY_TRANSFORM)
+    ]
+
+
 def _check_how(shown: str, how: Any, more: str) -> None:
     if isinstance(how, type):
         check_function(shown, how)
@@ -311,32 +338,62 @@ def _check_how(shown: str, how: Any, more: str) -> None:
         raise OptionError(f"{shown} is {printable(repr(how))}: expected {_EXPECTED}{more}")
 
 
-def _check_together(
-    transform: transforms.Transform, main: str, names: Sequence[str], images: Sequence[str]
+def _check_takes(
+    option: str, function: Any, field: str | None, names: Sequence[str], kind: str
 ) -> None:
-    """Raise OptionError unless a sample has the fields that one draw is for."""
+    """Raise OptionError unless an option is None, or a function of a field that samples have.
+
+    field: None where the dataset has none of this kind, as messages call it.
+    """
+    check_function(option, function)
+    if function is not None and field not in names:
+        lacks = f"the dataset has no field {kind}; there are {_listed(names)}"
+        if field is not None:
+            lacks = f"{field!r} is not among the fields {_listed(names)}"
+        raise OptionError(f"{option} is given, but {lacks}. Use map for others")
+
+
+def _check_together(
+    transform: transforms.Transform,
+    main: str,
+    names: Sequence[str],
+    functions: Mapping[str, Callable[..., Any] | None],
+) -> None:
+    """Raise OptionError unless a sample has the fields that one draw is for.
+
+    functions: what decodes each image field; None: nothing.
+    """
     where, several = type(transform).__name__, transform.fields or (main,)
+    images = [one for one in functions if one in names]
     for name in several:
-        if name not in images or name not in names:
-            known = [one for one in images if one in names]
+        if name not in images:
             raise OptionError(
                 f"{where}: fields has {name!r}, expected image fields that samples have: "
-                f"{_listed(known)}"
+                f"{_listed(images)}"
             )
     if main not in several:
         raise OptionError(
             f"{where}: fields is {several!r}, without {main!r}, the first image field: add it, or "
             "give map= for the others alone"
         )
-    if transform.boxes is not None and (transform.boxes not in names or transform.boxes in images):
+    if transform.boxes is not None and (
+        transform.boxes not in names or transform.boxes in functions
+    ):
         raise OptionError(
             f"{where}: boxes is {transform.boxes!r}, expected a field that samples have: "
-            + _listed([one for one in names if one not in images])
+            + _listed([one for one in names if one not in functions])
+        )
+    seen = [one for one in images if one != main and functions[one] is not None]
+    if seen and not transform.fields:
+        raise OptionError(
+            f"transform: {where} crops {main!r} alone, and no longer fits {seen[0]!r}, "
+            f"which samples have too: give {where}(..., fields={(main, *seen)!r}), which "
+            f"crops all alike, or fields={(main,)!r} where they are to differ"
         )
 
 
 def _takes_names_only(function: Callable[..., Any]) -> bool:
-    """Whether a function is called with named arguments, as those of albumentations are."""
+    """Return True if a function is called with named arguments, as those of albumentations are."""
     if any(
         kind.__module__.partition(".")[0] == "albumentations" for kind in type(function).__mro__
     ):
@@ -359,7 +416,7 @@ def _unusable(name: str, made: Any) -> OptionError:
 
 
 def _takes_generator(function: Callable[..., Any], names: Sequence[str]) -> bool:
-    """Whether a map takes a generator beside the sample. Raises OptionError for what is no map."""
+    """Return True if a map takes a generator beside the sample. Raises OptionError."""
     check_function("map", function)
     expected = "expected a function of a sample, or of a sample and a numpy.random.Generator"
     if _takes_names_only(function):
@@ -387,7 +444,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Its parameters; None where nobody can say, as of many functions in C."""
+    """Return a function's parameters; None where nobody can say, as of many in C."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -402,7 +459,7 @@ class _ByName:
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, bytes):
-            value = image.pixels(value)
+            value = _MAIN["numpy"](value)
         array = value if isinstance(value, np.ndarray) else np.array(value)
         return self._transform(image=array)["image"]
 

@@ -37,31 +37,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..errors import EpochError
+from ..order.rng import Int64s
 from ..stack import frames
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 
-# Places in the shared tensor. Those of `ended`, one for each consumer, and of decisions follow.
-(
-    _EPOCH,  # of the pass begun last; or chosen, or loaded, for the next
-    _START,  # units of that epoch that were consumed before its first batch
-    _PASS,  # the number of the pass begun last; 0: none since the epoch was set or loaded
-    _EARLIER,  # a pass that had been begun when its own epoch was set once more, or 0
-    _CONSUMERS,  # of the pass begun last, that have batches in it: the first ones
-    _ASKED,  # the last pass of which worker 0 was asked for what follows its last batch
-    _CHOSEN,  # whether the epoch is the caller's, by set_epoch
-    _LOADED,  # whether it comes from a state, and no epoch followed it yet
-    _WANTED,  # the epoch that had been chosen when the state was loaded, or -1
-    _ELSEWHERE,  # whether workers went on from states that this process does not know
-    _MOVES,  # how often another epoch was set, or a state loaded
-    _ORDER,  # a number that tells one order from another
-    _WARNED,  # warnings that were given, as bits
-    _HEAD,
-) = range(14)
-
 _MOST_CONSUMERS = 256  # beyond it a pass is complete when worker 0 says so
 _DECISIONS, _FIELDS = 64, 4  # of persistent workers, kept until as many more were made
-_SIZE = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS
+_HEAD = 13  # numbers with a name; those of `_ends` and of `_decisions` follow
 
 _PASSES_BITS = 24  # pass p of a loader's iterator is number (that of the iterator << 24) + p
 _NUMBERS = count(1)  # of iterators, in this process
@@ -72,7 +55,7 @@ _WAIT_S = 600.0
 
 
 class Decision(NamedTuple):
-    """What a pass reads."""
+    """Say what a pass reads."""
 
     number: int  # of the pass
     epoch: int
@@ -83,7 +66,7 @@ class Decision(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """The iterator of a torch DataLoader, as far as it concerns a dataset that it reads."""
+    """Describe the iterator of a torch DataLoader to a dataset that it reads."""
 
     number: int
     direct: bool  # the dataset is the loader's own, and not one within it
@@ -93,32 +76,69 @@ class Loading(NamedTuple):
 
     @property
     def drops(self) -> int:
-        """Items of a worker that are left out at its end where they are fewer than these."""
+        """Return the items below which a worker's last ones are left out."""
         return self.batch_size or 1 if self.direct and self.drop_last else 1
 
 
 class Ticket:
-    """What a DataLoader's worker brings along from the process that started it."""
+    """Hold what a DataLoader's worker brings along from the process that started it."""
 
     def __init__(self, loading: Loading, decision: Decision) -> None:
-        self.loading = loading
-        self.decision: Decision | None = decision  # of the first pass
-        self.passes = 0  # that this worker has begun
+        self._loading = loading
+        self._decision: Decision | None = decision  # of the first pass
+        self._passes = 0  # that this worker has begun
+
+    def next_pass(self) -> tuple[Loading, int, Decision | None]:
+        """Return the loader, the number of the pass that begins now, and what was decided of it."""
+        number = (self._loading.number << _PASSES_BITS) + self._passes
+        decision, self._decision = self._decision, None
+        self._passes += 1
+        return self._loading, number, decision
+
+
+class _Shared:
+    """Name one number of the tensor that processes share, as an attribute of EpochState."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, state: EpochState, _: object = None) -> int:
+        return int(state._at[self._place])
+
+    def __set__(self, state: EpochState, value: int) -> None:
+        state._at[self._place] = value
 
 
 class EpochState:
     """Epoch, place and passes of one dataset, for all processes that read it. See the module."""
 
+    epoch = _Shared(0)  # of the pass begun last; or chosen, or loaded, for the next
+    start = _Shared(1)  # units of that epoch that were consumed before its first batch
+    _pass = _Shared(2)  # the number of the pass begun last; 0: none since the epoch was set
+    _earlier = _Shared(3)  # a pass that had been begun when its own epoch was set once more, or 0
+    _consumers = _Shared(4)  # of the pass begun last, that have batches in it: the first ones
+    _asked = _Shared(5)  # the last pass of which worker 0 was asked for what follows its last batch
+    chosen = _Shared(6)  # 1: the epoch is the caller's, by set_epoch
+    loaded = _Shared(7)  # 1: it comes from a state, and no epoch followed it yet
+    _wanted = _Shared(8)  # the epoch that had been chosen when the state was loaded, or -1
+    elsewhere = _Shared(9)  # 1: workers went on from states that this process does not know
+    moves = _Shared(10)  # how often another epoch was set, or a state loaded
+    order = _Shared(11)  # a number that tells one order from another
+    _warned = _Shared(12)  # warnings that were given, as bits
+
     def __init__(self, order: int) -> None:
-        self._tensor = torch.zeros(_SIZE, dtype=torch.int64)
+        size = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS
+        self._tensor = torch.zeros(size, dtype=torch.int64)
         self.owner = os.getpid()  # the trainer's process
         self._alone = False  # whether it is a copy for the process that it is pickled for
         self._share()
-        self._at[_ORDER], self._at[_WANTED] = order, -1
+        self.order, self._wanted = order, -1
 
     def _share(self) -> None:
         self._tensor.share_memory_()  # type: ignore[no-untyped-call]
-        self._at = self._tensor.numpy()  # a view
+        self._at = self._tensor.numpy()  # a view, as those of parts of it
+        self._ends = self._at[_HEAD : _HEAD + _MOST_CONSUMERS]  # by consumer: the last pass ended
+        self._decisions = self._at[_HEAD + _MOST_CONSUMERS :].reshape(_DECISIONS, _FIELDS)
 
     def __getstate__(self) -> dict[str, Any]:
         # A process is started after all was pickled: shared memory of a copy is gone by then.
@@ -136,7 +156,7 @@ class EpochState:
         """
         twin = EpochState(0)
         twin._at[:] = self._at
-        twin._at[_PASS] = twin._at[_ASKED] = -1 if self.complete else 0
+        twin._pass = twin._asked = -1 if self.complete else 0
         return twin
 
     def sent(self) -> EpochState:
@@ -145,165 +165,122 @@ class EpochState:
         twin._alone = True
         return twin
 
-    # --- what is known ---
-
-    @property
-    def epoch(self) -> int:
-        return int(self._at[_EPOCH])
-
-    @property
-    def start(self) -> int:
-        return int(self._at[_START])
-
-    @property
-    def moves(self) -> int:
-        return int(self._at[_MOVES])
-
-    @property
-    def order(self) -> int:
-        return int(self._at[_ORDER])
-
-    @property
-    def chosen(self) -> bool:
-        return bool(self._at[_CHOSEN])
-
-    @property
-    def loaded(self) -> bool:
-        return bool(self._at[_LOADED])
-
-    @property
-    def elsewhere(self) -> bool:
-        return bool(self._at[_ELSEWHERE])
-
     @property
     def wanted(self) -> int:
-        """The epoch that the caller set before a StatefulDataLoader's state came; -1: none."""
-        return int(self._at[_EPOCH if self._at[_CHOSEN] else _WANTED])
+        """Return the epoch that was set before a StatefulDataLoader's state came; -1: none."""
+        return self.epoch if self.chosen else self._wanted
 
     @property
     def complete(self) -> bool:
-        """Whether the pass begun last is complete, since the epoch was set."""
-        at, consumers = self._at, int(self._at[_CONSUMERS])
-        number = at[_PASS] or at[_EARLIER]
-        if number == 0:
-            return False
-        if at[_ASKED] == number:
-            return True
-        ends = at[_HEAD : _HEAD + consumers]
-        return consumers <= _MOST_CONSUMERS and bool((ends == number).all())
+        """Return True if the pass begun last is complete, since the epoch was set."""
+        consumers, number = self._consumers, self._pass or self._earlier
+        if number == 0 or self._asked == number:
+            return number != 0
+        return consumers <= _MOST_CONSUMERS and bool((self._ends[:consumers] == number).all())
 
     # --- events ---
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read this epoch: from its beginning, unless its rest was loaded."""
-        at = self._at
-        moves = epoch != at[_EPOCH]
-        at[_MOVES] += moves  # first: who sees the new epoch is to see this too
+        moves = epoch != self.epoch
+        self.moves += moves  # first: who sees the new epoch is to see this too
         # Lightning sets the epoch of a pass that has begun; one that was left is never complete.
-        at[_EARLIER] = 0 if moves or self.complete else at[_PASS] or at[_EARLIER]
-        at[_ELSEWHERE] = at[_LOADED] = at[_PASS] = 0
+        self._earlier = 0 if moves or self.complete else self._pass or self._earlier
+        self.elsewhere = self.loaded = self._pass = 0
         if moves:
-            at[_START] = 0
-        at[_EPOCH], at[_CHOSEN] = epoch, 1
+            self.start = 0
+        self.epoch, self.chosen = epoch, 1
 
     def load(self, epoch: int, start: int, order: int) -> None:
         """Let the next pass read an epoch from a place in it."""
-        at = self._at
         # StatefulDataLoader without workers loads this first, and the iterator's state then.
-        at[_WANTED] = at[_EPOCH] if at[_CHOSEN] else -1
-        at[_MOVES] += 1
-        at[_ELSEWHERE] = at[_CHOSEN] = at[_PASS] = at[_EARLIER] = 0
-        at[_ORDER], at[_START], at[_EPOCH], at[_LOADED] = order, start, epoch, 1
+        self._wanted = self.epoch if self.chosen else -1
+        self.moves += 1
+        self.elsewhere = self.chosen = self._pass = self._earlier = 0
+        self.order, self.start, self.epoch, self.loaded = order, start, epoch, 1
 
     def resumed(self, epoch: int, *, elsewhere: bool) -> None:
         """Note that the pass being read goes on in this epoch, from a StatefulDataLoader's state.
 
         elsewhere: whether that is in a worker, whose place no other process knows.
         """
-        at = self._at
-        at[_EPOCH], at[_ELSEWHERE] = epoch, elsewhere
-        at[_LOADED] = not at[_CHOSEN]
+        self.epoch, self.elsewhere = epoch, elsewhere
+        self.loaded = not self.chosen
 
     def moved_on(self, number: int, epoch: int, start: int) -> None:
         """Note that a pass, with this number now, is one over the epoch set after a state's."""
-        at = self._at
-        at[_EPOCH], at[_START], at[_CHOSEN] = epoch, start, 1
+        self.epoch, self.start, self.chosen = epoch, start, 1
         # StatefulDataLoader drops this iterator where the state's pass was read to its end.
-        at[_PASS], at[_EARLIER] = 0, number
+        self._pass, self._earlier = 0, number
 
     def ended(self, number: int, consumer: int) -> None:
         """Note that a consumer of a pass has handed out its last batch."""
-        if consumer < _MOST_CONSUMERS:
-            self._note(_HEAD + consumer, number)
+        if consumer < _MOST_CONSUMERS and not self._is_last(self._ends[consumer]):
+            self._ends[consumer] = number
 
     def asked(self, number: int) -> None:
         """Note that worker 0 was asked for what follows its last batch."""
-        self._note(_ASKED, number)
+        if not self._is_last(self._asked):
+            self._asked = number
 
-    def _note(self, place: int, number: int) -> None:
-        """Note a pass; one that began earlier, and lives on, hides nothing of the last one."""
-        at = self._at
-        if at[place] == 0 or at[place] != (at[_PASS] or at[_EARLIER]):
-            at[place] = number
+    def _is_last(self, noted: int) -> bool:
+        """Return True for the last pass: one that began earlier, and lives on, hides nothing."""
+        return noted != 0 and noted == (self._pass or self._earlier)
 
     def first_time(self, verdict: Verdict) -> bool:
-        """Say whether nobody was warned of this yet, and note that somebody is."""
+        """Return True if nobody was warned of this yet, and note that somebody is."""
         bit = {"next": 1, "repeated": 2, "left": 4}[verdict]
-        given = int(self._at[_WARNED])
-        self._at[_WARNED] = given | bit
+        given = self._warned
+        self._warned = given | bit
         return not given & bit
 
     # --- passes ---
 
     def next_place(self, *, fixed: bool) -> tuple[int, int, Verdict]:
-        """Epoch and start of the pass that would begin now, and why.
+        """Return epoch and start of the pass that would begin now, and why.
 
         fixed: every pass reads the same epoch, as validation does.
         """
-        at = self._at
-        epoch, start = int(at[_EPOCH]), int(at[_START])
+        epoch, start = self.epoch, self.start
         if not self.complete:
-            return epoch, start, "left" if at[_PASS] else "chosen"
+            return epoch, start, "left" if self._pass else "chosen"
         if fixed:
             return epoch, 0, "repeated"
-        if at[_CHOSEN]:
+        if self.chosen:
             return epoch, start, "spent" if start else "repeated"
         return epoch + 1, 0, "next"
 
     def decide(self, number: int, *, fixed: bool) -> Decision:
         """Decide what a pass reads, without beginning it."""
-        moves, before = self.moves, int(self._at[_PASS])  # before what is read below
+        moves, before = self.moves, self._pass  # before what is read below
         epoch, start, verdict = self.next_place(fixed=fixed)
         return Decision(number, epoch, start, moves, verdict, before)
 
     def begin(self, decision: Decision, consumers: int) -> None:
         """Begin a pass that was decided, unless a later one was begun, or an epoch set, since."""
-        at = self._at
-        if at[_MOVES] != decision.moves:
+        if self.moves != decision.moves or decision.verdict == "spent":
             return
-        if at[_PASS] != decision.before and not 0 < at[_PASS] < decision.number:
+        if self._pass != decision.before and not 0 < self._pass < decision.number:
             return
-        if decision.verdict == "spent":
-            return
-        at[_CONSUMERS] = consumers
-        at[_EPOCH], at[_START] = decision.epoch, decision.start
+        self._consumers = consumers
+        self.epoch, self.start = decision.epoch, decision.start
         if decision.verdict != "chosen":
-            at[_ELSEWHERE] = 0
+            self.elsewhere = 0
         if decision.verdict == "next":
-            at[_LOADED] = 0
-        at[_PASS], at[_EARLIER] = decision.number, 0
+            self.loaded = 0
+        self._pass, self._earlier = decision.number, 0
 
     def publish(self, decision: Decision) -> None:
         """Tell the other persistent workers what worker 0 decided."""
-        place = self._place(decision.number)
-        self._at[place + 1 : place + _FIELDS] = decision.epoch, decision.start, decision.moves
-        self._at[place] = decision.number  # last: who sees it is to see the others
+        fields = self._fields(decision.number)
+        fields[1:] = decision.epoch, decision.start, decision.moves
+        fields[0] = decision.number  # last: who sees it is to see the others
 
     def published(self, number: int) -> Decision:
         """Wait for what worker 0 decides of a pass. Raises EpochError when it does not."""
-        place, parent = self._place(number), os.getppid()
+        fields, parent = self._fields(number), os.getppid()
         end, pause = time.monotonic() + _WAIT_S, 50e-6
-        while self._at[place] != number:
+        while fields[0] != number:
             if os.getppid() != parent or time.monotonic() > end:
                 raise EpochError(
                     f"worker 0 of this DataLoader has not begun the pass within {_WAIT_S:.0f} s, "
@@ -312,23 +289,19 @@ class EpochState:
                 )
             time.sleep(pause)  # there is nothing to wait on that processes started apart share
             pause = min(2 * pause, 10e-3)
-        epoch, start, moves = map(int, self._at[place + 1 : place + _FIELDS])
+        epoch, start, moves = map(int, fields[1:])
         return Decision(number, epoch, start, moves, "chosen")
 
-    def _place(self, number: int) -> int:
+    def _fields(self, number: int) -> Int64s:
+        """Return (4,) int64, shared: number, epoch, start and moves of a decision."""
         # Spread, so that iterators that live side by side use other places.
         place = (number >> _PASSES_BITS) * 16 + number % (1 << _PASSES_BITS)
-        return _HEAD + _MOST_CONSUMERS + place % _DECISIONS * _FIELDS
+        return self._decisions[place % _DECISIONS]  # type: ignore[no-any-return]
 
 
 def new_number() -> int:
     """Return a number for a pass that this process begins without a DataLoader."""
     return next(_NUMBERS) << _PASSES_BITS
-
-
-def number_of(ticket: Ticket) -> int:
-    """Return the number of the pass that a worker with this ticket begins now."""
-    return (ticket.loading.number << _PASSES_BITS) + ticket.passes
 
 
 # --- the DataLoader that is on the stack --------------------------------------------------------

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of rows, a tail's repeats included."""
+        """Return the number of rows, a tail's repeats included."""
         return len(self.numbers)
 
 
@@ -103,7 +103,7 @@ class Fetch:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of records that were read and are not yet handed out."""
+        """Return the bytes of records that were read and are not yet handed out."""
         return self.buffer.held_bytes
 
     def __iter__(self) -> Iterator[Rows]:

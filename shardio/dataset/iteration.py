@@ -21,7 +21,7 @@ from ..errors import EpochError, OptionError, StateError, as_error, printable
 from ..order.partition import Partition
 from ..stack import users_level
 from .assemble import Assembler, assembled
-from .decode import Work
+from .decode import Progress
 from .epoch_state import (
     Decision,
     Loading,
@@ -30,20 +30,19 @@ from .epoch_state import (
     loading,
     loading_iterator,
     new_number,
-    number_of,
     starting_iterator,
     ticket,
 )
-from .protocol import EpochReader
+from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
 from .stateful import ITERATOR, STATE, check_state
 
-Source = Callable[[Partition], Iterator[Any]]
+Source = Callable[[Partition], BatchIterator]
 
 _END = object()
 
 
-class Iteration:
+class Iteration(BatchIterator):
     """Iterate over one epoch's items of one worker.
 
     It is an object, since a generator would read the epoch late.
@@ -58,7 +57,9 @@ class Iteration:
         info = get_worker_info()
         self._here = info is None
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._work = Work()
+        self._work = Progress()
+        self._items: Iterator[Any]
+        self._batches: BatchIterator | None = None  # the items, where they are a source's
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
@@ -75,7 +76,7 @@ class Iteration:
         """Begin a pass: find out which epoch it reads."""
         stream, epochs = self._stream, self._epochs
         stream.ranks()  # raises what makes it no pass at all
-        decision, found = self._decided()
+        decision, found = self._decide()
         self.number, self.moves = decision.number, decision.moves
         if epochs.order != stream.fingerprint():
             raise StateError(
@@ -94,27 +95,22 @@ class Iteration:
             self._warning = warning_of(stream, decision)
         self._begin(decision.epoch, decision.start, 0)
 
-    def _decided(self) -> tuple[Decision, Loading | None]:
-        """Return what this pass reads, and the DataLoader that it is for, if there is one.
+    def _decide(self) -> tuple[Decision, Loading | None]:
+        """Decide what this pass reads, and find the DataLoader that it is for, if there is one.
 
         Every worker of the pass gets the same answer: see epoch_state.
         """
         stream, epochs = self._stream, self._epochs
-        ticket = (
-            None if self._here else stream.ticket
-        )  # None in a worker: the loader is not torch's
-        found, decision = None, None
-        if self._here:
-            iterator = loading_iterator()
-            found = None if iterator is None else loading(iterator, stream)
-        if ticket is None:
-            number = new_number()
+        ticket = None if self._here else stream.ticket  # not of a worker that torch did not start
+        found: Loading | None
+        if ticket is not None:
+            found, number, decision = ticket.next_pass()
         else:
-            found, number = ticket.loading, number_of(ticket)
-            decision, ticket.decision = ticket.decision, None  # of the first pass
-            ticket.passes += 1
-            if decision is None and not self._leads:
-                return epochs.published(number), found
+            iterator = loading_iterator() if self._here else None
+            found = None if iterator is None else loading(iterator, stream)
+            number, decision = new_number(), None
+        if decision is None and ticket is not None and not self._leads:
+            return epochs.published(number), found
         if decision is None:
             decision = epochs.decide(number, fixed=stream.evaluates)
             if ticket is not None:
@@ -133,7 +129,7 @@ class Iteration:
         steps_of(share)
         self.stride = share.batch_units * share.world_size  # units of a global batch
         if self._source is not None:
-            self._items = self._source(share)
+            self._items = self._batches = self._source(share)
         else:
             reads = stream.read_batches(share, consumers(share.world_size, self._workers))
             assembler = Assembler(
@@ -145,9 +141,6 @@ class Iteration:
         self._last = done + left - left % self._drops  # batches when the last one is handed out
         if self.done == self._last:
             self._epochs.ended(self.number, self._worker)
-
-    def __iter__(self) -> Iteration:
-        return self
 
     def __next__(self) -> Any:
         if self._error is not None:
@@ -191,13 +184,13 @@ class Iteration:
 
     @property
     def batch_stats(self) -> Any:
-        """The figures of the batch handed out last, for shardio.watch; None: they are not known."""
-        return getattr(self._items, "batch_stats", None)
+        """Return the figures of the batch handed out last, for shardio.watch; None: none."""
+        return None if self._batches is None else self._batches.batch_stats
 
     @property
     def blocked_s(self) -> float:
-        """Seconds of the last next() in which a device was waited for that is steps behind."""
-        return float(getattr(self._items, "blocked_s", 0.0))
+        """Return the seconds of the last next() in which a device was waited for."""
+        return 0.0 if self._batches is None else self._batches.blocked_s
 
     def state_dict(self) -> dict[str, Any]:
         """Tell StatefulDataLoader where this worker's iterator stands.

@@ -1,4 +1,4 @@
-"""Reads several datasets as one stream: each batch holds rows of all of them, in proportion.
+"""Read several datasets as one stream: each batch holds rows of all of them, in proportion.
 
 How it works. A pattern (order/mixture) says which dataset each row of an epoch comes from, and so
 which ranges of that dataset's passes a batch needs. Each dataset reads its own ranges ahead, as a
@@ -23,7 +23,7 @@ from ..order.options import Options
 from ..order.partition import Partition, RowRanges
 from ..order.rng import MIX, key
 from .assemble import PendingBatch
-from .decode import Work
+from .decode import Progress
 from .protocol import Component
 from .ranks import Consumers
 from .stream import Stream
@@ -33,7 +33,7 @@ _NAMES = ("dataset", "selection", "shuffle_buffer", "canonical_workers", "unit")
 
 
 class Mixture(Stream):
-    """Mixes datasets by weights. `ShardDataset.mix` makes it, and explains the options."""
+    """Mix datasets by weights. `ShardDataset.mix` makes it, and explains the options."""
 
     options: MixedOptions
 
@@ -185,14 +185,14 @@ class Mixture(Stream):
         return MixedOptions.of(parts)
 
 
-def _build_item(row: tuple[Callable[[Any, Work], Any], Any, Component], work: Work) -> Any:
+def _build_item(row: tuple[Callable[[Any, Progress], Any], Any, Component], work: Progress) -> Any:
     """Build the item of a row, which says how. Safe to call from any thread."""
     make, own, _ = row
     return make(own, work)
 
 
 class _RowLog:
-    """Iterates over rows once, and remembers them, so that messages can name their records."""
+    """Iterate over rows once, and remembers them, so that messages can name their records."""
 
     def __init__(self, rows: Iterable[Any]) -> None:
         """Keep the rows; none of them is read yet."""
@@ -211,7 +211,7 @@ class _RowLog:
         return [dataset.record_name(number) for dataset, number in self._seen]
 
 
-def _check_alike(datasets: Sequence[Any]) -> Any:
+def _check_alike(datasets: Sequence[Component]) -> Component:
     """Check that datasets can be mixed, and return the first. Raises OptionError."""
     if not isinstance(datasets, Sequence) or not datasets:
         raise OptionError(
@@ -224,14 +224,14 @@ def _check_alike(datasets: Sequence[Any]) -> Any:
     for name, shown in _COMMON.items():
         for number, dataset in enumerate(datasets):
             here, there = getattr(first, name), getattr(dataset, name)
-            if here != there and not (name == "_structure" and Any in (here, there)):
+            if here != there and not (name == "structure" and Any in (here, there)):
                 raise OptionError(
                     f"mix: {shown} of dataset {number}: {printable(repr(there))}, and of dataset "
                     f"0: {printable(repr(here))}; give both the same"
                 )
     for number, dataset in enumerate(datasets):
-        ours, theirs = first._label_names, dataset._label_names
-        if None not in (ours, theirs) and ours != theirs:
+        ours, theirs = first.label_names, dataset.label_names
+        if ours is not None and theirs is not None and ours != theirs:
             at = next(i for i, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1])
             here, there = (
                 printable(repr(names[at])) if at < len(names) else "no class"
@@ -253,5 +253,5 @@ _COMMON = {
     "tail": "tail",
     "seed": "seed",
     "given_ranks": "rank and world_size",
-    "_structure": "fields",
+    "structure": "fields",
 }

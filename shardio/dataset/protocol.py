@@ -3,13 +3,14 @@
     BatchReader   reads the batches of a consumer's share: what a loader process needs
     EpochReader   has an epoch, too, and ranks: what an iteration needs
     Component     one dataset of a mixture
+    BatchIterator tells how its batches came: what an iteration asks of a loader, and the meter
 
-ShardDataset is all three; a mixture is the first two.
+ShardDataset is the first three; a mixture is the first two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..order.epoch import Tail
@@ -30,19 +31,19 @@ class BatchReader(Protocol):
 
     @property
     def batch_size(self) -> int | None:
-        """The rows of a batch; None: items are handed out one by one."""
+        """Return the rows of a batch; None: items are handed out one by one."""
 
     @property
     def tail(self) -> Tail:
-        """The treatment of the rows that fill no batch on every rank."""
+        """Return the treatment of the rows that fill no batch on every rank."""
 
     @property
     def image_place(self) -> int | str | None:
-        """The field of an item that a built-in transform makes; None: there is none."""
+        """Return the field of an item that a built-in transform makes; None: there is none."""
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
-        """The names of the fields of items that are tuples, where they are known."""
+        """Return the names of the fields of items that are tuples, where they are known."""
 
     def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""
@@ -55,15 +56,15 @@ class EpochReader(BatchReader, Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the dataset in messages."""
+        """Return the name of the dataset in messages."""
 
     @property
     def epochs(self) -> EpochState:
-        """The state that this process shares with the workers of its DataLoaders."""
+        """Return the state that this process shares with the workers of its DataLoaders."""
 
     @property
     def evaluates(self) -> bool:
-        """Whether every pass reads the same epoch, until `set_epoch`."""
+        """Return whether every pass reads the same epoch, until `set_epoch`."""
 
     def ranks(self) -> tuple[int, int]:
         """Return rank and world size. Raises OptionError when they contradict the launcher."""
@@ -85,18 +86,25 @@ class Component(Protocol):
 
     options: Options
     counts: Int64s
+    collate_fn: Callable[[list[Any]], Any]
+    given_ranks: tuple[int, int] | None  # rank and world size, where the user said them
+    label_names: Sequence[str] | None  # of labels as they are stored; None: not known
+
+    @property
+    def structure(self) -> Any:
+        """Return what all datasets of a mixture must have alike; `Any` where a map makes items."""
 
     @property
     def records(self) -> int:
-        """The records of an epoch."""
+        """Return the number of records of an epoch."""
 
     @property
     def image_place(self) -> int | str | None:
-        """As of BatchReader."""
+        """Return what BatchReader declares."""
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
-        """As of BatchReader."""
+        """Return what BatchReader declares."""
 
     def source_identity(self) -> dict[str, Any]:
         """Tell which records are read: what a saved state must have been saved of."""
@@ -110,7 +118,25 @@ class Component(Protocol):
     def read_batches(
         self, reads: Partition | RowRanges, consumers: Consumers, /, *, hands_out: bool
     ) -> Iterator[PendingBatch]:
-        """As of BatchReader. RowRanges are the parts of passes that a mixture takes.
+        """Read as BatchReader does. RowRanges are the parts of passes that a mixture takes.
 
         hands_out: as of the mixture, which hands the items out.
         """
+
+
+class BatchIterator(Iterator[Any]):
+    """Iterate over batches, and tell how the last one came, as far as that is known."""
+
+    @property
+    def batch_stats(self) -> Any:
+        """Return the figures of the batch handed out last, a loader's BatchStats; None: none."""
+        return None
+
+    @property
+    def blocked_s(self) -> float:
+        """Return the seconds of the last next() in which a device was waited for."""
+        return 0.0
+
+    def ready(self) -> bool | None:
+        """Return True if the next batch would come at once; None: it is not known."""
+        return None

@@ -17,11 +17,13 @@ from ..errors import DamageError, StorageError
 from ..formats import check_format, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
-from ..formats.manifest import SUFFIXES, Manifest
+from ..formats.manifest import SUFFIXES, Manifest, choose_split, load
 from ..formats.sample import Sample
 from ..order.rng import Int64s
 from ..storage.base import Storage
 from ..storage.local import memory_available
+from ..storage.location import locate
+from ..storage.options import Storage as StorageOptions
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
 # user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
@@ -74,6 +76,7 @@ class Reader:
         verify: bool = True,
         limit: int | None = None,
     ) -> None:
+        self.index = storage  # of the manifest and the indexes
         self.storage = storage if root is None else root
         self.manifest = manifest
         self.limit = spare_descriptors() if limit is None else limit
@@ -87,18 +90,17 @@ class Reader:
         _READERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        opening = self._opening
-        more = {"root": self.storage, "verify": opening.verify, "limit": self.limit}
-        return partial(Reader, **more), (opening.index, self.manifest)  # type: ignore[arg-type]
+        more = {"root": self.storage, "verify": self._opening.verify, "limit": self.limit}
+        return partial(Reader, **more), (self.index, self.manifest)  # type: ignore[arg-type]
 
     @property
     def records(self) -> int:
-        """The number of records in all shards."""
+        """Return the number of records in all shards."""
         return int(self.starts[-1])
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of storage per record, index included."""
+        """Return the bytes of storage per record, index included."""
         return self.manifest.mean_bytes
 
     def shard(self, number: int, scattered: bool = False) -> Shard:
@@ -138,7 +140,8 @@ class Reader:
                             "Restore it from a copy, or pack again"
                             if self.manifest.format in SUFFIXES
                             else "If the data lies elsewhere (`shardio index --out`), say where: "
-                            "--root, in Python root=; else restore it, or index anew"
+                            "--root, in Python storage=shardio.Storage(root=...); else restore it, "
+                            "or index anew"
                         )
                     ) from None
                 if place < 0:
@@ -155,7 +158,7 @@ class Reader:
             return False
         if not self._most:
             self._most = cache_bytes(memory_available())
-        return sum(getattr(one, "memory", 0) for one in self._opened.values()) > self._most
+        return sum(one.memory for one in self._opened.values()) > self._most
 
     def _open(self, info: ShardInfo) -> Shard:
         try:
@@ -169,6 +172,16 @@ class Reader:
         return open_shard(self.manifest.format, self._opening, info)
 
 
+def open_reader(path: str | os.PathLike[str], split: str | None, options: StorageOptions) -> Reader:
+    """Open the dataset at a path, or the one of that split within it.
+
+    Raises NotPackedError, DamageError, VersionError, OptionError.
+    """
+    index = locate(choose_split(path, split))
+    root = None if options.root is None else locate(options.root)
+    return Reader(index, load(index), root=root, verify=options.verify_open)
+
+
 class ManifestInfo:
     """Give what the manifest says, under the names that torchvision's datasets have for it."""
 
@@ -176,18 +189,18 @@ class ManifestInfo:
 
     @property
     def manifest(self) -> Manifest:
-        """The dataset's manifest."""
+        """Return the dataset's manifest."""
         return self._reader.manifest
 
     @property
     def classes(self) -> list[str] | None:
-        """Names of the labels, by label; None when there are none."""
+        """Return the names of the labels, by label; None when there are none."""
         classes = self.manifest.classes
         return None if classes is None else list(classes)
 
     @property
     def class_to_idx(self) -> dict[str, int] | None:
-        """The label of each class; None when there are none."""
+        """Return the label of each class; None when there are none."""
         classes = self.manifest.classes
         return None if classes is None else {name: label for label, name in enumerate(classes)}
 

@@ -17,18 +17,19 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import OptionError, name_record, printable, there_are
-from ..formats import manifest
 from ..formats.base import Column
 from ..formats.index import key_hash
 from ..formats.sample import Sample, give_text_key
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
-from ..storage.location import locate
+from ..order.options import check_group, grouped_in, refuse_options
+from ..storage.options import Storage
 from ..units import show_count
 from .decode import Decode, Decoder, record_name
-from .reader import ManifestInfo, Reader
+from .reader import ManifestInfo, Reader, open_reader
 
 
+@refuse_options("shardio.open", grouped_in("storage", Storage))
 def open(
     path: str | os.PathLike[str],
     *,
@@ -36,9 +37,7 @@ def open(
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
-    max_pixels: int | None = None,
-    root: str | os.PathLike[str] | None = None,
-    verify_open: bool = True,
+    storage: Storage | None = None,
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
@@ -49,25 +48,25 @@ def open(
                "gray" and "stored"
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
     fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
-    max_pixels  of an image that is decoded; default 2**28, and 2**26 for WebP and its like
-    root       where the data lies, when `shardio index --out` put its index elsewhere
-    verify_open  False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
+    storage    a shardio.Storage: where the data lies, and how far it is trusted
     """
-    storage = locate(manifest.choose_split(path, split))
-    found = manifest.load(storage)
+    options = check_group("storage", storage, Storage)
+    reader = open_reader(path, split, options)
     decoder = Decoder(
-        found.schema, fields=fields, decode=decode, transform=transform, max_pixels=max_pixels
+        reader.manifest.schema,
+        fields=fields,
+        decode=decode,
+        transform=transform,
+        max_pixels=options.max_pixels,
     )
-    shards = None if root is None else locate(root)
-    reader = Reader(storage, found, root=shards, verify=verify_open)
-    return ShardSequence(reader, decoder, range(found.records))
+    return ShardSequence(reader, decoder, range(reader.records))
 
 
 def stored(
     path: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None
 ) -> ShardSequence:
     """Open a packed dataset for what writes it elsewhere: samples as stored, keys as bytes."""
-    found = open(path, decode=None, root=root)
+    found = open(path, decode=None, storage=Storage(root=root))
     return ShardSequence(found._reader, found._decoder, found._rows, text=False)
 
 
@@ -79,7 +78,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     """
 
     def __init__(self, reader: Reader, decoder: Decoder, rows: range, *, text: bool = True) -> None:
-        """text: keys are str, as users get them; without a decoder's work they may stay bytes."""
+        """text: keys are str, as users get them; where nothing is decoded they may stay bytes."""
         self._text = text
         self._reader = reader
         self._decoder = decoder
@@ -125,11 +124,11 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return samples if self._decoder.plain else map(self._item, samples, self._rows)
 
     def keys(self) -> list[str]:
-        """The key of every record, in order."""
+        """Return the key of every record, in order."""
         return [*map(key_text, self.stored_keys())]
 
     def stored_keys(self) -> list[bytes]:
-        """As `keys`, but the bytes that are stored."""
+        """Return the key of every record, in order, as the bytes that are stored."""
         if self._rows.step == 1:
             return [
                 self._reader.shard(shard).key(record)
@@ -140,7 +139,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return [self._reader.shard(shard).key(record) for shard, record in places]
 
     def find(self, key: bytes | str) -> int:
-        """The position of the record with this key. Raises KeyError.
+        """Return the position of the record with this key. Raises KeyError.
 
         The first call reads the key hashes of all shards, 4 bytes a record.
         """
@@ -157,7 +156,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         raise KeyError(f"no record has the key {printable(key)}")
 
     def __contains__(self, item: object) -> bool:
-        """Whether a record has this key; of anything but a key, whether an item equals it."""
+        """Return True if a record has this key; of anything but a key, if an item equals it."""
         if not isinstance(item, (bytes, str)):  # an item never is one
             return super().__contains__(item)
         try:
@@ -167,7 +166,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return True
 
     def columns(self, name: str) -> Column:
-        """A field of kind int, float or bool of every record, as an array; masked where None.
+        """Return a field of kind int, float or bool of every record; masked where None.
 
         Read from the shards' indexes, without their records. `__key__` gives the keys, as an array
         of str objects; these are read from the records' heads. Raises OptionError for other fields.
@@ -192,7 +191,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         )
 
     def sizes(self) -> Column:
-        """(N,) int64: bytes of storage that reading each record costs, by the indexes."""
+        """Return the bytes of storage that reading each record costs: (N,) int64."""
         sizes = self._column(lambda shard: self._reader.shard(shard).sizes, "<i8")
         return sizes[self._rows.start : self._rows.stop : self._rows.step]
 
@@ -206,7 +205,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             raise
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """The rows as (shard, first record, end), where they are adjacent."""
+        """Yield the rows as (shard, first record, end), where they are adjacent."""
         start, stop = self._rows.start, self._rows.stop
         while start < stop:
             shard, record = self._reader.locate(start)
@@ -215,7 +214,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             start += count
 
     def _column(self, of_shard: Callable[[int], Column], empty: str) -> Column:
-        """One column of the whole dataset, of the columns of its shards."""
+        """Join the columns of all shards to one of the dataset."""
         columns = [of_shard(shard) for shard in range(self.manifest.shards)]
         columns = [column for column in columns if len(column)] or [np.empty(0, empty)]
         if {column.dtype.kind for column in columns} == {"i", "u"} and any(

@@ -18,27 +18,32 @@ from typing import Any
 
 from .. import native
 from ..errors import OptionError, StateError, printable
-from ..formats import manifest
 from ..formats.sample import give_text_key
 from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length
-from ..order.options import Options, RequestedOptions, answered
+from ..order.options import (
+    Options,
+    Order,
+    RequestedOptions,
+    check_group,
+    grouped_in,
+    refuse_options,
+)
 from ..order.partition import Partition, RowRanges
-from ..order.subset import Selection, among
-from ..order.subset import where as select_where
-from ..storage.location import locate
-from ..units import check_size, show_count
+from ..order.subset import Selection, select_places, select_where
+from ..storage.options import Storage
+from ..units import show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
 from .buffering import BUFFER_BYTES, reads_batches_in_core
-from .collate import Empty, images, numbers, planes
-from .decode import LABEL, Decode, Decoder, Work, record_name
+from .collate import planes
+from .decode import LABEL, Decode, Decoder, Progress, record_name
 from .fetch import Fetch, Rows
 from .mixture import Mixture
 from .ranks import Consumers
-from .reader import ManifestInfo, Reader, Row, read
+from .reader import ManifestInfo, Reader, Row, open_reader, read
 from .sequence import ShardSequence
 from .stream import Stream
 
@@ -57,7 +62,8 @@ _OTHERS = {
     "buffer_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
     "shuffle_block_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
     "shuffle_algo": "there is one; shuffle_buffer= is how far it shuffles",
-    "num_canonical_nodes": "give canonical_workers=, if at all: the order depends on no node",
+    "num_canonical_nodes": "leave it out: the order depends on no node",
+    "canonical_workers": "give order=shardio.Order(spans=...)",
     "remote": "give the folder as the first argument; object stores are not supported yet",
     "local": "give the folder as the first argument; no copy is made",
     "input_dir": "give the folder as the first argument",
@@ -72,6 +78,8 @@ _OTHERS = {
     "label_transform": "give target_transform=",
     "columns": "give fields=",
     "return_index": 'give fields= with "__key__", which names each record',
+    **grouped_in("order", Order),
+    **grouped_in("storage", Storage),
 }
 
 
@@ -106,26 +114,21 @@ class ShardDataset(ManifestInfo, Stream):
                        "drop": leave some out instead. "exact": as pad, and each sample gets a bool
                        `valid` (last in a tuple, a key of a dict), False on repeats
     rank, world_size   default: torch.distributed's, or the launcher's RANK and WORLD_SIZE
-    canonical_workers  spans that are read side by side; part of the order; default 64
-    unit               records taken from one span at a time; part of the order. Default: the
-                       largest divisor of batch_size up to 32; below 256, up to 16 and half of it
-    buffer_bytes       memory of this machine for records on network file systems, or "1GiB"
     where              only records that meet conditions on the index, by field: a value, several,
                        or a function of the column: {"label": ["cat", "dog"]}; `__key__` too
-    max_pixels         of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF,
-                       JPEG2000, HEIF and JPEG XL, whose decoders take four times the memory
-    root               where the data lies, when `shardio index --out` put its index elsewhere
-    verify_open        False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
+    order              a shardio.Order: into how many spans an epoch is cut, and into which units
+    storage            a shardio.Storage: where the data lies, memory for records on network file
+                       systems, and how far the stored bytes are trusted
 
-    Options that decide the order (shuffle, shuffle_buffer, seed, tail, canonical_workers, unit) and
-    are not given are taken from a state that is loaded. The pass after a complete one reads the
-    next epoch; with several ranks call `set_epoch(e)` before each `iter()`.
+    Options that decide the order (shuffle, shuffle_buffer, seed, tail, order) and are not given are
+    taken from a state that is loaded. The pass after a complete one reads the next epoch; with
+    several ranks call `set_epoch(e)` before each `iter()`.
 
     Raises NotPackedError, DamageError, VersionError, OptionError; StateError when a state does not
     fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
     """
 
-    @answered("ShardDataset", _OTHERS)
+    @refuse_options("ShardDataset", _OTHERS)
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -144,18 +147,13 @@ class ShardDataset(ManifestInfo, Stream):
         tail: Tail | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        canonical_workers: int | None = None,
-        unit: int | None = None,
-        buffer_bytes: int | str = BUFFER_BYTES,
         where: Mapping[str, Any] | None = None,
-        max_pixels: int | None = None,
-        root: str | os.PathLike[str] | None = None,
-        verify_open: bool = True,
+        order: Order | None = None,
+        storage: Storage | None = None,
     ) -> None:
-        storage = locate(manifest.choose_split(path, split))
-        self._path = storage.url  # for messages
-        shards = None if root is None else locate(root)
-        self._reader = Reader(storage, manifest.load(storage), root=shards, verify=verify_open)
+        cut = check_group("order", order, Order)
+        stored = check_group("storage", storage, Storage)
+        self._reader = open_reader(path, split, stored)
         self._decoder = Decoder(
             self.manifest.schema,
             fields=fields,
@@ -163,7 +161,7 @@ class ShardDataset(ManifestInfo, Stream):
             transform=transform,
             target_transform=target_transform,
             map=map,
-            max_pixels=max_pixels,
+            max_pixels=stored.max_pixels,
             planes=planes,
         )
         if tail == "exact" and fields is None and VALID in self.manifest.schema.names:
@@ -174,11 +172,17 @@ class ShardDataset(ManifestInfo, Stream):
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
         self._raw = raw_pixels(self.manifest, self._decoder)
-        self.buffer_bytes = check_size("buffer_bytes", buffer_bytes, 0)
-        self._given = RequestedOptions(
-            batch_size, shuffle_buffer, seed, tail, canonical_workers, unit, shuffle
+        buffer = stored.buffer_bytes
+        self.buffer_bytes = BUFFER_BYTES if buffer is None else int(buffer)
+        self._requested = RequestedOptions(
+            batch_size, shuffle_buffer, seed, tail, cut.spans, cut.unit, shuffle
         )
-        self._selection = None if where is None else self._where(where)
+        self._selection = None
+        if where is not None:
+            everything = ShardSequence(self._reader, self._decoder, range(self._reader.records))
+            self._selection = select_where(
+                where, everything.columns, self._reader.starts, self.manifest.classes
+            )
         counts = self.manifest.shard_records if self._selection is None else self._selection.counts
         super().__init__(
             self._resolved(int(counts.sum())),
@@ -189,7 +193,7 @@ class ShardDataset(ManifestInfo, Stream):
         advise_boxes(self.manifest, self._decoder.fields, transform)
         advise_core(self._reader, self._raw if batch_size is not None else None, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
-        self._label_names = self.manifest.classes if own else None  # of labels as they are stored
+        self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 
     @staticmethod
     def mix(
@@ -199,7 +203,7 @@ class ShardDataset(ManifestInfo, Stream):
         length: Length = "first",
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> Mixture:
-        """One stream of several datasets: each batch holds its share of each, to a row or two.
+        """Make one stream of several datasets; each batch holds rows of all, in proportion.
 
         datasets    with the same batch_size, tail, seed, ranks and structure of samples; all
                     other options (transform, where, shuffle_buffer ...) are each one's own
@@ -214,13 +218,13 @@ class ShardDataset(ManifestInfo, Stream):
         return Mixture(datasets, weights, length=length, collate_fn=collate_fn)
 
     def select(self, indices: Iterable[int]) -> ShardDataset:
-        """The records at these indices, or of a mask, (len,) bool, as a dataset of its own.
+        """Return the records at these indices, or of a mask, (len,) bool, as another dataset.
 
         Indices count this dataset's records as they were packed, after `where`; each may come
         once. Raises OptionError.
         """
         twin = copy.copy(self)
-        twin._selection = among(indices, self._reader.starts, self._selection)
+        twin._selection = select_places(indices, self._reader.starts, self._selection)
         twin.counts = twin._selection.counts
         if self.options == self._resolved(self.records):  # and not those of a loaded state
             twin.options = self._resolved(twin.records)
@@ -228,20 +232,13 @@ class ShardDataset(ManifestInfo, Stream):
         return twin
 
     def _resolved(self, records: int) -> Options:
-        """The options of a new run over so many records."""
-        return self._given.resolve(self._reader.mean_bytes, records=records)
-
-    def _where(self, conditions: Mapping[str, Any]) -> Selection:
-        columns, starts = self._everything().columns, self._reader.starts
-        return select_where(conditions, columns, starts, self.manifest.classes)
-
-    def _everything(self) -> ShardSequence:
-        return ShardSequence(self._reader, self._decoder, range(self._reader.records))
+        """Return the options of a new run over so many records."""
+        return self._requested.resolve(self._reader.mean_bytes, records=records)
 
     @property
     def path(self) -> str:
         """Return where the dataset lies, as messages name it."""
-        return self._path
+        return self._reader.index.url
 
     @property
     def reader(self) -> Reader:
@@ -255,27 +252,24 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def shuffle_buffer(self) -> int | None:
-        """The records of the window, 1 without a shuffle; None: all of them."""
+        """Return the records of the window, 1 without a shuffle; None: all of them."""
         return self.options.shuffle_buffer
 
     @property
     def shuffle(self) -> bool:
-        """Whether it shuffles; False: every pass comes in the order of the index."""
+        """Return True if it shuffles; False: every pass comes in the order of the index."""
         return self.options.shuffle
 
     @property
-    def canonical_workers(self) -> int:
-        return self.options.canonical_workers
-
-    @property
-    def unit(self) -> int:
-        return self.options.unit
+    def order(self) -> Order:
+        """Return into how many spans an epoch is cut, and into which units: no field is None."""
+        return Order(spans=self.options.spans, unit=self.options.unit)
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
         chosen = "" if self._selection is None else f"{self.records:,} of "
         return (
-            f"ShardDataset({printable(self._path)!r}{size}: {chosen}"
+            f"ShardDataset({printable(self.path)!r}{size}: {chosen}"
             f"{show_count(self.manifest.records, 'record')} in "
             f"{show_count(self.manifest.shards, 'shard')}, "
             f"fields {', '.join(self.manifest.schema.names)})"
@@ -283,7 +277,8 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def name(self) -> str:
-        return f"ShardDataset({printable(self._path)!r})"
+        """Return the name of the dataset in messages."""
+        return f"ShardDataset({printable(self.path)!r})"
 
     @property
     def batched_reads(self) -> bool:
@@ -311,9 +306,11 @@ class ShardDataset(ManifestInfo, Stream):
         )
         make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:
-            whole = None if self._raw is None else partial(self._whole, fetch, rows)
+            at_once = None
+            if self._raw is not None and self.batch_size is not None:
+                at_once = partial(self._raw.batch, fetch, rows)
             records = partial(self._records, rows)
-            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, whole, records)
+            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, at_once, records)
 
     def _records(self, rows: Rows) -> list[str]:
         """Return the names of the records of these rows in messages."""
@@ -324,7 +321,7 @@ class ShardDataset(ManifestInfo, Stream):
         shard, record = self._reader.locate(number)
         return record_name(number, self._reader.shard(shard).key(record))
 
-    def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Work) -> Any:
+    def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Progress) -> Any:
         """Make the item of a row. Safe to call from any thread."""
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]
@@ -341,42 +338,28 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def draws(self) -> bool:
+        """Return True if a record's item is known to be another in each epoch."""
         return self._decoder.draws
 
     @property
     def image_place(self) -> int | str | None:
+        """Return the field of an item that a built-in transform makes, if one does."""
         return self._decoder.image_place
-
-    def _whole(self, fetch: Fetch, rows: Rows, empty: Empty) -> Any:
-        """Make the batch of these rows at once, as collating their items would.
-
-        Returns None where that is not possible.
-        Memory for the images comes from `empty`. Raises DamageError, StorageError.
-        """
-        raw = self._raw
-        if raw is None or self.batch_size is None:
-            return None
-        parts = fetch.parts(rows)
-        columns = raw.columns(parts)
-        if columns is None:
-            return None
-        batch, array = images(rows.size, raw.height, raw.width, empty)
-        if not raw.read(parts, array):
-            return None
-        return tuple([numbers(columns[n]) if n in columns else batch for n in raw.fields])
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
+        """Return the names of the fields of items that are tuples, where they are known."""
         fields = None if self._decoder.maps else self._decoder.fields
         return (*fields, VALID) if fields is not None and self.tail == "exact" else fields
 
     @property
-    def _structure(self) -> Any:
-        """What must be alike in a mixture, unless it is `Any`: a map makes what it likes."""
+    def structure(self) -> Any:
+        """Return what all datasets of a mixture must have alike; `Any` where a map makes items."""
         return Any if self._decoder.maps else self._decoder.fields
 
     @property
     def evaluates(self) -> bool:
+        """Return True if every pass reads the same epoch: also without a shuffle."""
         return super().evaluates or not self.shuffle
 
     def _identity(self) -> dict[str, Any]:
@@ -394,7 +377,7 @@ class ShardDataset(ManifestInfo, Stream):
                 what = "dataset" if name == "dataset" else "selection of records"
                 raise StateError(
                     f"the state is of another {what}: {printable(repr(state.get(name)))}, and this "
-                    f"one is {value!r} ({printable(self._path)})"
+                    f"one is {value!r} ({printable(self.path)})"
                 )
         saved = {name: state.get(name) for name in self.options.state()}
-        return self._given.resolve(self._reader.mean_bytes, saved, records=self.records)
+        return self._requested.resolve(self._reader.mean_bytes, saved, records=self.records)

@@ -36,7 +36,7 @@ from ..order.rng import Int64s, key
 from ..stack import users_level
 from ..units import check_int
 from .assemble import PendingBatch
-from .collate import collate, own
+from .collate import collate, ragged_fields
 from .decode import check_function
 from .epoch_state import (
     EpochState,
@@ -67,7 +67,7 @@ class Stream(IterableDataset[Any]):
         self.options = options
         self.counts = counts  # (shards,) int64: the records of each that this stream reads
         self.collate_fn = collate if collate_fn is None else collate_fn
-        own(self.collate_fn)  # raises for a wrong `ragged`
+        ragged_fields(self.collate_fn)  # raises for a wrong `ragged`
         self.given_ranks = ranks
         self._captured: tuple[int, int] | None = None  # the ranks, for spawned workers
         self._captured_for = 0  # the process that was given them; those it forks ask anew
@@ -98,53 +98,53 @@ class Stream(IterableDataset[Any]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of the dataset in messages."""
+        """Return the name of the dataset in messages."""
 
     @property
     def draws(self) -> bool:
-        """Whether a record's item is another in each epoch, as far as that is known."""
+        """Return True if a record's item is known to be another in each epoch."""
         return False
 
     @property
     def image_place(self) -> int | str | None:
-        """The field of an item that a built-in transform makes, if one does."""
+        """Return the field of an item that a built-in transform makes, if one does."""
         return None
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
-        """The names of the fields of items that are tuples, where they are known."""
+        """Return the names of the fields of items that are tuples, where they are known."""
         return None
 
     @property
     def hands_out(self) -> bool:
-        """Whether items go to code that is not ours: DataLoader's, or a collate_fn of users."""
-        return self.batch_size is None or own(self.collate_fn) is None
+        """Return True if items go to foreign code: DataLoader's, or a user's collate_fn."""
+        return self.batch_size is None or ragged_fields(self.collate_fn) is None
 
     # --- what users call ---
 
     @property
     def batch_size(self) -> int | None:
-        """The rows of a batch; None: samples are handed out one by one."""
+        """Return the rows of a batch; None: samples are handed out one by one."""
         return self.options.batch_size
 
     @property
     def tail(self) -> Tail:
-        """The treatment of the rows that fill no batch on every rank."""
+        """Return the treatment of the rows that fill no batch on every rank."""
         return self.options.tail
 
     @property
     def seed(self) -> int:
-        """The seed of the order."""
+        """Return the seed of the order."""
         return self.options.seed
 
     @property
     def records(self) -> int:
-        """Records of an epoch."""
+        """Return the number of records of an epoch."""
         return int(self.counts.sum())
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read, or was read last; before the first pass, the one to be read."""
+        """Return the epoch that is read, or was last; before the first pass, the one to be read."""
         return self.epochs.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -166,7 +166,7 @@ class Stream(IterableDataset[Any]):
         epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """This rank's batches in a full epoch; without `batch_size`, its samples."""
+        """Count this rank's batches in a full epoch; without `batch_size`, its samples."""
         return steps_of(self.share_of(0))
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -176,12 +176,12 @@ class Stream(IterableDataset[Any]):
 
     @property
     def remaining(self) -> int:
-        """As len, but from where the next `iter()` starts: less after a resume."""
+        """Count as len does, but from where the next `iter()` starts: less after a resume."""
         epoch, start, _ = self.epochs.next_place(fixed=self.evaluates)
         return self.share_of(epoch, start=start).steps
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
-        """Where this epoch stands after `steps` batches of the loop that reads it, on every rank.
+        """Tell where this epoch stands after `steps` batches of the loop that reads it.
 
         steps: batches since that loop's `iter()`, as enumerate(loader, 1) counts them; after a
         resume the count is anew. May be left out where the dataset is iterated in this process
@@ -220,7 +220,7 @@ class Stream(IterableDataset[Any]):
         return self.state_at(epochs.epoch, units)
 
     def state_of(self, items: Iteration | None) -> dict[str, Any]:
-        """Where an iteration in this process stands; None: where the next one begins."""
+        """Tell where an iteration in this process stands; None: where the next one begins."""
         epochs = self.epochs
         if items is None or items.moves != epochs.moves:  # it is of another place
             return self.state_at(epochs.epoch, epochs.start)
@@ -251,7 +251,7 @@ class Stream(IterableDataset[Any]):
         self.epochs.load(state["epoch"], share.start, self.fingerprint())
 
     def state_from(self, stateful: Mapping[str, Any]) -> dict[str, Any]:
-        """A state for `load_state_dict`, of the state of a StatefulDataLoader over this dataset.
+        """Make a state for `load_state_dict` of that of a StatefulDataLoader over this dataset.
 
         That loader goes on only with the same number of workers; this state with any number, of
         ranks too. Raises StateError.
@@ -306,7 +306,7 @@ class Stream(IterableDataset[Any]):
 
     @property
     def epochs(self) -> EpochState:
-        """The state that this process shares with the workers of its DataLoaders."""
+        """Return the state that this process shares with the workers of its DataLoaders."""
         epochs = self._epochs
         if epochs.owner != os.getpid() and get_worker_info() is None:
             self._epochs = epochs = epochs.detached()
@@ -346,5 +346,5 @@ class Stream(IterableDataset[Any]):
 
     @property
     def evaluates(self) -> bool:
-        """Whether every pass reads the same epoch, until `set_epoch`: as validation wants it."""
+        """Return True if every pass reads the same epoch, until `set_epoch`, as in validation."""
         return self.tail == "exact"

@@ -37,7 +37,7 @@ STARTS, BETWEEN, COLLATES = -3, -2, -1
 
 
 class Place:
-    """Where one thread writes what it is at.
+    """The place where one thread writes what it is at.
 
     note(number, since, key)  a record, or one of the above; since: by time.perf_counter
     at                        at[0] = BETWEEN: the record is made
@@ -51,7 +51,7 @@ class Place:
 
 
 class At(NamedTuple):
-    """What a thread is at."""
+    """The record that a thread is at."""
 
     number: int
     since: float
@@ -59,27 +59,28 @@ class At(NamedTuple):
 
 
 class Whereabouts:
-    """The places of some makers, each with as many threads."""
+    """The places of batch builders, each with as many threads."""
 
-    def __init__(self, makers: int, threads: int, *, shared: bool = True) -> None:
-        self._memory = torch.zeros((makers, threads, _ROW.size), dtype=torch.uint8)
+    def __init__(self, builders: int, threads: int, *, shared: bool = True) -> None:
+        self._memory = torch.zeros((builders, threads, _ROW.size), dtype=torch.uint8)
         if shared:
             self._memory.share_memory_()  # type: ignore[no-untyped-call]
-        for maker in range(makers):
-            for place in self.places(maker):
+        for builder in range(builders):
+            for place in self.places(builder):
                 place.at[0] = STARTS
 
-    def places(self, maker: int) -> list[Place]:
-        return [Place(memoryview(row.numpy())) for row in self._memory[maker]]
+    def places(self, builder: int) -> list[Place]:
+        """Return where the threads of a builder write what they are at."""
+        return [Place(memoryview(row.numpy())) for row in self._memory[builder]]
 
-    def read(self, maker: int) -> list[At]:
-        """What the threads of a maker are at; who is at a record, and for longest, first."""
-        found = [At(*_ROW.unpack(row.numpy())) for row in self._memory[maker]]
+    def read(self, builder: int) -> list[At]:
+        """Read what the threads of a builder are at; who is at a record, and for longest, first."""
+        found = [At(*_ROW.unpack(row.numpy())) for row in self._memory[builder]]
         return sorted(found, key=lambda one: (one.number in (STARTS, BETWEEN), one.since))
 
-    def show(self, maker: int) -> str:
-        """Say what a maker is at, as "at record 7 of the dataset, k/7.jpg, for 61 s"."""
-        now, found = perf_counter(), self.read(maker)
+    def show(self, builder: int) -> str:
+        """Say what a builder is at, as "at record 7 of the dataset, k/7.jpg, for 61 s"."""
+        now, found = perf_counter(), self.read(builder)
         if all(one.number == STARTS for one in found):
             return "not at its first record yet: it starts, or waits for storage"
         busy = [one for one in found if one.number >= 0 or one.number == COLLATES]
@@ -89,27 +90,30 @@ class Whereabouts:
         more = f", and {len(busy) - 3} more threads at others" if len(busy) > 3 else ""
         return "; ".join(several) + more
 
-    def last(self, maker: int) -> str:
-        """Say what a maker was at that is gone; "": nothing that is known."""
-        busy = [one for one in self.read(maker) if one.number >= 0 or one.number == COLLATES]
+    def last(self, builder: int) -> str:
+        """Say what a builder was at that is gone; "": nothing that is known."""
+        busy = [one for one in self.read(builder) if one.number >= 0 or one.number == COLLATES]
         return " or ".join([_show(one) for one in busy[:3]])
 
 
 class Waited(Protocol):
-    """Who a batch is waited for from."""
+    """One that a batch is waited for from."""
 
-    number: int
+    number: int  # of the builder
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return its name in messages."""
 
-    def is_stopped(self) -> bool: ...
+    def is_stopped(self) -> bool:
+        """Return True if it was stopped by a signal."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """End it, and all that work with it."""
 
 
 class Late:
-    """What happens when a batch does not come: a warning, once; then, with a timeout, an error.
+    """Warn once when a batch does not come; then, with a timeout, raise an error.
 
     Waited for are pauses of a second at most. One that takes much longer says that this process
     was stopped itself (Ctrl-Z), or starved: the time beyond is not counted.
@@ -132,7 +136,7 @@ class Late:
         self._until = math.inf  # when the pause ends
 
     def pause_s(self, since: float) -> float:
-        """Seconds to wait, for a batch that was asked for then, before `look` is called."""
+        """Return the seconds to wait, for a batch asked for then, before `look` is called."""
         if since != self._since:
             self._since, self._uncounted_s, self._warned = since, 0.0, False
         ends = self._timeout_s if self._warned else min(self._timeout_s, self._patience_s)

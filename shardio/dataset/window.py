@@ -125,13 +125,13 @@ class All:
         return rows[:, rows[NUMBER] >= self.ahead]
 
     def locate(self, place: int) -> tuple[int, int, int]:
-        """As of Span: a record's number, its shard, and its number there."""
+        """Turn a place into a record's number, its shard, and its number there, as Span does."""
         shard = int(self._starts.searchsorted(place, side="right")) - 1
         return place, shard, place - int(self._starts[shard])
 
 
 class Buffer:
-    """Holds or announces storage ahead of use, as windows move on.
+    """Hold or announces storage ahead of use, as windows move on.
 
     plan    where bytes wait
     selection  the records that the epoch is of; None: all

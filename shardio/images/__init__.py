@@ -1,1 +1,1 @@
-"""Turns encoded images into pixels. Decodes, crops, resizes, and cuts JPEG tiles."""
+"""Turn encoded images into pixels. Decodes, crops, resizes, and cuts JPEG tiles."""

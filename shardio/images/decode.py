@@ -1,4 +1,4 @@
-"""Decodes encoded images to pixels. It also opens images, limits their size, and reads raw PPM.
+"""Decode encoded images to pixels. It also opens images, limits their size, and reads raw PPM.
 
 How it works. The header of an image is read first, and its size is checked against `max_pixels`
 before any pixel is decoded. PIL then decodes the image, and the result is brought to RGB, to grey,
@@ -76,7 +76,7 @@ _PPM = re.compile(rb"P6\n([1-9]\d{0,9}) ([1-9]\d{0,9})\n255\n")
 def decode(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decodes one image to a loaded PIL image of mode RGB.
+    """Decode one image to a loaded PIL image of mode RGB.
 
     upright: whether to apply the EXIF orientation, as ImageOps.exif_transpose does, and remove it
     from `info`. (PIL turns TIFF files while loading, whatever is asked here.)
@@ -92,7 +92,7 @@ def decode(
 def stored(
     data: bytes | bytearray | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decodes one image to a loaded PIL image of the mode that the file has. No value changes.
+    """Decode one image to a loaded PIL image of the mode that the file has. No value changes.
 
     A palette image keeps its indices (mode P), 16 bits stay 16 (I;16), grey stays grey (L), and one
     bit stays one (1). Options and errors are those of `decode`. The image is turned upright, too,
@@ -104,7 +104,7 @@ def stored(
 def gray(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> Image.Image:
-    """Decodes one image to a loaded PIL image of 8-bit grey, mode L.
+    """Decode one image to a loaded PIL image of 8-bit grey, mode L.
 
     Options and errors are those of `decode`.
     """
@@ -117,7 +117,7 @@ def _decoded(
     max_pixels: int | None,
     convert: Callable[[Image.Image], Image.Image],
 ) -> Image.Image:
-    """Decodes an image, converts it by `convert`, and turns it upright if asked."""
+    """Decode an image, converts it by `convert`, and turns it upright if asked."""
     with decode_errors(data):
         if (raw := raw_pixels(data, max_pixels)) is not None:
             return convert(raw_image(raw))
@@ -135,7 +135,7 @@ def _decoded(
 def stored_pixels(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[Any]:
-    """Decodes one image to an array of the values that are stored, as `stored` reads them.
+    """Decode one image to an array of the values that are stored, as `stored` reads them.
 
     The array is (H, W) uint8 for palette indices and grey, (H, W) bool for one bit, (H, W) uint16
     for 16 bits, and (H, W, C) uint8 for colours. It is C-contiguous, writable, and owned by the
@@ -147,7 +147,7 @@ def stored_pixels(
 def pixels(
     data: bytes | memoryview, *, upright: bool = True, max_pixels: int | None = None
 ) -> NDArray[np.uint8]:
-    """Decodes one image to an (H, W, 3) uint8 RGB array.
+    """Decode one image to an (H, W, 3) uint8 RGB array.
 
     The array is C-contiguous, writable, and owned by the caller. Options and errors are those of
     `decode`. Raw pixels are only copied: 32 x 32 take 3 us, where PIL and numpy take 29, and
@@ -160,7 +160,7 @@ def pixels(
 
 
 def ppm(array: NDArray[np.uint8]) -> bytes:
-    """Encodes an (H, W, 3) uint8 RGB array as a binary PPM file of maxval 255.
+    """Encode an (H, W, 3) uint8 RGB array as a binary PPM file of maxval 255.
 
     Source: netpbm.sourceforge.net/doc/ppm.html.
     """
@@ -169,7 +169,7 @@ def ppm(array: NDArray[np.uint8]) -> bytes:
 
 
 def ppm_header(height: int, width: int) -> bytes:
-    """Returns the header that `ppm` writes before the pixels. Both sizes are in pixels."""
+    """Return the header that `ppm` writes before the pixels. Both sizes are in pixels."""
     return b"P6\n%d %d\n255\n" % (width, height)
 
 
@@ -177,7 +177,7 @@ def ppm_header(height: int, width: int) -> bytes:
 
 
 def pil_info() -> dict[str, str]:
-    """Describes the active PIL as text. The keys are name, version, installed, jpeg, zlib.
+    """Describe the active PIL as text. The keys are name, version, installed, jpeg, zlib.
 
     name: "pillow-simd" or "pillow". Both install the package PIL. The last one installed wins, and
     pip does not notice. `installed` lists each distribution found, so two names there are a
@@ -214,7 +214,7 @@ def pil_info() -> dict[str, str]:
 
 @functools.cache
 def pil_module() -> ModuleType:
-    """Returns the module PIL.Image, which the first call imports.
+    """Return the module PIL.Image, which the first call imports.
 
     Raises DependencyError if PIL does not import, or is older than LEAST_PIL.
     """
@@ -242,7 +242,7 @@ def pil_module() -> ModuleType:
 
 
 def raw_pixels(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
-    """Returns the pixels of raw pixel data as a view of its bytes, (H, W, 3) uint8.
+    """Return the pixels of raw pixel data as a view of its bytes, (H, W, 3) uint8.
 
     Returns None if the data are no bytes, no PPM file as `ppm` spells it, or more than max_pixels
     pixels (default: MAX_PIXELS). PIL decodes such data, or says what is wrong with them.
@@ -260,7 +260,7 @@ def raw_pixels(data: Any, max_pixels: int | None) -> NDArray[np.uint8] | None:
 
 
 def raw_image(raw: NDArray[np.uint8]) -> Image.Image:
-    """Copies raw pixels, (H, W, 3) uint8, to a PIL image.
+    """Copy raw pixels, (H, W, 3) uint8, to a PIL image.
 
     This takes 6 us for 32 x 32 and 29 us for 224 x 224. PIL's plugin takes 18 and 63.
     """
@@ -270,7 +270,7 @@ def raw_image(raw: NDArray[np.uint8]) -> Image.Image:
 
 
 def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> Any:
-    """Opens an image lazily: its header is read, and its size checked. No pixel is decoded.
+    """Open an image lazily: its header is read, and its size checked. No pixel is decoded.
 
     Returns a PIL ImageFile. max_pixels: as for `decode`. Raises DecodeError if the bytes are no
     image in one of FORMATS or claim too many pixels, and any exception that PIL's plugins raise
@@ -307,13 +307,14 @@ def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> 
 
 
 def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
-    """Raises DecodeError if an image has too many pixels.
+    """Raise DecodeError if an image has too many pixels.
 
     name: the format of the image, one of FORMATS. size: width and height in pixels.
     max_pixels: None means the default of the format.
     """
     width, height = size
-    remedy = f"if it is a true picture, give max_pixels={width * height}"
+    most = f"max_pixels={width * height}"
+    remedy = f"if it is a true picture, give {most}, to a dataset storage=shardio.Storage({most})"
     if max_pixels is None:
         max_pixels = MAX_WHOLE if name in WHOLE else MAX_PIXELS
     guard = pil_module().MAX_IMAGE_PIXELS
@@ -329,7 +330,7 @@ def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> No
 
 
 def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Returns the width and height that PIL will allocate for a GIF.
+    """Return the width and height that PIL will allocate for a GIF.
 
     They are those of its screen, grown by its first frame.
     """
@@ -348,7 +349,7 @@ def _gif_size(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 def rgb_array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8]:
-    """Copies the pixels of an RGB image, or of its mirror image, to an (H, W, 3) uint8 array.
+    """Copy the pixels of an RGB image, or of its mirror image, to an (H, W, 3) uint8 array.
 
     The array may be read-only and may have any strides. PIL's encoder makes the copy, as in PIL's
     `tobytes`, but in one piece instead of pieces of 64 KiB, and without numpy's questions:
@@ -371,7 +372,7 @@ def rgb_array(image: Image.Image, *, mirrored: bool = False) -> NDArray[np.uint8
 
 
 def stored_array(image: Image.Image) -> NDArray[Any]:
-    """Copies the values of an image of any mode to an array, (H, W) or (H, W, C).
+    """Copy the values of an image of any mode to an array, (H, W) or (H, W, C).
 
     The array has the byte order of this machine.
     """
@@ -385,7 +386,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, as PIL has 
 
 
 class Turn(NamedTuple):
-    """Says how a stored image becomes upright, and where an upright box lies in the stored one."""
+    """Say how a stored image becomes upright, and where an upright box lies in the stored one."""
 
     method: str  # of PIL's Transpose, which counts angles counterclockwise; "" is as it is
     swap: bool = False  # rows are columns
@@ -393,7 +394,7 @@ class Turn(NamedTuple):
     mirror_y: bool = False
 
     def stored(self, box: Box, width: int, height: int) -> Box:
-        """Maps a box of the upright image to the stored image.
+        """Map a box of the upright image to the stored image.
 
         width, height: of the stored image, in pixels.
         """
@@ -420,12 +421,12 @@ TURNS = {
 
 
 def turn_of(image: Image.Image) -> Turn:
-    """Returns the turn that makes an opened image upright, by its EXIF orientation."""
+    """Return the turn that makes an opened image upright, by its EXIF orientation."""
     return TURNS.get(orientation_of(image), UPRIGHT)
 
 
 def orientation_of(image: Any) -> int:
-    """Returns the EXIF orientation of an opened image. The number may be nonsense.
+    """Return the EXIF orientation of an opened image. The number may be nonsense.
 
     Returns 1 if EXIF is missing or damaged, since the pixels are worth keeping.
     """
@@ -440,7 +441,7 @@ def orientation_of(image: Any) -> int:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts an image to mode RGB, by the rules at the top of this file.
+    """Convert an image to mode RGB, by the rules at the top of this file.
 
     Returns the image itself if it is RGB already. Raises DecodeError for float pixels.
     """
@@ -470,7 +471,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_gray(image: Image.Image) -> Image.Image:
-    """Converts an image to mode L.
+    """Convert an image to mode L.
 
     Colours are weighed as PIL weighs them. More than 8 bits follow the rules at the top.
     """
@@ -478,7 +479,7 @@ def _to_gray(image: Image.Image) -> Image.Image:
 
 
 def _unchanged(image: Image.Image) -> Image.Image:
-    """Returns the image itself."""
+    """Return the image itself."""
     return image
 
 
@@ -487,7 +488,7 @@ def _unchanged(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def decode_errors(data: object) -> Iterator[None]:
-    """Turns any exception that PIL raises for hostile bytes into a DecodeError of one line.
+    """Turn any exception that PIL raises for hostile bytes into a DecodeError of one line.
 
     data: the image that the message is to describe. The plugins of PIL raise OSError, SyntaxError,
     ValueError, struct.error, KeyError, zlib.error and more; a list would be forever one short.
@@ -502,12 +503,12 @@ def decode_errors(data: object) -> Iterator[None]:
 
 
 def _what(data: object) -> str:
-    """Describes the data of an image for an error text, by their length or their type."""
+    """Describe the data of an image for an error text, by their length or their type."""
     if isinstance(data, bytes | bytearray | memoryview):
         return f"image of {len(data):,} bytes"
     return f"{type(data).__name__} image"
 
 
 def _one_line(error: BaseException) -> str:
-    """Returns the text of an error, safe to print, or the name of its type."""
+    """Return the text of an error, safe to print, or the name of its type."""
     return printable(str(error)) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Tells the format of an image file by its first bytes, and how the names of such files end."""
+"""Tell the format of an image file by its first bytes, and how the names of such files end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALL_ENDINGS = frozenset(ending for endings in ENDINGS.values() for ending in end
 
 
 def image_type(start: bytes) -> str | None:
-    """Returns the format of an image file, such as "JPEG", by its first 12 bytes or more.
+    """Return the format of an image file, such as "JPEG", by its first 12 bytes or more.
 
     Returns None if the bytes begin no image that the decoders read.
     """

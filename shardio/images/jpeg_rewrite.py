@@ -1,4 +1,4 @@
-"""Rewrites JPEGs as tile JPEGs (jpeg_tiles.py), in which the pixels of a crop can be found.
+"""Rewrite JPEGs as tile JPEGs (jpeg_tiles.py), in which the pixels of a crop can be found.
 
 `rewrite` codes the same coefficients anew, so the pixels stay the same; this is checked for each
 file. Packing does it once, by the native core or by the program jpegtran.
@@ -56,18 +56,19 @@ _SHORT_OF = ("Insufficient memory", "temporary file", "out of disk space")
 ALREADY = "tiles already"  # the reason of a file that needs no rewriting
 
 _FRAMES = {*range(0xC0, 0xD0)} - {DHT, 0xC8, 0xCC}  # 0xC8 is reserved, 0xCC is DAC
-_SEQUENTIAL = (0xC0, 0xC1, 0xC2)
+_PROGRESSIVE = 0xC2
+_REWRITTEN = (0xC0, 0xC1, _PROGRESSIVE)
 
 
 class Unfit(NamedTuple):
-    """Says why a file is not rewritten, and so stays as it is."""
+    """Say why a file is not rewritten, and so stays as it is."""
 
     reason: str  # one of a few, to be counted: "CMYK", "damaged", ...
     detail: str = ""  # of this file
 
 
 def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
-    """Rewrites a JPEG as a tile JPEG of the same picture, or returns why the file should stay.
+    """Rewrite a JPEG as a tile JPEG of the same picture, or returns why the file should stay.
 
     max_pixels: the largest width * height to rewrite.
 
@@ -114,7 +115,7 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
 
 
 def rewriter() -> str:
-    """Returns the tool that `rewrite` would use: the name of the core, or the path of jpegtran.
+    """Return the tool that `rewrite` would use: the name of the core, or the path of jpegtran.
 
     Raises DependencyError if neither is here.
     """
@@ -131,7 +132,7 @@ def rewriter() -> str:
 
 
 def interval_for(mcus: int) -> int:
-    """Returns the restart interval for rows of `mcus` MCUs: the divisor >= 4 that is nearest to 8.
+    """Return the restart interval for rows of `mcus` MCUs: the divisor >= 4 that is nearest to 8.
 
     Of two equally near divisors it is the smaller one. A row of fewer than 4 MCUs is one tile.
     """
@@ -140,7 +141,7 @@ def interval_for(mcus: int) -> int:
 
 
 def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unfit:
-    """Returns all segments of a file, its frame, and the restart interval to use.
+    """Return all segments of a file, its frame, and the restart interval to use.
 
     Returns Unfit if the file cannot be rewritten.
     """
@@ -151,13 +152,32 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unf
     segments = _file(data)
     if isinstance(segments, str):
         return Unfit("damaged", segments)
+    frame = _frame(data, segments)
+    if isinstance(frame, Unfit):
+        return frame
+    pixels, shown = frame.width * frame.height, f"{frame.width} x {frame.height} pixels"
+    if pixels > max_pixels:
+        return Unfit("too large", f"{shown}, over {max_pixels:,}")
+    if pixels > 512 * len(data):  # each 8 x 8 of them takes a bit at least
+        return Unfit("damaged", f"too few bytes for {shown}")
+    interval = interval_for(frame.mcus[0])
+    count = frame.mcus[0] // interval * frame.mcus[1]
+    if interval < 2 or count < MIN_TILES or pixels < MIN_PIXELS:
+        return Unfit("too small", shown)
+    if not _complete(data, segments, frame):
+        # Decoders guess, by smoothing, what a progressive file has not sent.
+        return Unfit("damaged", "its scans do not send each coefficient to its last bit")
+    return segments, frame, interval
+
+
+def _frame(data: bytes, segments: list[Segment]) -> Frame | Unfit:
+    """Return the frame header of a file, or why its kind of JPEG cannot be rewritten."""
     frames = [s for s in segments if s.marker in _FRAMES]
     if not frames:
         return Unfit("damaged", "there is no frame header")
-    marker = frames[0].marker
-    if marker in (0xC9, 0xCA):
+    if frames[0].marker in (0xC9, 0xCA):
         return Unfit("arithmetic coding")
-    if marker not in _SEQUENTIAL or len(frames) > 1:
+    if frames[0].marker not in _REWRITTEN or len(frames) > 1:
         return Unfit("lossless or hierarchical")
     frame = read_frame(data, frames[0].at, frames[0].end)
     if frame is None:
@@ -174,22 +194,11 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unf
         # Decoders do not heed them there; before the first scan they would: another orientation,
         # other colours.
         return Unfit("metadata behind the first scan")
-    if frame.width * frame.height > max_pixels:
-        return Unfit("too large", f"{frame.width} x {frame.height} pixels, over {max_pixels:,}")
-    if frame.width * frame.height > 512 * len(data):  # each 8 x 8 of them takes a bit at least
-        return Unfit("damaged", f"too few bytes for {frame.width} x {frame.height} pixels")
-    interval = interval_for(frame.mcus[0])
-    count = frame.mcus[0] // interval * frame.mcus[1]
-    if interval < 2 or count < MIN_TILES or frame.width * frame.height < MIN_PIXELS:
-        return Unfit("too small", f"{frame.width} x {frame.height} pixels")
-    if not _complete(data, segments, frame, progressive=marker == 0xC2):
-        # Decoders guess, by smoothing, what a progressive file has not sent.
-        return Unfit("damaged", "its scans do not send each coefficient to its last bit")
-    return segments, frame, interval
+    return frame
 
 
 def _file(data: bytes) -> list[Segment] | str:
-    """Returns all segments of a file from behind SOI to its EOI.
+    """Return all segments of a file from behind SOI to its EOI.
 
     Returns a text that says what is wrong with the file if they cannot be found.
     """
@@ -214,8 +223,9 @@ def _file(data: bytes) -> list[Segment] | str:
     return f"it has more than {_MAX_SCANS} scans"
 
 
-def _complete(data: bytes, segments: list[Segment], frame: Frame, *, progressive: bool) -> bool:
-    """Returns whether the scans together send all bits of all coefficients of all components."""
+def _complete(data: bytes, segments: list[Segment], frame: Frame) -> bool:
+    """Return whether the scans together send all bits of all coefficients of all components."""
+    progressive = any(s.marker == _PROGRESSIVE for s in segments)
     low = np.full((len(frame.ids), 64), -1)  # the lowest bit sent so far
     for segment in segments:
         if segment.marker != SOS:
@@ -231,7 +241,7 @@ def _complete(data: bytes, segments: list[Segment], frame: Frame, *, progressive
 
 
 def _bare(data: bytes, segments: list[Segment]) -> bytes:
-    """Returns the file with no more than its picture needs. This is the input of libjpeg.
+    """Return the file with no more than its picture needs. This is the input of libjpeg.
 
     libjpeg would drop JFIF's thumbnail, sort JFIF and Adobe before EXIF, and write them where they
     were not. So APPn and COM go round it; coefficients do not depend on the colours that they
@@ -246,7 +256,7 @@ def _bare(data: bytes, segments: list[Segment]) -> bytes:
 
 
 def _jpegtran(program: str, bare: bytes, interval: int) -> bytes | str:
-    """Rewrites a file by jpegtran and proves the result. Returns a text if jpegtran complains.
+    """Rewrite a file by jpegtran and proves the result. Returns a text if jpegtran complains.
 
     Proof: both files, written once more in one way (no restarts, the standard's Huffman tables),
     are equal byte for byte. Such a file follows from size, sampling, tables of quantisation and
@@ -264,7 +274,7 @@ def _jpegtran(program: str, bare: bytes, interval: int) -> bytes | str:
 
 
 def _run(program: str, data: bytes, *options: str) -> bytes | str:
-    """Returns the output of jpegtran, or its complaint.
+    """Return the output of jpegtran, or its complaint.
 
     jpegtran must be silent: warnings count as damage of the file. Raises DependencyError if it does
     not run. Raises StorageError if it was killed, or says that this machine lacks memory or disk:
@@ -301,7 +311,7 @@ def _run(program: str, data: bytes, *options: str) -> bytes | str:
 
 
 def _unusable(program: str, why: str) -> DependencyError:
-    """Makes the error for a jpegtran that does not do its work."""
+    """Make the error for a jpegtran that does not do its work."""
     return DependencyError(
         f"JPEGs cannot be rewritten: {program} does not run ({printable(why)}). Mend or install it "
         "(Debian, Ubuntu: libjpeg-turbo-progs), and run this again to resume"

@@ -1,4 +1,4 @@
-"""Finds the pixels of a crop inside a tile JPEG, and cuts out the tiles that hold them.
+"""Find the pixels of a crop inside a tile JPEG, and cuts out the tiles that hold them.
 
 Three quarters of the time for a photograph go into its entropy coding, which must be read from its
 first bit: a part in the middle cannot be found. Restart markers are the exception: at each, the
@@ -38,7 +38,7 @@ _BASELINE = (0xC0, 0xC1)
 
 
 class Segment(NamedTuple):
-    """Marks a segment of a JPEG: data[at:end], with its marker and its length."""
+    """Mark a segment of a JPEG: data[at:end], with its marker and its length."""
 
     marker: int
     at: int
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Holds the values of a SOF segment, the frame header.
+    """Hold the values of a SOF segment, the frame header.
 
     bits: of a sample.
     height, width: in pixels.
@@ -66,7 +66,7 @@ class Frame(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Holds a JPEG with a part of the picture.
+    """Hold a JPEG with a part of the picture.
 
     left, top: the place of its first pixel in the whole. width, height: its size in pixels.
     grey: whether there is one component.
@@ -81,7 +81,7 @@ class Cut(NamedTuple):
 
 
 class Tiles:
-    """Says where the tiles of a tile JPEG lie in its bytes.
+    """Say where the tiles of a tile JPEG lie in its bytes.
 
     width, height: of the picture, in pixels as stored.
     tile_width, tile_height: of one tile; those at the right and at the bottom may show less.
@@ -105,7 +105,7 @@ class Tiles:
         interval: int,
         edges: NDArray[np.intp],
     ) -> None:
-        """Stores where the tiles lie. `tiles` makes these objects.
+        """Store where the tiles lie. `tiles` makes these objects.
 
         head: the bytes that a cut begins with. size_at: where in it height and width stand.
         interval: MCUs in a tile.
@@ -126,7 +126,7 @@ class Tiles:
         self._ends = edges[1:].reshape(shape[::-1])
 
     def cut(self, box: tuple[int, int, int, int]) -> Cut:
-        """Makes a JPEG of the tiles under a box.
+        """Make a JPEG of the tiles under a box.
 
         box: left, top, right, bottom in pixels as stored, inside the picture and not empty. Decoded
         as the whole would be, the cut has the same pixels there; at its own rim it may not. So too
@@ -159,7 +159,7 @@ class Tiles:
 
 
 def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
-    """Finds the tiles of a tile JPEG. Returns None if these bytes are none, whatever else they are.
+    """Find the tiles of a tile JPEG. Returns None if these bytes are none, whatever else they are.
 
     min_pixels: pictures with fewer pixels give None, too.
 
@@ -217,7 +217,7 @@ def tiles(data: Data, *, min_pixels: int = 0) -> Tiles | None:
 
 
 def _restarts(count: int) -> bytes:
-    """Returns the second bytes of the markers behind `count` tiles.
+    """Return the second bytes of the markers behind `count` tiles.
 
     They are RST0 to RST7 in turn, and EOI behind the last tile.
     """
@@ -225,7 +225,7 @@ def _restarts(count: int) -> bytes:
 
 
 def read_segments(data: Data, at: int = 2) -> list[Segment] | None:
-    """Returns the segments from `at` on, up to and with SOS or EOI.
+    """Return the segments from `at` on, up to and with SOS or EOI.
 
     Returns None if they are not well formed, or the data end before.
     """
@@ -251,7 +251,7 @@ def read_segments(data: Data, at: int = 2) -> list[Segment] | None:
 
 
 def read_frame(data: Data, at: int, end: int) -> Frame | None:
-    """Reads the frame header, data[at:end]. Returns None if it is not well formed."""
+    """Read the frame header, data[at:end]. Returns None if it is not well formed."""
     body = bytes(data[at + 4 : end])
     if len(body) < 6 or len(body) != 6 + 3 * body[5]:
         return None
@@ -267,7 +267,7 @@ def read_frame(data: Data, at: int, end: int) -> Frame | None:
 
 
 def read_scan(data: Data, segment: Segment) -> tuple[tuple[int, ...], int, int, int, int] | None:
-    """Reads a SOS: the ids of its components, first and last coefficient, high and low bit.
+    """Read a SOS: the ids of its components, first and last coefficient, high and low bit.
 
     Returns None if the segment is not well formed.
     """
@@ -278,12 +278,12 @@ def read_scan(data: Data, segment: Segment) -> tuple[tuple[int, ...], int, int, 
 
 
 def is_metadata(marker: int) -> bool:
-    """Returns whether segments of this marker only describe the picture: APPn, COM."""
+    """Return whether segments of this marker only describe the picture: APPn, COM."""
     return marker == COM or APP0 <= marker <= APP15
 
 
 def _tells_colour(data: Data, marker: int, at: int) -> bool:
-    """Returns whether a decoder needs this segment to know what the components are."""
+    """Return whether a decoder needs this segment to know what the components are."""
     if marker == APP0:
         return bytes(data[at + 4 : at + 9]) == b"JFIF\0"
     return marker == APP14 and bytes(data[at + 4 : at + 9]) == b"Adobe"

@@ -1,4 +1,4 @@
-"""Makes smaller images for packing. The short side is reduced, or the central square is taken.
+"""Make smaller images for packing. The short side is reduced, or the central square is taken.
 
 Packing writes these images once, so quality comes before speed. They are made by PIL alone, never
 by the native core: what is packed does not depend on where the core was built.
@@ -26,7 +26,7 @@ _TIFF_LOSSLESS = ("tiff_lzw", "tiff_adobe_deflate", "packbits")
 def resize_short(
     data: bytes, size: int, quality: int, *, max_pixels: int | None = None
 ) -> bytes | None:
-    """Reduces the short side of an image to `size` pixels and encodes it in its own file format.
+    """Reduce the short side of an image to `size` pixels and encodes it in its own file format.
 
     Returns None to keep the bytes: the short side is `size` or less already, the file is an
     animation or has several pages, or its format is not one of JPEG, PNG, WebP, BMP, TIFF.
@@ -68,7 +68,7 @@ def resize_short(
 def square(
     data: bytes, size: int, *, max_pixels: int | None = None
 ) -> tuple[NDArray[np.uint8], bool]:
-    """Returns the central square of an image, and whether the image was enlarged for it.
+    """Return the central square of an image, and whether the image was enlarged for it.
 
     The square is a (size, size, 3) uint8 RGB array, upright. The short side becomes `size` pixels,
     resampled as `resize_short` does it, but a smaller image is enlarged. The long side is cut off
@@ -83,7 +83,7 @@ def square(
 
 
 def _averageable(image: Image.Image) -> Image.Image:
-    """Converts an image to a mode whose pixels can be resampled, losing nothing."""
+    """Convert an image to a mode whose pixels can be resampled, losing nothing."""
     mode, keyed = image.mode, "transparency" in image.info
     if mode in ("P", "PA"):
         return image.convert("RGBA" if keyed or mode == "PA" else "RGB")
@@ -95,7 +95,7 @@ def _averageable(image: Image.Image) -> Image.Image:
 
 
 def _save_options(image: Any, data: bytes, quality: int) -> dict[str, Any]:
-    """Returns the arguments for save() that keep the file's kind.
+    """Return the arguments for save() that keep the file's kind.
 
     Call it before load(), which forgets some of them.
     """
@@ -119,7 +119,7 @@ def _save_options(image: Any, data: bytes, quality: int) -> dict[str, Any]:
 
 
 def _exif(image: Any) -> bytes:
-    """Returns the EXIF bytes to store with pixels that keep their orientation; empty for none.
+    """Return the EXIF bytes to store with pixels that keep their orientation; empty for none.
 
     They are the file's own where those can be kept. Otherwise (too long for one JPEG segment, or
     the orientation stands elsewhere: in XMP, in a PNG text) they hold nothing but the orientation.

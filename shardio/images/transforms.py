@@ -1,4 +1,4 @@
-"""Turns encoded images into crops of one size. It holds the built-in transforms.
+"""Turn encoded images into crops of one size. It holds the built-in transforms.
 
 How it works. A built-in transform takes encoded bytes and hands the box of the crop to PIL's
 `resize(box=)`, so that only the crop is resampled, with antialiasing. A rotated photograph is never
@@ -65,7 +65,7 @@ _SUPPORTS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 3, "box": 0.5
 
 @dataclass(frozen=True)
 class Transform:
-    """Turns one image into a uint8 array of one size. It is the base of the built-in transforms.
+    """Turn one image into a uint8 array of one size. It is the base of the built-in transforms.
 
     It is not a base for yours: any callable serves as `transform=`, and is given decoded images.
     A dataset hands a built-in transform encoded bytes, and one random word to draw from.
@@ -93,7 +93,7 @@ class Transform:
     boxes: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Checks the options and brings them to one form. Raises OptionError."""
+        """Check the options and brings them to one form. Raises OptionError."""
         where = type(self).__name__
         pair = tuple(self.size) if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(pair) != 2:
@@ -124,7 +124,7 @@ class Transform:
         draw: int = 0,
         out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """Turns one image into an (H, W, 3) uint8 RGB array.
+        """Turn one image into an (H, W, 3) uint8 RGB array.
 
         image: encoded bytes, or a PIL image, which is left as it is.
         draw: 64-bit unsigned; the result is a pure function of (image, draw).
@@ -145,7 +145,7 @@ class Transform:
         return out
 
     def limited(self, max_pixels: int) -> Transform:
-        """Returns the same transform with this max_pixels."""
+        """Return the same transform with this max_pixels."""
         return replace(self, max_pixels=max_pixels)
 
     def together(
@@ -156,7 +156,7 @@ class Transform:
         draw: int,
         out: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Replaces the images of `fields`, and `boxes`, in a sample by the results of one draw.
+        """Replace the images of `fields`, and `boxes`, in a sample by the results of one draw.
 
         main: the field that is made as by calling this transform, into `out`. The fields in `alike`
         are made so, too, each into a new array. All other images are resampled by nearest, with
@@ -193,7 +193,7 @@ class Transform:
                 raise DecodeError(f"{self.boxes!r}: {error}") from None
 
     def _sized(self, image: Any) -> tuple[Any, tuple[int, int]]:
-        """Returns an image in a form that `__call__` takes, and its upright width and height.
+        """Return an image in a form that `__call__` takes, and its upright width and height.
 
         Raw pixels and JPEGs stay bytes. Other bytes become a loaded PIL image, so that they are
         decoded once.
@@ -218,7 +218,7 @@ class Transform:
         return image, (height, width) if swap else (width, height)
 
     def _nearest(self, image: Image.Image, draw: int) -> NDArray[Any]:
-        """Resamples the same part of another image by nearest, so that its values stay.
+        """Resample the same part of another image by nearest, so that its values stay.
 
         The image must be upright already.
         """
@@ -231,7 +231,7 @@ class Transform:
     def _by_core(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> bool:
-        """Makes the result by the native core. Returns False if the core cannot make it.
+        """Make the result by the native core. Returns False if the core cannot make it.
 
         The pixels are decoded as PIL decodes them. After the resize they are at most one level from
         Pillow's.
@@ -264,7 +264,7 @@ class Transform:
         return done
 
     def _check_out(self, out: Any) -> None:
-        """Raises OptionError unless `out` can take the result."""
+        """Raise OptionError unless `out` can take the result."""
         shape = (*self.size, 3) if isinstance(self.size, tuple) else ()
         plain = type(out) is np.ndarray and out.dtype == np.uint8
         if plain and out.shape == shape and out.flags.writeable:
@@ -279,7 +279,7 @@ class Transform:
     def by_pil(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> None:
-        """Makes the result by PIL, never by the native core, and writes it to `out`.
+        """Make the result by PIL, never by the native core, and writes it to `out`.
 
         The arguments are those of `__call__`. Packing uses this, since what it writes must not
         depend on where the core was built. Raises DecodeError, and any exception that PIL raises
@@ -335,7 +335,7 @@ class Transform:
     def _aim(
         self, width: int, height: int, turn: Turn, draw: int, fast: bool
     ) -> tuple[Box, tuple[int, int], int, bool]:
-        """Returns box, target, factor and flip: how to make the result of width x height pixels.
+        """Return box, target, factor and flip: how to make the result of width x height pixels.
 
         width, height: as stored. box: the crop in the picture that is decoded at 1 / factor.
         target: the size of the crop in the result before that is turned, as (width, height).
@@ -349,7 +349,7 @@ class Transform:
         return _reduced(box, (width, height), factor), target, factor, flip
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        """Returns the part of an upright width x height image to show, and whether to mirror it.
+        """Return the part of an upright width x height image to show, and whether to mirror it.
 
         The box is in pixels: left, top, right, bottom.
         """
@@ -371,13 +371,13 @@ class RandomResizedCrop(Transform):
     flip: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Checks the options. Raises OptionError."""
+        """Check the options. Raises OptionError."""
         super().__post_init__()
         object.__setattr__(self, "scale", _check_range("scale", self.scale, 1.0))
         object.__setattr__(self, "ratio", _check_range("ratio", self.ratio, math.inf))
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        """Returns the box of `crop_box`, and whether to mirror it."""
+        """Return the box of `crop_box`, and whether to mirror it."""
         left, top, wide, high, flip = crop_box(width, height, draw, self.scale, self.ratio)
         return (left, top, left + wide, top + high), flip and self.flip
 
@@ -397,7 +397,7 @@ class CenterCrop(Transform):
     resize: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options. Raises OptionError."""
+        """Check the options. Raises OptionError."""
         super().__post_init__()
         if self.resize is None:
             return
@@ -410,7 +410,7 @@ class CenterCrop(Transform):
             )
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
-        """Returns the central box, which is never mirrored. `draw` has no effect."""
+        """Return the central box, which is never mirrored. `draw` has no effect."""
         assert isinstance(self.size, tuple)
         high, wide = self.size
         scaled_width, scaled_height = width, height
@@ -436,7 +436,7 @@ class CenterCrop(Transform):
 def crop_box(
     width: int, height: int, draw: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int, bool]:
-    """Draws the random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
+    """Draw the random box of RandomResizedCrop: (left, top, width, height, flip) in pixels.
 
     width, height: of the image. draw: 64-bit unsigned. scale, ratio: as for RandomResizedCrop.
 
@@ -469,7 +469,7 @@ _STALE = frozenset(("segmentation", "keypoints", "num_keypoints", "area"))
 
 
 def move_boxes(value: Any, box: Box, size: tuple[int, int], flip: bool) -> Any:
-    """Moves boxes of an image to a crop of it: they are shifted, scaled, mirrored, and clipped.
+    """Move boxes of an image to a crop of it: they are shifted, scaled, mirrored, and clipped.
 
     value: one of
         [{"bbox": [x, y, width, height], ...}, ...]    annotations of COCO: dicts
@@ -486,52 +486,51 @@ def move_boxes(value: Any, box: Box, size: tuple[int, int], flip: bool) -> Any:
 
     Raises DecodeError if the value has none of these forms.
     """
-    left, top, right, bottom = box
-    high, wide = size
-    x_scale, y_scale = wide / (right - left), high / (bottom - top)
-
-    def moved(one: Any) -> list[float] | None:
-        try:
-            x, y, w, h = (float(v) for v in one)
-        except (TypeError, ValueError):
-            raise _no_boxes(one) from None
-        x0, x1 = (min(max((v - left) * x_scale, 0.0), wide) for v in (x, x + w))
-        y0, y1 = (min(max((v - top) * y_scale, 0.0), high) for v in (y, y + h))
-        if flip:
-            x0, x1 = wide - x1, wide - x0
-        seen = x1 - x0 >= 1 and y1 - y0 >= 1
-        return [x0, y0, x1 - x0, y1 - y0] if seen else None
-
     if isinstance(value, np.ndarray):
         if value.ndim != 2 or value.shape[1] < 4 or value.dtype.kind not in "iuf":
             raise _no_boxes(value)
-        rows = [(row, moved(row[:4])) for row in value]
         dtype = value.dtype if value.dtype.kind == "f" else np.dtype(np.float32)
-        kept = np.array([row for row, there in rows if there], dtype).reshape(-1, value.shape[1])
-        kept[:, :4] = np.array([there for _, there in rows if there], dtype).reshape(-1, 4)
+        rows = [(row, _moved(row[:4], box, size, flip)) for row in value]
+        kept = np.array([row for row, moved in rows if moved], dtype).reshape(-1, value.shape[1])
+        kept[:, :4] = np.array([moved for _, moved in rows if moved], dtype).reshape(-1, 4)
         return kept
     if not isinstance(value, list | tuple):
         raise _no_boxes(value)
     out: list[Any] = []
     for one in value:
         if isinstance(one, dict):
-            found = {name: v for name, v in one.items() if name not in _STALE}
+            left = {name: v for name, v in one.items() if name not in _STALE}
             if "bbox" in one:
-                there = moved(one["bbox"])
-                if there is None:
-                    continue
-                found["bbox"] = there
-            out.append(found)
+                left["bbox"] = _moved(one["bbox"], box, size, flip)
+            if left.get("bbox", one) is not None:
+                out.append(left)
         elif isinstance(one, list | tuple) and len(one) >= 4:
-            if (there := moved(one[:4])) is not None:
-                out.append([*there, *one[4:]])
+            if (moved := _moved(one[:4], box, size, flip)) is not None:
+                out.append([*moved, *one[4:]])
         else:
             raise _no_boxes(one)
     return out
 
 
+def _moved(one: Any, box: Box, size: tuple[int, int], flip: bool) -> list[float] | None:
+    """Move one box, [x, y, width, height], as `move_boxes` does; None: too little of it is left."""
+    left, top, right, bottom = box
+    high, wide = size
+    try:
+        x, y, w, h = (float(v) for v in one)
+    except (TypeError, ValueError):
+        raise _no_boxes(one) from None
+    x_scale, y_scale = wide / (right - left), high / (bottom - top)
+    x0, x1 = (min(max((v - left) * x_scale, 0.0), wide) for v in (x, x + w))
+    y0, y1 = (min(max((v - top) * y_scale, 0.0), high) for v in (y, y + h))
+    if flip:
+        x0, x1 = wide - x1, wide - x0
+    seen = x1 - x0 >= 1 and y1 - y0 >= 1
+    return [x0, y0, x1 - x0, y1 - y0] if seen else None
+
+
 def _no_boxes(found: Any) -> DecodeError:
-    """Makes the error for a value that holds no boxes."""
+    """Make the error for a value that holds no boxes."""
     shape = getattr(found, "shape", None)
     what = printable(repr(found)) if shape is None else f"an array {shape} of {found.dtype}"
     return DecodeError(
@@ -541,7 +540,7 @@ def _no_boxes(found: Any) -> DecodeError:
 
 
 def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple[int, int]) -> None:
-    """Raises DecodeError if the image `name` has another size than the image `first`.
+    """Raise DecodeError if the image `name` has another size than the image `first`.
 
     size, here: (width, height) of `first` and of `name`, in pixels. size is None before the first.
     """
@@ -556,7 +555,7 @@ def _check_same(first: str, size: tuple[int, int] | None, name: str, here: tuple
 
 
 def _checked(image: Any) -> Image.Image:
-    """Returns the value if it is a PIL image. Raises DecodeError otherwise."""
+    """Return the value if it is a PIL image. Raises DecodeError otherwise."""
     if not isinstance(image, pil_module().Image):
         raise DecodeError(
             f"expected encoded image bytes or a PIL image, found {type(image).__name__}"
@@ -565,7 +564,7 @@ def _checked(image: Any) -> Image.Image:
 
 
 def _factor(box: Box, target: tuple[int, int]) -> int:
-    """Returns how many times smaller libjpeg may decode a box that becomes target: 1, 2, 4 or 8.
+    """Return how many times smaller libjpeg may decode a box that becomes target: 1, 2, 4 or 8.
 
     target: width and height of the result. The decoded box still covers it.
     """
@@ -574,7 +573,7 @@ def _factor(box: Box, target: tuple[int, int]) -> int:
 
 
 def _placed(cut: jpeg_tiles.Cut, width: int, height: int, factor: int) -> Image.Image:
-    """Decodes a cut at 1 / factor into its place in the width x height pixels of the whole.
+    """Decode a cut at 1 / factor into its place in the width x height pixels of the whole.
 
     Moving the pixels to 0, 0, and the box with them, would be the obvious way, but PIL computes the
     centres of its filters in floating point: at other places it rounds in another way, which ties
@@ -601,7 +600,7 @@ def _placed(cut: jpeg_tiles.Cut, width: int, height: int, factor: int) -> Image.
 
 
 def _draft(image: Any, factor: int) -> None:
-    """Asks libjpeg for the picture at 1 / factor. For a factor of 1 it asks nothing."""
+    """Ask libjpeg for the picture at 1 / factor. For a factor of 1 it asks nothing."""
     if factor > 1:
         width, height = image.size
         # draft takes the least size wanted; W // (W // f) lies in [f, 2f) where the image has 8
@@ -610,7 +609,7 @@ def _draft(image: Any, factor: int) -> None:
 
 
 def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
-    """Maps a box of a picture of this size to the same picture decoded at 1 / factor."""
+    """Map a box of a picture of this size to the same picture decoded at 1 / factor."""
     if factor == 1:
         return box
     return (
@@ -624,7 +623,7 @@ def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
 def _room(
     box: Box, target: tuple[int, int], support: float, width: int, height: int, factor: int
 ) -> tuple[int, int, int, int]:
-    """Returns the pixels that PIL's resize reads: those under the box and under its filters.
+    """Return the pixels that PIL's resize reads: those under the box and under its filters.
 
     Each pixel of the result is a filter around its centre in the box, `support` wide on each side,
     in pixels of the result where it shrinks; of the picture's pixels those count whose centres it
@@ -645,7 +644,7 @@ def _room(
 
 
 def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
-    """Returns two limits of RandomResizedCrop as (low, high). Raises OptionError."""
+    """Return two limits of RandomResizedCrop as (low, high). Raises OptionError."""
     try:
         low, high = (float(v) for v in value)
     except (TypeError, ValueError):
@@ -659,7 +658,7 @@ def _check_range(name: str, value: Any, limit: float) -> tuple[float, float]:
 
 
 def _check_names(where: str, value: Any) -> tuple[str, ...]:
-    """Returns names of fields as a tuple. Raises OptionError unless each is there once."""
+    """Return names of fields as a tuple. Raises OptionError unless each is there once."""
     names = tuple(value) if isinstance(value, tuple | list) else ()
     if not names or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
         example = f"({value!r},)" if isinstance(value, str) else "('image', 'mask')"
@@ -670,5 +669,5 @@ def _check_names(where: str, value: Any) -> tuple[str, ...]:
 
 
 def _uniform(draw: int, k: int) -> float:
-    """Returns word k of a draw as a float in [0, 1), made of its upper 53 bits."""
+    """Return word k of a draw as a float in [0, 1), made of its upper 53 bits."""
     return (word(draw, k) >> 11) * 2.0**-53

@@ -1,17 +1,25 @@
-"""What makes batches for a ShardLoader, and the passes that it is given.
+"""The protocol of those who build a loader's batches, and the passes that they are given.
 
-Workers are processes (`worker_pool`), or threads of the trainer's own process (`in_process`).
+Workers are processes (`worker_pool`), or threads of the trainer's own process (`in_process`). What
+an iterator over batches tells is declared in `dataset.protocol`; `batch_iterator` asks any for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, NamedTuple
 
 from ..dataset.assemble import PendingBatch
-from ..dataset.protocol import BatchReader
+from ..dataset.protocol import BatchIterator, BatchReader
 from ..dataset.ranks import Consumers
+from ..dataset.whereabouts import PATIENCE_S
 from ..order.options import Options
+from .buffer_pool import Lock
 from .stats import BatchStats
 
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
@@ -28,7 +36,7 @@ class Pass(NamedTuple):
     consumers: Consumers
 
     def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[PendingBatch]:
-        """Yield the reads that one worker makes its batches of. Sets the options of the stream."""
+        """Yield what one worker builds its batches of. Sets the options of the stream."""
         stream.options = self.options
         share = self.options.partition(
             self.options.epoch(stream.counts, self.epoch),
@@ -41,43 +49,102 @@ class Pass(NamedTuple):
         return stream.read_batches(share, self.consumers)
 
 
-class WorkerPool(Protocol):
-    """Make batches ahead, pass after pass: `begin` a pass, then `take` its batches, in order.
+@dataclass(frozen=True)
+class PoolOptions:
+    """Say who builds batches, and how far ahead."""
 
-    One pass at a time: `begin` ends the one before. An error of a row ends the pass.
+    workers: int  # processes; 0: none
+    threads: int  # in each of them, or in this process; 0: `take` builds the batches itself
+    prefetch: int  # batches ahead, of each process
+    timeout_s: float = 0.0  # to wait for a batch; 0: for ever
+    copy: bool = False  # batches to memory of this process alone
+    lock: Lock | None = None  # page-locks the memory of batches
+    context: BaseContext | None = None  # that starts processes
+    patience_s: float = PATIENCE_S  # without a batch, until a warning says what is waited for
+
+
+class PoolFigures(NamedTuple):
+    """Hold what a pool runs, and what its buffers take."""
+
+    pids: list[int]  # of its processes, where there are any
+    buffers: int = 0  # the most that there have been at a time
+    ring: int = 0  # those that a loop needs which keeps no batch but the one it is at
+    bytes: int = 0  # of all buffers that there are now
+
+
+class WorkerPool(ABC):
+    """Build batches ahead, pass after pass: `begin` a pass, then `take` its batches, in order.
+
+    One pass at a time: `begin` ends the one before. An error of a row ends the pass. A pool is of
+    the process that made it: in a forked one it is closed, and what it runs is left alone.
     """
 
-    passes: int  # that were begun
-    batch_stats: BatchStats | None  # of the batch that was taken last
+    def __init__(self, options: PoolOptions, end: Callable[..., None], *args: Any) -> None:
+        """Note how to end what the pool runs: end(*args), by `close`, or when nobody has it."""
+        self.workers = max(1, options.workers)  # readers of the dataset
+        self.passes = 0  # that were begun
+        self.batch_stats: BatchStats | None = None  # of the batch that was taken last
+        self._owner = os.getpid()
+        self._closer = weakref.finalize(self, _end, self._owner, end, *args)
 
     @property
     def closed(self) -> bool:
         """Return True once the pool makes no more batches, because of `close` or of an error."""
+        return not self._closer.alive or self._owner != os.getpid()
 
     @property
-    def pids(self) -> list[int]:
-        """Return the ids of the pool's processes; none, where there are no processes."""
+    @abstractmethod
+    def figures(self) -> PoolFigures:
+        """Return what the pool runs, and what its buffers take."""
 
-    @property
-    def ring(self) -> int:
-        """Return the buffers that a loop needs which keeps no batch but the one it is at."""
-
-    @property
-    def most(self) -> int:
-        """Return the most buffers that there have been at a time."""
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all buffers that there are now."""
-
+    @abstractmethod
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass of so many batches. What was left of the last one is dropped."""
 
+    @abstractmethod
     def take(self) -> Any:
-        """Return the next batch of the pass. Raises what making it raised, and WorkerError."""
+        """Return the next batch of the pass. Raises what building it raised, and WorkerError."""
 
+    @abstractmethod
     def ready(self) -> bool:
         """Return True if `take` would most likely not wait."""
 
     def close(self) -> None:
         """End the workers. Batches that were handed out stay."""
+        self._closer()
+
+
+def _end(owner: int, end: Callable[..., None], *args: Any) -> None:
+    if os.getpid() == owner:  # in a child that was forked, processes and locks are not its own
+        end(*args)
+
+
+class PlainBatches(BatchIterator):
+    """Iterate over the batches of any iterator, which tells about them what it can."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    @property
+    def batch_stats(self) -> Any:
+        """Return what the iterator says of its last batch; None: nothing."""
+        return getattr(self._iterator, "batch_stats", None)
+
+    @property
+    def blocked_s(self) -> float:
+        """Return the seconds that the iterator says it waited for a device."""
+        return float(getattr(self._iterator, "blocked_s", 0.0))
+
+    def ready(self) -> bool | None:
+        """Return what the iterator's own `ready` says; None where it has none."""
+        ready = getattr(self._iterator, "ready", None)
+        return bool(ready()) if callable(ready) else None
+
+
+def batch_iterator(batches: Iterable[Any]) -> BatchIterator:
+    """Iterate over batches by what is declared of a BatchIterator."""
+    iterator = iter(batches)
+    return iterator if isinstance(iterator, BatchIterator) else PlainBatches(iterator)

@@ -2,11 +2,11 @@
 
 How it works. All threads take rows from one place, batch after batch, each row by whichever thread
 is free, so a slow row holds up nobody else. An array that a row gives is written into its row of
-the batch at once, and a built-in transform writes there itself. Who makes the last row of a batch
+the batch at once, and a built-in transform writes there itself. Who builds the last row of a batch
 collates it: with `collate`, columns that are complete in their place are taken as they are. Batches
 are handed over in order.
 
-A batch is begun only when the trainer wants one more (`more`); so no more are made ahead than it
+A batch is begun only when the trainer wants one more (`more`); so no more are built ahead than it
 asked for.
 """
 
@@ -15,15 +15,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..dataset.assemble import Assembler, PendingBatch, mark
 from ..dataset.collate import TENSORS, is_planes, places_of, rows_of
-from ..dataset.decode import Work
+from ..dataset.decode import Progress
 from ..dataset.protocol import BatchReader
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
@@ -36,47 +37,37 @@ _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tenso
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
 
 _ARRAYS = (np.ndarray, torch.Tensor)
-_NONE: frozenset[int] = frozenset()
 _LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
 
 
-class Failure(Exception):
-    """Say which row could not be made (`where` names the record), and why (`error`)."""
+class Failure(NamedTuple):
+    """Say why a row could not be built, and which one: `where` names the record."""
 
-    def __init__(self, error: BaseException, where: str) -> None:
-        super().__init__(where)
-        self.error = error
-        self.where = where
+    error: BaseException
+    where: str
 
 
+@dataclass(eq=False)
 class Batch:
-    """Hold a batch that is being made, and the memory of its columns, for collating."""
+    """Hold a batch that is being built, and the memory of its columns, for collating."""
 
-    def __init__(
-        self,
-        items: PendingBatch,
-        number: int,
-        buffer: Buffer,
-        layout: Layout,
-        ragged: Collection[int | str] = (),
-        fields: Sequence[str] | None = None,
-    ) -> None:
-        """ragged: fields, by place in a tuple or by name, that become lists; fields: the names of
-        what is in a tuple, where they are known."""
-        self.items: list[Any] = [None] * items.size
-        self.made_of = items
-        self.make = items.make
-        self._ragged, self._fields = ragged, fields
-        self.number = number  # of this builder's batches, from 0
-        self.buffer = buffer
-        self.whole: Any = None  # when it was made at once
-        self.rows = self.left = items.size  # left: not yet made
-        self.read_s = self.decode_s = self.transform_s = self.collate_s = 0.0
-        self.slowest: tuple[float, int, bytes] = (0.0, -1, b"")  # seconds, record, key
+    pending: PendingBatch
+    assembler: Assembler
+    number: int  # of this builder's batches, from 0
+    buffer: Buffer
+    likely: InitVar[Layout]  # that of the batch before
+    collated: Any = None  # when it was built at once
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    collate_s: float = 0.0
+    slowest: tuple[float, int, bytes] = (0.0, -1, b"")  # seconds, record, key
+
+    def __post_init__(self, likely: Layout) -> None:
+        self.items: list[Any] = [None] * self.pending.size
+        self.left = self.pending.size  # rows that are not built yet
         self._lock = threading.Lock()
-        self._columns: dict[int | str, _Column] = {}
-        for name, like in layout.items():
-            self._columns[name] = _Column(self, like)
+        self._columns = {name: _Column(self, like) for name, like in likely.items()}
 
     @property
     def layout(self) -> Layout:
@@ -84,10 +75,10 @@ class Batch:
         return {name: column.like for name, column in self._columns.items() if column.taken}
 
     def stats(self, worker: int) -> BatchStats:
-        """Say how the batch was made, and by which worker."""
+        """Say how the batch was built, and by which worker."""
         seconds, record, name = self.slowest
         return BatchStats(
-            rows=self.rows,
+            rows=self.pending.size,
             read_s=self.read_s,
             decode_s=self.decode_s,
             transform_s=self.transform_s,
@@ -126,51 +117,44 @@ class Batch:
 
     def settle(self, i: int, item: Any) -> Any:
         """Return the item of row i, its arrays in their rows of the batch."""
-        kind = type(item)
-        if kind is tuple:
-            lists = places_of(self._ragged, item, self._fields) if self._ragged else _NONE
-            return tuple(
-                [
-                    self._settled(name, i, value)
-                    if type(value) in _ARRAYS and name not in lists
-                    else value
-                    for name, value in enumerate(item)
-                ]
-            )
-        if kind is dict:
+        ragged: Collection[int | str] = self.assembler.ragged
+        if type(item) is dict:
             return {
-                name: value if name in self._ragged else self._settled(name, i, value)
+                name: self._settled(name, i, value)
+                if type(value) in _ARRAYS and name not in ragged
+                else value
                 for name, value in item.items()
             }
-        return item
+        if type(item) is not tuple:
+            return item
+        if ragged:
+            ragged = places_of(ragged, item, self.assembler.fields)
+        return tuple(
+            [
+                self._settled(place, i, value)
+                if type(value) in _ARRAYS and place not in ragged
+                else value
+                for place, value in enumerate(item)
+            ]
+        )
 
     def _settled(self, name: int | str, i: int, value: Any) -> Any:
-        kind = type(value)
-        if kind is torch.Tensor and is_planes(value):
-            value, kind = rows_of(value), np.ndarray
+        """Return an array of row i in its row of the column; itself, where it has none there."""
         column = self._columns.get(name)
-        if column is not None and not column.is_tensor and kind is np.ndarray:  # 1 us of every row
-            row = column.rows[i]
-            if value is row:
-                column.taken = True
-                return row
-            if column.like == (False, value.shape, value.dtype):
-                column.taken = True
-                row[...] = value
-                return row
-        if kind is np.ndarray:
-            if value.nbytes < _LEAST or value.dtype.type not in TENSORS or not value.dtype.isnative:
-                return value
-            like = (False, value.shape, value.dtype)
-        elif kind is torch.Tensor:
-            if value.requires_grad or value.layout != torch.strided or value.device.type != "cpu":
-                return value
-            if value.nbytes < _LEAST or value.is_quantized:
-                return value
-            like = (True, value.shape, value.dtype)
-        else:
+        if column is not None and value is column.rows[i]:  # a built-in transform wrote it there
+            column.taken = True
             return value
+        is_tensor = type(value) is torch.Tensor
+        if is_tensor and is_planes(value):
+            is_tensor, value = False, rows_of(value)
+        if is_tensor and not _is_plain_cpu(value):
+            return value
+        like = is_tensor, value.shape, value.dtype
         if column is None or column.like != like:
+            if not is_tensor and (value.dtype.type not in TENSORS or not value.dtype.isnative):
+                return value
+            if value.nbytes < _LEAST:
+                return value
             with self._lock:
                 column = self._columns.get(name)
                 if column is None or not (column.taken or column.like == like):
@@ -179,12 +163,17 @@ class Batch:
                 return value  # rows differ: collating will say so
         column.taken = True
         row = column.rows[i]
-        if value is not row:
-            if column.is_tensor:
-                row.copy_(value)
-            else:
-                row[...] = value
+        if is_tensor:
+            row.copy_(value)
+        else:
+            row[...] = value
         return row
+
+
+def _is_plain_cpu(tensor: torch.Tensor) -> bool:
+    """Return True if copying the values of a tensor to a dense one loses nothing of it."""
+    strided = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return strided and not tensor.requires_grad and not tensor.is_quantized
 
 
 class _Column:
@@ -204,13 +193,13 @@ class _Column:
 class BatchBuilder:
     """Build the batches of one share, in order.
 
-    pack(batch, collated)  makes of a batch what is handed over; in any thread
-    emit(batch, packed)    is called for each batch, in order, by one thread at a time; with the
-                           Failure that ends the pass, if there is one
-    places                 where each thread of `run` says what it is at
-    interrupts             `turn` is called by the training loop: Ctrl-C passes
+    pack(batch, buffer)  makes of a collated batch what is handed over; in any thread
+    emit(batch, packed)  is called for each batch, in order, by one thread at a time; with the
+                         Failure that ends the pass, if there is one
+    places               where each thread says what it is at
+    interrupts           `turn` is called by the training loop: Ctrl-C passes
 
-    `more` and `drop` are for any thread; `turn` makes a row, `run` all of them.
+    `more` and `drop` are for any thread; `turn` builds a row, `run` all of them.
     """
 
     def __init__(
@@ -218,14 +207,14 @@ class BatchBuilder:
         stream: BatchReader,
         reads: Iterator[PendingBatch],
         buffers: BufferPool,
-        pack: Callable[[Batch, Any], Any],
+        pack: Callable[[Any, Buffer], Any],
         emit: Callable[[Batch | None, Any], None],
-        layout: Layout | None = None,
+        layout: Layout,
         *,
-        places: Sequence[Place] = (),
+        places: Sequence[Place],
         interrupts: bool = False,
     ) -> None:
-        self.layout = layout or {}  # of the batch before
+        self.layout = layout  # of the batch before
         self._places = places
         self._interrupts = interrupts
         self._buffers = buffers
@@ -248,19 +237,19 @@ class BatchBuilder:
         self._tasks = self._rows(reads)
 
     def more(self, batches: int = 1) -> None:
-        """Let so many more batches be made: the trainer wants them."""
+        """Let so many more batches be built: the trainer wants them."""
         with self._more:
             self._wanted += batches
             self._more.notify_all()
 
     def drop(self) -> None:
-        """Make no more batches: nobody wants the rest."""
+        """Build no more batches: nobody wants the rest."""
         with self._more:
             self._dropped = True
             self._more.notify_all()
 
     def run(self, threads: int) -> None:
-        """Make all batches, as they are wanted, by this thread and others."""
+        """Build all batches, as they are wanted, by this thread and others."""
         others = [
             threading.Thread(target=self._run, args=(i,), name=f"shardio-{i}", daemon=True)
             for i in range(1, threads)
@@ -283,15 +272,16 @@ class BatchBuilder:
             self._buffers.free(batch.buffer.number)
         self._open.clear()
 
-    def _run(self, number: int) -> None:
-        work, place = Work(), self._places[number]
-        work.note = place.note
-        while self.turn(work, place):
+    def _run(self, thread: int) -> None:
+        """Build rows until nothing is left, by the thread of this number."""
+        work = Progress()
+        work.note = self._places[thread].note
+        while self.turn(work, thread):
             pass
 
-    def turn(self, work: Work, place: Place | None = None) -> bool:
-        """Make one row, once it is wanted. Returns False if nothing is left to be made."""
-        batch = None
+    def turn(self, work: Progress, thread: int = 0) -> bool:
+        """Build one row, once it is wanted. Returns False if nothing is left to be built."""
+        batch, place = None, self._places[thread]
         try:
             work.number = -1
             with self._pulling:
@@ -299,13 +289,12 @@ class BatchBuilder:
             if task is None:
                 return False
             batch, i, row, valid = task
-            if batch.whole is None:
+            if batch.collated is None:
                 start = perf_counter()
                 work.out = batch.row(self._image, i)
-                item = batch.make(row, work)
+                item = batch.pending.make(row, work)
                 work.out = None  # or it would keep the batch in use
-                if place is not None:
-                    place.at[0] = BETWEEN
+                place.at[0] = BETWEEN
                 if valid is not None:
                     item = mark(item, valid)
                 batch.items[i] = batch.settle(i, item) if self._in_place else item
@@ -321,16 +310,13 @@ class BatchBuilder:
                     if batch.left:
                         return True
             work.number = -1
-            if place is not None:
-                place.note(COLLATES, perf_counter(), b"")
+            place.note(COLLATES, perf_counter(), b"")
             self._finish(batch)
-            if place is not None:
-                place.at[0] = BETWEEN
+            place.at[0] = BETWEEN
         except BaseException as error:
             work.out = None
             self._fail(batch, error, work)
-            if place is not None:  # only now: to pickle an error may end the process
-                place.at[0] = BETWEEN
+            place.at[0] = BETWEEN  # only now: to pickle an error may end the process
             if self._interrupts and isinstance(error, KeyboardInterrupt):
                 raise
         return True
@@ -338,27 +324,25 @@ class BatchBuilder:
     def _rows(
         self, reads: Iterator[PendingBatch]
     ) -> Generator[tuple[Batch, int, Any, Any], None, None]:
-        """Yield what is to be made: (batch, row of it, what it is made of, how it is marked)."""
+        """Yield what is to be built: (batch, row of it, what it is made of, how it is marked)."""
         while self._wait():
             start = perf_counter()
-            items = next(reads, None)
-            if items is None:
+            pending = next(reads, None)
+            if pending is None:
                 return
-            self._at = batch = Batch(
-                *(items, self._begun, self._buffers.take(), self.layout),
-                *(self._assembler.ragged, self._assembler.fields),
-            )
+            buffer = self._buffers.take()
+            self._at = batch = Batch(pending, self._assembler, self._begun, buffer, self.layout)
             self._begun += 1
             self._open[batch.number] = batch
-            batch.whole = self._assembler.at_once(items, batch.empty)
+            batch.collated = self._assembler.at_once(pending, batch.empty)
             batch.read_s += perf_counter() - start
-            if batch.whole is not None:
+            if batch.collated is not None:
                 yield batch, -1, None, None
             else:
-                for i, (row, valid) in enumerate(self._assembler.rows(items)):
+                for i, (row, valid) in enumerate(self._assembler.rows(pending)):
                     yield batch, i, row, valid
             self._at = None
-            del batch, items
+            del batch, pending
 
     def _wait(self) -> bool:
         """Wait until one more batch is wanted. Returns False if none is."""
@@ -369,19 +353,19 @@ class BatchBuilder:
             return not self._dropped
 
     def _finish(self, batch: Batch) -> None:
-        """Collate a batch whose rows are made."""
+        """Collate a batch whose rows are built, and hand it over."""
         start = perf_counter()
-        made, batch.whole = batch.whole, None
-        if made is None:
-            made = self._assembler.collate(batch.made_of, batch.items, batch)
+        collated, batch.collated = batch.collated, None
+        if collated is None:
+            collated = self._assembler.collate(batch.pending, batch.items, batch)
         self.layout = batch.layout
-        packed = self._pack(batch, made)
-        del made  # in another process it may be done with at once, and its buffer be wanted again
+        packed = self._pack(collated, batch.buffer)
+        del collated  # in another process it may be done with at once, and its buffer be wanted
         batch.forget()
         batch.collate_s = perf_counter() - start
         self._hand_over(batch.number, batch, packed)
 
-    def _fail(self, batch: Batch | None, error: BaseException, work: Work) -> None:
+    def _fail(self, batch: Batch | None, error: BaseException, work: Progress) -> None:
         """End the pass by an error; batches before it are handed over first."""
         where = ""
         if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end
@@ -397,6 +381,7 @@ class BatchBuilder:
         self._hand_over(number, batch, Failure(error, where))
 
     def _hand_over(self, number: int, batch: Batch | None, packed: Any) -> None:
+        """Emit what comes next, in order, now that this batch is done, or has failed."""
         with self._emitting:
             self._done.setdefault(number, (batch, packed))
             while self._next in self._done:

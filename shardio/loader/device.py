@@ -3,46 +3,63 @@
     for images, labels in shardio.prefetch(loader, "cuda", mean=MEAN, std=STD):
         ...
 
-How it works. `DevicePrefetcher` takes batches from an iterator, starts the transfer of each, and
-hands out the oldest: while step n computes, batch n + 1 is copied by a stream of its own. There is
-no thread; the device's copy engine runs meanwhile, and it needs page-locked memory. A tensor that
-lies in such memory is copied from where it lies; any other goes through a staging buffer,
-page-locked once and used again. The host's batch is held until an event says that its bytes have
-been read; the event is asked, not waited for.
-
-Only bytes cross to the device; floats are made there (`normalize`). On "cpu" and on devices other
-than CUDA the same formula makes the same numbers, without a stream: `.to(device)`, and the formula
-there.
-
-Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking).
+How it works. `DevicePrefetcher` takes batches from an iterator, starts the transfer of each
+(`transfer`), and hands out the oldest: while step n computes, batch n + 1 is copied. There is no
+thread; the device's copy engine runs meanwhile. Only bytes cross to the device; floats are made
+there (`normalize`).
 """
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..dataset.protocol import BatchIterator
 from ..errors import OptionError, StateError, printable
 from ..units import check_int
-from .normalize import Images, walk
-from .pinned import Pin, StagingBuffers, copies_directly
+from .base import batch_iterator
+from .normalize import Images
+from .pinned import Pin
+from .stats import BatchStats
+from .transfer import DeviceBatch, StreamTransfer, Transfer
 
 _cuda: Any = torch.cuda  # it has no types
-Event = Any
-
-# The host may be so many steps ahead of the device. Memory of a side stream cannot be used again
-# before the step that read it has run: with no limit a loop of few kernels (CUDA graphs: one a
-# step, and a thousand fit the queue) would fill the device with batches. Four hide any jitter.
-_STEPS_AHEAD = 4
 
 
 # --- what users call ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Hold the options of `prefetch`, which describes them, as they were given."""
+
+    device: str | torch.device | int | None  # None: batches stay where they are
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    dtype: torch.dtype | None = None
+    channels_last: bool | None = None
+    ahead: int = 1
+    pin: Pin = "auto"
+
+    def target(self) -> Target | None:
+        """Return the target that these say; None: there is no device. Raises OptionError."""
+        if self.device is not None:
+            return Target(self)
+        images = ("mean", "std", "dtype", "channels_last")
+        given = [name for name in images if getattr(self, name) is not None]
+        given += ["ahead"] * (self.ahead != 1) + ["pin"] * (self.pin not in ("auto", False))
+        if given:
+            raise OptionError(
+                f'{", ".join(given)} without a device: say where, device="cuda"; device="cpu" does '
+                "it here"
+            )
+        return None
 
 
 def prefetch(
@@ -60,6 +77,7 @@ def prefetch(
 
     loader: any iterable of batches: tensors, or tuples, lists and dicts of them, to any depth.
         Tensors move; everything else passes unchanged.
+    device: of torch: "cuda", "cuda:1", 1, "cpu".
     ahead: batches on their way while one is in use.
     mean, std: of each channel, or one number for all, for pixels from 0 to 1; they say that images
         become floats. One alone leaves the other at 0, or 1.
@@ -72,16 +90,9 @@ def prefetch(
     Raises OptionError; while iterating also when no image is found that mean, std or dtype could be
     meant for.
     """
-    target = Target(
-        device,
-        ahead=ahead,
-        mean=mean,
-        std=std,
-        dtype=dtype,
-        channels_last=channels_last,
-        pin=pin,
+    return Prefetch(
+        loader, Target(DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin))
     )
-    return Prefetch(loader, target)
 
 
 class Prefetch:
@@ -101,7 +112,7 @@ class Prefetch:
         self._passing: weakref.ref[DevicePrefetcher] | None = None
 
     def __iter__(self) -> DevicePrefetcher:
-        ahead = DevicePrefetcher(iter(self.loader), self.target)
+        ahead = DevicePrefetcher(self.loader, self.target)
         self._passing = weakref.ref(ahead)
         return ahead
 
@@ -109,10 +120,7 @@ class Prefetch:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in (
-            "loader",
-            "target",
-        ):  # also while unpickled: nothing is there yet
+        if name.startswith("_") or name in ("loader", "target"):  # unpickled: neither is there yet
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         found = getattr(self.loader, name)
         if name == "state_dict" and self._passing is not None:
@@ -136,28 +144,18 @@ class Target:
     Holds what lasts from pass to pass: the stream, and the page-locked staging buffers.
     """
 
-    def __init__(
-        self,
-        device: str | torch.device | int,
-        *,
-        ahead: int = 1,
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        dtype: torch.dtype | None = None,
-        channels_last: bool | None = None,
-        pin: Pin = "auto",
-    ) -> None:
-        self.device = _device(device)
-        self.ahead = check_int("ahead (batches on their way)", ahead)
-        if channels_last not in (None, True, False):
+    def __init__(self, options: DeviceOptions) -> None:
+        self.device = _device(options.device)
+        self.ahead = check_int("ahead (batches on their way)", options.ahead)
+        if options.channels_last not in (None, True, False):
             raise OptionError(
-                f"channels_last is {printable(repr(channels_last))}: expected True, False, or None "
-                "for the strides as they come"
+                f"channels_last is {printable(repr(options.channels_last))}: expected True, False, "
+                "or None for the strides as they come"
             )
-        if pin not in ("auto", True, False):
-            raise OptionError(f'pin is {printable(repr(pin))}: expected "auto", True or False')
-        self.pin = pin
-        self.images = Images(mean=mean, std=std, dtype=dtype, channels_last=channels_last)
+        self.pin = options.pin
+        if self.pin not in ("auto", True, False):
+            raise OptionError(f'pin is {printable(repr(self.pin))}: expected "auto", True or False')
+        self.images = Images(options.mean, options.std, options.dtype, options.channels_last)
         self._transfer: Transfer | None = None
 
     @property
@@ -180,8 +178,10 @@ class Target:
         if device.type == "cuda" and device.index is None:  # only now is the process's device set
             device = torch.device("cuda", _cuda.current_device())
         if self._transfer is None or self._transfer.device != device:
-            kind = StreamTransfer if device.type == "cuda" else Transfer
-            self._transfer = kind(device, self.images, self.pin)
+            if device.type == "cuda":
+                self._transfer = StreamTransfer(device, self.images, self.pin)
+            else:
+                self._transfer = Transfer(device, self.images)
         return self._transfer
 
     def __getstate__(self) -> dict[str, Any]:
@@ -192,12 +192,12 @@ class Target:
 # --- batches ahead --------------------------------------------------------------------------------
 
 
-class DevicePrefetcher:
+class DevicePrefetcher(BatchIterator):
     """Iterate over the batches of an iterator, on the device.
 
     The first batch is handed out as soon as it is there. From the second on, the next ones are sent
-    before one is handed out; where the iterator has a method `ready()` (would its next() come at
-    once?), only those that do not keep the loop waiting.
+    before one is handed out; where the iterator's `ready()` says which would come at once, only
+    those that do not keep the loop waiting.
 
     taken        batches handed out so far: the ones a saved state is to count
     ahead        batches on their way
@@ -208,11 +208,12 @@ class DevicePrefetcher:
     is dropped waits for the copies under way, milliseconds, and is gone.
     """
 
-    def __init__(self, iterator: Iterator[Any], target: Target) -> None:
+    batch_stats: BatchStats | None = None
+    blocked_s: float = 0.0
+
+    def __init__(self, batches: Iterable[Any], target: Target) -> None:
         self.taken = 0
-        self.batch_stats: Any = None
-        self.blocked_s = 0.0
-        self._iterator = iterator
+        self._iterator = batch_iterator(batches)
         self._transfer = target.transfer()
         self._most = target.ahead + 1  # sent and not handed out; sent and not yet read
         self._sent: deque[tuple[DeviceBatch, Any]] = deque()
@@ -225,11 +226,9 @@ class DevicePrefetcher:
         """Return the number of batches on their way."""
         return len(self._sent)
 
-    def __iter__(self) -> DevicePrefetcher:
-        return self
-
     def __next__(self) -> Any:
-        self._let_go()
+        while self._reading and self._reading[0].read():  # copies end in order
+            self._reading.popleft()
         while self._wants_more():
             self._send()
         if not self._sent:
@@ -248,18 +247,20 @@ class DevicePrefetcher:
         return batch
 
     def _wants_more(self) -> bool:
+        """Return True if another batch is to be sent before one is handed out."""
         if self._ended or self._error is not None or len(self._sent) >= self._most:
             return False
         if not self._sent:
             return True
-        ready = getattr(self._iterator, "ready", None)
-        return bool(ready()) if callable(ready) else self.taken > 0
+        ready = self._iterator.ready()
+        return self.taken > 0 if ready is None else ready
 
     def _send(self) -> None:
+        """Take a batch of the iterator, and send it."""
         # KeyboardInterrupt is not kept for later; the batches that are under way stay.
         try:
             batch = next(self._iterator)
-            stats = getattr(self._iterator, "batch_stats", None)
+            stats = self._iterator.batch_stats
             sent = self._transfer.send(batch)
         except StopIteration:
             self._ended = True
@@ -272,11 +273,6 @@ class DevicePrefetcher:
         # Copies that do not keep up: the loader's memory is not to pile up behind them.
         while len(self._reading) > self._most:
             self._reading.popleft().wait()
-
-    def _let_go(self) -> None:
-        """Let the host's batches go that have been read. Copies end in order."""
-        while self._reading and self._reading[0].read():
-            self._reading.popleft()
 
     def close(self) -> None:
         """End the pass: batches under way are dropped, once no copy reads the host's memory."""
@@ -291,197 +287,14 @@ class DevicePrefetcher:
             self.close()
 
 
-class DeviceBatch:
-    """Hold a batch that is copied to the device; of `Transfer`, one that has arrived."""
-
-    def __init__(self, batch: Any, issued_s: float) -> None:
-        self.batch = batch  # on the device
-        self.issued_s = issued_s
-
-    def read(self) -> bool:
-        """Return True if the host's batch is no longer needed. Does not wait."""
-        return True
-
-    def wait(self) -> None:
-        """Wait until the host's batch is no longer needed."""
-
-    def take(self) -> float:
-        """Let the consumer have the batch; return the seconds that the device was waited for."""
-        return 0.0
-
-    def device_s(self) -> float:
-        """Return the seconds that the transfer took, as far as known."""
-        return self.issued_s
-
-
-class Transfer:
-    """Copy batches to any device, by plain copies that are done when `send` returns."""
-
-    def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
-        self.device = device
-        self._images = images
-
-    def send(self, batch: Any) -> DeviceBatch:
-        """Begin to copy a batch of the host to the device."""
-        began = time.perf_counter()
-        # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
-        # written to, or trained with, after it.
-        with torch.inference_mode(False), torch.no_grad():
-            there = self._images.finish(walk(batch, self._move))
-        return DeviceBatch(there, time.perf_counter() - began)
-
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device)
-
-
-# --- CUDA -----------------------------------------------------------------------------------------
-
-
-class StreamTransfer(Transfer):
-    """Copy batches to a CUDA device by a stream of its own, from page-locked memory."""
-
-    def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
-        super().__init__(device, images, pin)
-        # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
-        self._stream = _cuda.Stream(device, priority=-1)
-        self._pin = pin
-        self.staging = StagingBuffers(pin)
-        self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
-        self._timed: tuple[Event, Event] | None = None
-        self._last_s: float | None = None
-
-    def send(self, batch: Any) -> DeviceBatch:
-        began = time.perf_counter()
-        tensors = _tensors(batch)
-        start, read, done = (_event(enable_timing=True) for _ in range(3))
-        consumer = _cuda.current_stream(self.device)
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            _cuda.device(self.device),
-            _cuda.stream(self._stream),
-        ):
-            # What is on the device already may still be in the making, on the consumer's stream.
-            there_already = [tensor for tensor in tensors if tensor.device == self.device]
-            if there_already:
-                self._stream.wait_stream(consumer)
-            for tensor in there_already:
-                tensor.record_stream(self._stream)
-            staged, buffer = self.staging.stage(tensors)
-            try:
-                start.record(self._stream)
-                there = walk(batch, lambda tensor: self._copy(staged.get(id(tensor), tensor)))
-                read.record(self._stream)
-                there = self._images.finish(there)
-                done.record(self._stream)
-            except BaseException:  # out of memory: copies that were begun still read the host's
-                self._stream.synchronize()
-                self.staging.give_back(buffer)
-                raise
-        return _Streamed(
-            self, batch, there, buffer, (start, read, done), time.perf_counter() - began
-        )
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        # A copy from pageable memory waits: where the device reads the host's page tables, one that
-        # does not may still read it after it returned; elsewhere it is staged by CUDA first anyway.
-        straight = self._pin is not False and copies_directly(tensor)
-        return tensor.to(self.device, non_blocking=straight)
-
-    def step(self, consumer: Any) -> float:
-        """Mark where the consumer stands, and wait while it is too far behind: seconds waited."""
-        here = _event()
-        here.record(consumer)
-        self._steps.append(here)
-        waited = 0.0
-        while len(self._steps) > _STEPS_AHEAD:
-            oldest = self._steps.popleft()
-            if not oldest.query():
-                began = time.perf_counter()
-                oldest.synchronize()
-                waited += time.perf_counter() - began
-        return waited
-
-    def measured(self, start: Event, done: Event) -> float | None:
-        """Return the seconds of the last transfer that has ended; one at a time is looked at."""
-        self._timed = self._timed or (start, done)
-        start, done = self._timed
-        if done.query():
-            self._last_s, self._timed = start.elapsed_time(done) / 1e3, None
-        return self._last_s
-
-
-class _Streamed(DeviceBatch):
-    """Hold a batch that a side stream copies."""
-
-    def __init__(
-        self,
-        transfer: StreamTransfer,
-        host: Any,
-        batch: Any,
-        buffer: torch.Tensor | None,
-        events: tuple[Event, Event, Event],
-        issued_s: float,
-    ) -> None:
-        super().__init__(batch, issued_s)
-        self._transfer, self._host, self._buffer = transfer, host, buffer
-        self._start, self._read, self._done = events
-
-    def read(self) -> bool:
-        if not self._read.query():
-            return False
-        self._let_go()
-        return True
-
-    def wait(self) -> None:
-        self._read.synchronize()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._transfer.staging.give_back(self._buffer)
-        self._host = self._buffer = None
-
-    def take(self) -> float:
-        consumer = _cuda.current_stream(self._transfer.device)
-        consumer.wait_event(self._done)
-        # The allocator knows only the stream that a tensor was made on. Without this, memory that
-        # the user lets go would be the next batch's while the consumer's kernels still read it.
-        for tensor in _tensors(self.batch):
-            if tensor.device == self._transfer.device:
-                tensor.record_stream(consumer)
-        return self._transfer.step(consumer)
-
-    def device_s(self) -> float:
-        measured = self._transfer.measured(self._start, self._done)
-        return self.issued_s if measured is None else measured
-
-
-def _event(enable_timing: bool = False) -> Event:
-    # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
-    return _cuda.Event(enable_timing=enable_timing, blocking=True)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def one(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    walk(batch, one)
-    return found
-
-
 # --- options --------------------------------------------------------------------------------------
 
 
-def _device(given: str | torch.device | int) -> torch.device:
+def _device(given: Any) -> torch.device:
     """Return the device, which is there. Raises OptionError."""
     name = f"device is {printable(repr(given))}"
     if isinstance(given, int) and not isinstance(given, bool):
-        given = (
-            f"cuda:{given}"  # as `.to(0)` has it; torch.device(0) needs an accelerator to say so
-        )
+        given = f"cuda:{given}"  # as `.to(0)` has it; torch.device(0) needs an accelerator for it
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError):

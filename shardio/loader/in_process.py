@@ -3,81 +3,50 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
-import weakref
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ..dataset.decode import Work
+from ..dataset.decode import Progress
 from ..dataset.stream import Stream
-from ..dataset.whereabouts import PATIENCE_S, Late, Whereabouts
+from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
-from .base import OVER, Pass
+from .base import OVER, Pass, PoolFigures, PoolOptions, WorkerPool
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
-from .stats import BatchStats
 
 _WAIT_S = 5.0  # for a thread that was told to end
 
 
-class InProcessWorkers:
-    """Make batches in the trainer's process: a WorkerPool without processes."""
+class InProcessWorkers(WorkerPool):
+    """Build batches in the trainer's process: a pool without processes."""
 
     number = 0
     name = "a thread of this process"
 
-    def __init__(
-        self,
-        stream: Stream,
-        *,
-        threads: int,
-        prefetch: int,
-        timeout_s: float = 0.0,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+    def __init__(self, stream: Stream, options: PoolOptions) -> None:
         self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
-        self._threads = threads
-        self._prefetch = prefetch
-        self._late = Late(Whereabouts(0, 0, shared=False), timeout_s, patience_s)
+        self._threads, self._prefetch = options.threads, options.prefetch
+        nowhere = Whereabouts(0, 0, shared=False)
+        self._late = Late(nowhere, options.timeout_s, options.patience_s)
         self._buffers = BufferPool(private=True)
         self._layout: Layout = {}
         self._builders: list[BatchBuilder] = []  # at most one
         self._thread: threading.Thread | None = None
-        self._queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
-        self.passes = 0
-        self.batch_stats: BatchStats | None = None
-        self.pids: list[int] = []
-        self._owner = os.getpid()
-        self._closer = weakref.finalize(self, _end, self._builders, self._buffers, self._owner)
+        self._queue = SimpleQueue[tuple[Batch | None, Any]]()
+        super().__init__(options, _end, self._builders, self._buffers)
 
     @property
-    def closed(self) -> bool:
-        """Return True after `close`."""
-        return not self._closer.alive
-
-    @property
-    def ring(self) -> int:
-        """Return the buffers that a loop needs which keeps no batch but the one it is at."""
-        return self._prefetch + 2
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all buffers that there are now."""
-        return self._buffers.bytes
-
-    @property
-    def most(self) -> int:
-        """Return the most buffers that there have been at a time."""
-        return self._buffers.most
+    def figures(self) -> PoolFigures:
+        """Return what the buffers take; there are no processes."""
+        return PoolFigures([], self._buffers.most, self._prefetch + 2, self._buffers.bytes)
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass. What was left of the last one is dropped."""
         self._stop()
         self.passes += 1
-        queue: SimpleQueue[tuple[Batch | None, Any]] = SimpleQueue()
-        self._queue = queue
+        queue = self._queue = SimpleQueue[tuple[Batch | None, Any]]()
         buffers = self._buffers
 
         def emit(batch: Batch | None, packed: Any) -> None:
@@ -87,9 +56,9 @@ class InProcessWorkers:
 
         reads = what.reads(self._stream, 0, 1)
         # Anew for each pass: a thread that hung in another one may still write there.
-        self._late.whereabouts = Whereabouts(1, self._threads, shared=False)
+        self._late.whereabouts = Whereabouts(1, max(1, self._threads), shared=False)
         builder = BatchBuilder(
-            *(self._stream, reads, buffers, lambda _, collated: collated, emit, self._layout),
+            *(self._stream, reads, buffers, lambda collated, _: collated, emit, self._layout),
             places=self._late.whereabouts.places(0),
             interrupts=not self._threads,
         )
@@ -102,14 +71,14 @@ class InProcessWorkers:
             self._thread.start()
 
     def take(self) -> Any:
-        """Return the next batch of the pass. Raises what making it raised, WorkerError."""
-        if not self._builders or self._owner != os.getpid():
+        """Return the next batch of the pass. Raises what building it raised, WorkerError."""
+        if not self._builders or self.closed:
             raise WorkerError(OVER)
         builder = self._builders[0]
         start = perf_counter()
         builder.more()
         if not self._threads:
-            work = Work()
+            work = Progress()
             while self._queue.empty():
                 if not builder.turn(work) and self._queue.empty():
                     raise WorkerError(OVER)
@@ -128,7 +97,7 @@ class InProcessWorkers:
         return packed
 
     def _next(self, since: float) -> tuple[Batch | None, Any]:
-        """Return what is made next, waited for since then. Raises WorkerError when it is late."""
+        """Return what is built next, waited for since then. Raises WorkerError when it is late."""
         while True:
             try:
                 return self._queue.get(timeout=self._late.pause_s(since))
@@ -144,15 +113,17 @@ class InProcessWorkers:
         self._stop(0.0)
 
     def ready(self) -> bool:
-        """Return True if the next batch is made."""
+        """Return True if the next batch is built."""
         return not self._queue.empty()
 
     def close(self) -> None:
         """End the threads, and give back the memory of batches that nobody holds."""
-        self._stop()
-        self._closer()
+        if not self.closed:
+            self._stop()
+        super().close()
 
     def _stop(self, wait_s: float = _WAIT_S) -> None:
+        """End the pass, and its threads."""
         if not self._builders:
             return
         builder = self._builders.pop()
@@ -166,8 +137,7 @@ class InProcessWorkers:
         self._layout = builder.layout
 
 
-def _end(builders: list[BatchBuilder], buffers: BufferPool, owner: int) -> None:
-    if os.getpid() == owner:  # in a child that was forked, locks may be held for ever
-        for builder in builders:
-            builder.drop()
+def _end(builders: list[BatchBuilder], buffers: BufferPool) -> None:
+    for builder in builders:
+        builder.drop()
     buffers.close()

@@ -45,7 +45,7 @@ def normalize(
             f"normalize: images are {found}, expected a uint8 tensor, "
             "(B, 3, H, W) or (3, H, W), of pixels from 0 to 255"
         )
-    how = _normalizing(_numbers_of(mean), _numbers_of(std), dtype)
+    how = _images(_hashable(mean), _hashable(std), dtype)
     channels = how.channels
     if images.dim() not in (3, 4) or channels not in (None, images.shape[-3]):
         count = channels or "C"
@@ -57,16 +57,11 @@ def normalize(
     return how.normalized(images) if images.dim() == 4 else how.normalized(images[None])[0]
 
 
-def _numbers_of(given: Any) -> Any:
+def _hashable(given: Any) -> Any:
     """Return mean or std in a form that can be looked up."""
     if isinstance(given, torch.Tensor | np.ndarray):
         given = given.tolist()
     return tuple(given) if isinstance(given, list) else given
-
-
-@functools.lru_cache(maxsize=32)
-def _normalizing(mean: Any, std: Any, dtype: torch.dtype | None) -> Images:
-    return Images(mean=mean, std=std, dtype=dtype)
 
 
 class Images:
@@ -74,12 +69,12 @@ class Images:
 
     def __init__(
         self,
-        *,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
     ) -> None:
+        """Take the options as `prefetch` describes them. Raises OptionError."""
         means, stds = _numbers("mean", mean), _numbers("std", std)
         if _several(mean) and _several(std) and len(means) != len(stds):
             raise OptionError(
@@ -96,38 +91,21 @@ class Images:
                 f"dtype is {dtype}, but mean and std make floats: expected a floating-point dtype, "
                 "like torch.bfloat16, or neither mean nor std"
             )
-        for value in stds:
-            if value == 0:
-                raise OptionError("std is 0 for a channel: nothing can be divided by it")
+        if 0 in stds:
+            raise OptionError("std is 0 for a channel: nothing can be divided by it")
         self._dtype = torch.float32 if self._normalises and dtype is None else dtype
-        self._format = {
-            None: None,
-            True: torch.channels_last,
-            False: torch.contiguous_format,
-        }[channels_last]
-        # Of a number for all channels, nothing is known of how many there are: images have three.
-        count = max(len(means), len(stds), 1)
-        self._several = _several(mean) or _several(std)
-        self._channels = count if self._several else 3
-        means, stds = means or [0.0], stds or [1.0]
-        means, stds = means * (count // len(means)), stds * (count // len(stds))
+        formats = {None: None, True: torch.channels_last, False: torch.contiguous_format}
+        self._format = formats[channels_last]
+        # The number of channels that mean and std are for; None: of any, since they are numbers.
+        several = _several(mean) or _several(std)
+        self.channels = max(len(means), len(stds)) if several else None
         # In float64, and rounded once: both are what float32 can hold of them.
-        scales = [1 / (255 * s) for s in stds]
-        biases = [-m / s for m, s in zip(means, stds, strict=True)]
-        self._scale, self._bias = (
-            torch.tensor(values, dtype=torch.float64, device="cpu").float().view(1, -1, 1, 1)
-            for values in (scales, biases)
+        m, s = (
+            torch.tensor(values, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
+            for values in (means or [0.0], stds or [1.0])
         )
+        self._scale, self._bias = (1 / (255 * s)).float(), (-m / s).float()
         self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @property
-    def channels(self) -> int | None:
-        """Return the number of channels that mean and std are for; None: for any."""
-        return self._channels if self._several else None
-
-    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return images, (B, C, H, W) uint8 with C as `channels` says, as floats."""
-        return self._image(pixels)
 
     def finish(self, batch: Any) -> Any:
         """Return the batch with its images changed, each on the device that it lies on."""
@@ -139,7 +117,7 @@ class Images:
             nonlocal found
             if self._is_image(tensor):
                 found += 1
-                return self._image(tensor)
+                return self.normalized(tensor)
             if tensor.dim() >= 3:
                 others.append(tensor)
             return tensor
@@ -150,11 +128,12 @@ class Images:
         return finished
 
     def _is_image(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == self._channels
-        )
+        # Of a number for all channels, nothing is known of how many there are: images have three.
+        channels = self.channels or 3
+        return tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == channels
 
-    def _image(self, pixels: torch.Tensor) -> torch.Tensor:
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return images, (B, C, H, W) uint8, as the options say. C: as `channels` says."""
         if self._format is not None:
             pixels = pixels.contiguous(memory_format=self._format)
         if not self._normalises:
@@ -175,18 +154,21 @@ class Images:
         colours = [t.shape[1] for t in others if t.dtype == torch.uint8 and t.dim() == 4]
         if self._normalises and colours and colours[0] in (1, 3, 4):
             return OptionError(
-                f"mean and std are for {self._channels} channels, but the images of this batch "
+                f"mean and std are for {self.channels or 3} channels, but the images of this batch "
                 f"have {colours[0]}: {seen}; give one value for each channel"
             )
         return OptionError(
             "mean, std, dtype and channels_last are for images, but this batch has none: expected "
-            f"uint8 (B, {self._channels}, H, W), found {seen or 'no tensor of pixels'}; leave them "
-            "out, or let the loader yield such images (ShardDataset: "
+            f"uint8 (B, {self.channels or 3}, H, W), found {seen or 'no tensor of pixels'}; leave "
+            "them out, or let the loader yield such images (ShardDataset: "
             "transform=RandomResizedCrop(224), or another that makes uint8 of one size)"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on": {}}
+
+
+_images = functools.lru_cache(maxsize=32)(Images)  # of the options that normalize was given
 
 
 def walk(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

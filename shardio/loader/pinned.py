@@ -124,9 +124,7 @@ def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> 
     Returns False where that is not possible, with one warning a process; without CUDA, none. Call
     `page_unlock` before the memory is unmapped, when no copy reads it any more.
     """
-    if not _cuda.is_available():
-        return False
-    if device is not None and device.type != "cuda":
+    if not _cuda.is_available() or (device is not None and device.type != "cuda"):
         return False
     # Within `device`: a call of the runtime makes a context, 300 MB or more, on the current one.
     with _cuda.device(device):
@@ -162,10 +160,8 @@ def is_page_locked(tensor: torch.Tensor) -> bool:
     """
     first = tensor.data_ptr()
     last = first + tensor.numel() * tensor.element_size()
-    for address, nbytes in _LOCKED.items():
-        if address <= first and last <= address + nbytes:
-            return True
-    return tensor.is_pinned()
+    ours = any(start <= first and last <= start + nbytes for start, nbytes in _LOCKED.items())
+    return ours or tensor.is_pinned()
 
 
 def _forget_error() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..dataset.assemble import mark_all
-from ..dataset.collate import collate, own, places_of
+from ..dataset.collate import collate, places_of, ragged_fields
 from ..dataset.mixture import Mixture
 from ..dataset.stream import Stream
 from ..errors import OptionError
@@ -38,7 +38,7 @@ class Resident:
         _check(stream)
         self.device = device
         self._starts = np.cumsum(stream.counts) - stream.counts
-        self._ragged = own(stream.collate_fn) or ()
+        self._ragged = ragged_fields(stream.collate_fn) or ()
         self._fields = stream.item_fields
         self._columns: dict[int | str, _Column] | None = None
         self._tuple = True  # what batches are: tuples, or dicts
@@ -75,8 +75,6 @@ class Resident:
                     for name, value in fields.items()
                 }
                 _check_room(sum(column.bytes for column in columns.values()), len(rows))
-                for column in columns.values():
-                    column.allocate()
             size = 0
             for name, value in fields.items():
                 size = len(value)
@@ -85,7 +83,7 @@ class Resident:
         if done != len(rows):
             raise OptionError(f"resident: {done:,} of {len(rows):,} records came")
         for column in columns.values():
-            column.to(self.device)
+            column.finish(self.device)
         self._columns = columns
 
     def _lists(self, batch: Any) -> Collection[int | str]:
@@ -140,30 +138,30 @@ class _Column:
         self._stored = tuple(rows.shape[1:])
         self.bytes = records * rows[0].numel() * like.element_size()
         self._records = records
-        self._rows = self._wide = torch.empty(0)
-        self._folds = False
-
-    def allocate(self) -> None:
-        self._rows = torch.empty((self._records, *self._stored), dtype=self._dtype)
+        self._rows: torch.Tensor | None = None  # of the field's dtype, while they come
+        self._wide = torch.empty(0)
+        self._folds = len(self._stored) > 1
 
     def put(self, name: int | str, rows: torch.Tensor, values: Any) -> None:
+        """Take up the values of some rows. Raises OptionError for others than the first were."""
         if not isinstance(values, torch.Tensor) or (
             (tuple(values.shape[1:]), values.dtype) != (self._shape, self._dtype)
         ):
             raise _odd(name, f"tensors of {self._dtype} {self._shape}")
+        if self._rows is None:
+            self._rows = torch.empty((self._records, *self._stored), dtype=self._dtype)
         self._rows[rows] = values.permute(0, 2, 3, 1) if self._images else values
 
-    def to(self, device: torch.device) -> None:
-        """All rows are there: off to where batches are gathered."""
-        rows, self._rows = self._rows.to(device), torch.empty(0)
-        self._wide = rows
-        self._folds = len(self._stored) > 1
-        if not self._stored or not rows.numel():
+    def finish(self, device: torch.device) -> None:
+        """Move the rows, all of which are there, to where batches are gathered."""
+        assert self._rows is not None
+        self._wide, self._rows = self._rows.to(device), None
+        if not self._stored or not self._wide.numel():
             return
-        self._wide = rows.reshape(len(rows), -1)
+        self._wide = self._wide.reshape(self._records, -1)
         # Rows are copied element by element: 784 bytes as 98 words take a third of the time.
         for dtype in (torch.int64, torch.int32, torch.int16):
-            if self._wide.shape[1] * rows.element_size() % dtype.itemsize == 0:
+            if self._wide.shape[1] * self._dtype.itemsize % dtype.itemsize == 0:
                 self._wide = self._wide.view(dtype)
                 break
 
@@ -177,27 +175,26 @@ class _Column:
         return got.permute(0, 3, 1, 2) if self._images else got
 
 
-class _Listed(_Column):
+class _ListColumn(_Column):
     """Hold a field of values that are no tensors: objects, kept as they are."""
 
     def __init__(self, like: list[Any], records: int, ragged: bool) -> None:
         self._ragged = (0,) if ragged else ()
         self._values: list[Any] = [None] * records
-        self.bytes = math.ceil(sum(map(_size, like)) / max(1, len(like)) * records)  # about
-
-    def allocate(self) -> None:
-        pass
+        self.bytes = math.ceil(sum(map(_nbytes, like)) / max(1, len(like)) * records)  # about
 
     def put(self, name: int | str, rows: torch.Tensor, values: Any) -> None:
+        """Take up the values of some rows. Raises OptionError for others than the first were."""
         if not isinstance(values, list):
             raise _odd(name, "a list")
         for row, value in zip(rows.tolist(), values, strict=True):
             self._values[row] = value
 
-    def to(self, device: torch.device) -> None:
-        pass
+    def finish(self, device: torch.device) -> None:
+        """Leave the objects where they are."""
 
     def take(self, rows: torch.Tensor) -> Any:
+        """Return the values of a batch: stacked, or a list of them."""
         values = self._values
         # What no batch of the filling could stack, one of another epoch may.
         (column,) = collate([(values[row],) for row in rows.tolist()], ragged=self._ragged)
@@ -205,7 +202,7 @@ class _Listed(_Column):
 
 
 def _check(stream: Stream) -> None:
-    """Raises OptionError for what cannot be resident."""
+    """Raise OptionError for what cannot be resident."""
     if isinstance(stream, Mixture):
         raise OptionError("resident holds one ShardDataset, and this is a mixture; leave it out")
     if stream.draws:
@@ -214,11 +211,12 @@ def _check(stream: Stream) -> None:
             "give one that does not, CenterCrop(size) or decode='numpy', and crop and flip whole "
             "batches behind the loader; or leave resident out"
         )
-    if own(stream.collate_fn) is None:
+    if ragged_fields(stream.collate_fn) is None:
         raise OptionError("resident gathers the batches itself: leave collate_fn out")
 
 
 def _odd(name: int | str, what: str) -> OptionError:
+    """Return the error of a field that comes in two ways."""
     return OptionError(
         f"resident: field {name!r} comes as {what} in one batch, and otherwise in another; give a "
         "transform that makes all samples alike"
@@ -226,18 +224,19 @@ def _odd(name: int | str, what: str) -> OptionError:
 
 
 def _column(name: int | str, values: Any, records: int, ragged: bool) -> _Column:
+    """Return a column for values like these, of a batch. Raises OptionError."""
     if isinstance(values, torch.Tensor):
         return _Column(values, records)
     if isinstance(values, list):
-        return _Listed(values, records, ragged)
+        return _ListColumn(values, records, ragged)
     raise OptionError(
         f"resident: field {name!r} comes as a {type(values).__name__} of columns: expected one "
         "value a sample; give a transform that returns one array, or leave resident out"
     )
 
 
-def _size(value: Any) -> int:
-    """Bytes of an object; of an image's pixels, decoded."""
+def _nbytes(value: Any) -> int:
+    """Return the bytes of an object; of an image, those of its pixels, decoded."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return int(value.nbytes)
     if hasattr(value, "getbands"):  # PIL's
@@ -246,6 +245,7 @@ def _size(value: Any) -> int:
 
 
 def _check_room(needed: int, records: int) -> None:
+    """Raise OptionError where so many bytes are not available."""
     available = memory_available()
     if needed > available:
         raise OptionError(

@@ -1,8 +1,8 @@
-"""ShardLoader: the batches of a dataset, made by processes with threads in memory that is reused.
+"""ShardLoader: the batches of a dataset, built by processes with threads in memory that is reused.
 
     for images, labels in ShardLoader(train, num_workers=8, device="cuda"): ...
 
-The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever makes
+The same batches in the same order as `DataLoader(train, batch_size=None)` gives, whatever builds
 them. Instead of new shared memory for each batch there are buffers that each batch is decoded into
 (`buffer_pool`, `batch_builder`), and processes that stay from epoch to epoch (`worker_process`,
 `worker_pool`).
@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NoReturn
@@ -27,19 +26,20 @@ import torch
 
 from .. import machine
 from ..dataset.iteration import Iteration, Source
+from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
-from ..order.options import Options, answered
+from ..order.options import Options, refuse_options
 from ..order.partition import Partition
-from ..units import check_int, show_count, show_size
-from . import device as devices
+from ..units import check_int
 from . import pinned
-from .base import Pass, WorkerPool
+from .base import Pass, PoolFigures, PoolOptions, WorkerPool, batch_iterator
+from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
-from .stats import BatchStats
+from .stats import BatchStats, LoaderExplanation
 from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
@@ -62,7 +62,7 @@ _OTHERS = {
 
 
 class ShardLoader:
-    """Make batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
+    """Build batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
 
     dataset       with a batch_size
     num_workers   loader processes; default: the cores of this process, shared among the ranks of
@@ -90,7 +90,7 @@ class ShardLoader:
     that names the record and holds its traceback.
     """
 
-    @answered("ShardLoader", _OTHERS)
+    @refuse_options("ShardLoader", _OTHERS)
     def __init__(
         self,
         dataset: Stream,
@@ -137,28 +137,18 @@ class ShardLoader:
                 "nobody could end it; give threads=1, or leave timeout out"
             )
         self.copy = copy
-        options = {"mean": mean, "std": std, "dtype": dtype, "channels_last": channels_last}
-        given = [name for name, value in options.items() if value is not None]
-        given += ["ahead"] * (ahead != 1) + ["pin"] * (pin not in ("auto", False))
-        if device is None and given:
-            raise OptionError(
-                f'{", ".join(given)} without a device: say where, device="cuda"; device="cpu" does '
-                "it here"
-            )
-        self.target = (
-            None if device is None else devices.Target(device, ahead=ahead, pin=pin, **options)  # type: ignore[arg-type]
-        )
+        options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin)
+        self.target = options.target()
         self.resident = resident
         self._resident: Resident | None = None
         if resident is not None:
             self._resident = Resident(dataset, _place(resident, self.target))
         self._context = _context(multiprocessing_context)
         self._pool: WorkerPool | None = None
-        self._owner = 0  # the process that the pool belongs to
         self._last: Iteration | None = None
 
     def __len__(self) -> int:
-        """This rank's batches in a full epoch."""
+        """Return this rank's batches in a full epoch."""
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -171,7 +161,9 @@ class ShardLoader:
                 self._fill(self._resident)
             source = partial(_gather, self._resident, self.target)
         else:
-            source = partial(_make, self.dataset, self._running(), self.num_workers, self.target)
+            if self._pool is None or self._pool.closed:
+                self._pool = self._start()
+            source = partial(_build, self.dataset, self._pool, self.target)
         self._last = self.dataset.iterate(source)
         return self._last
 
@@ -185,9 +177,9 @@ class ShardLoader:
         self.dataset.set_epoch(epoch)
 
     @property
-    def sampler(self) -> Sampler:
-        """Return the object that Lightning tells the epoch."""
-        return Sampler(self)
+    def sampler(self) -> Stream:
+        """Return the dataset: where Lightning looks for a sampler, to tell it the epoch."""
+        return self.dataset
 
     @property
     def remaining(self) -> int:
@@ -195,9 +187,10 @@ class ShardLoader:
         return self.dataset.remaining
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the loop over this loader stands, after the batch it got last. JSON, < 1 KB.
+        """Return where the loop over this loader stands, after the batch it got last.
 
-        For `load_state_dict` here, or of the dataset, with any number of workers and ranks.
+        JSON, below 1 KB, for `load_state_dict` of this loader or of the dataset, with any number
+        of workers and ranks.
         """
         return self.dataset.state_of(self._last)
 
@@ -211,7 +204,7 @@ class ShardLoader:
         if self._resident is not None:
             self._resident.clear()
         pool, self._pool = self._pool, None
-        if pool is not None and self._owner == os.getpid():
+        if pool is not None:
             pool.close()
 
     def __enter__(self) -> ShardLoader:
@@ -229,29 +222,23 @@ class ShardLoader:
         )
 
     def explain(self) -> LoaderExplanation:
-        """Say what this loader runs and holds: print it. Memory is that of its batches so far."""
-        own = self._owner == os.getpid()
-        pool = self._pool if own else None
+        """Return what this loader runs and holds, with the memory of its batches: print it."""
+        figures = PoolFigures([])
+        if self._pool is not None and not self._pool.closed:
+            figures = self._pool.figures
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
             num_workers=self.num_workers,
             threads=self.threads,
             prefetch_factor=self.prefetch_factor,
-            pids=[] if pool is None else pool.pids,
-            buffers=0 if pool is None else pool.most,
-            ring=0 if pool is None else pool.ring,
-            batch_bytes=0 if pool is None else pool.bytes,
+            pids=figures.pids,
+            buffers=figures.buffers,
+            ring=figures.ring,
+            batch_bytes=figures.bytes,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
         )
-
-    def _running(self) -> WorkerPool:
-        pool = self._pool
-        if pool is None or pool.closed or self._owner != os.getpid():
-            self._pool = pool = self._start()
-            self._owner = os.getpid()
-        return pool
 
     def _fill(self, resident: Resident) -> None:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
@@ -259,118 +246,73 @@ class ShardLoader:
         share = options.partition(options.epoch(self.dataset.counts, 0))
         pool = self._start()
         try:
-            pool.begin(_pass(options, share, self.num_workers), share.steps)
-            resident.fill(share.epoch, _Batches(pool, share.steps))
+            resident.fill(share.epoch, _PoolBatches(pool, options, share))
         finally:
             pool.close()
 
     def _start(self) -> WorkerPool:
-        if not self.num_workers:
-            return InProcessWorkers(
-                self.dataset,
-                threads=self.threads,
-                prefetch=self.prefetch_factor,
-                timeout_s=self.timeout,
-            )
         lock = None
         if self.target is not None and self.target.locks_pages:
             lock = partial(_lock, self.target.device)
-        return WorkerProcesses(
-            self.dataset,
-            workers=self.num_workers,
-            threads=self.threads,
-            prefetch=self.prefetch_factor,
-            context=self._context,
-            own=self.copy,
-            lock=lock,
-            timeout_s=self.timeout,
+        options = PoolOptions(
+            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout),
+            *(self.copy, lock, self._context),
         )
+        return (WorkerProcesses if self.num_workers else InProcessWorkers)(self.dataset, options)
 
 
-class Sampler:
-    """Chooses a loader's epoch, where a trainer looks for a DistributedSampler."""
+class _PoolBatches(BatchIterator):
+    """Iterate over the batches of a rank's share, which a pool builds: one pass, begun here."""
 
-    def __init__(self, loader: ShardLoader) -> None:
-        self._loader = loader
+    batch_stats: BatchStats | None = None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` of the loader reads."""
-        self._loader.set_epoch(epoch)
-
-
-class _Batches:
-    """Iterate over the batches of one pass that a pool makes."""
-
-    def __init__(self, pool: WorkerPool, steps: int) -> None:
+    def __init__(self, pool: WorkerPool, options: Options, share: Partition) -> None:
+        seen = consumers(share.world_size, pool.workers)
+        place = share.epoch.epoch, share.start, share.rank, share.world_size
+        pool.begin(Pass(options, *place, seen), share.steps)
         self._pool = pool
-        self._left = steps
+        self._left = share.steps
         self._pass = pool.passes
         self._one = threading.Lock()  # threads may take batches of one pass
 
-    @property
-    def batch_stats(self) -> BatchStats | None:
-        """Return how the batch handed out last was made."""
-        return self._pool.batch_stats
-
-    def __iter__(self) -> _Batches:
-        return self
-
     def __next__(self) -> Any:
         with self._one:
-            return self._take()
-
-    def _take(self) -> Any:
-        if not self._left:
-            raise StopIteration
-        if self._pass != self._pool.passes:
-            raise EpochError(
-                "another pass over this loader has begun, and ended this one: iterate one at a "
-                "time, or make a second ShardLoader"
-            )
-        batch = self._pool.take()
-        self._left -= 1
-        return batch
+            if not self._left:
+                raise StopIteration
+            if self._pass != self._pool.passes:
+                raise EpochError(
+                    "another pass over this loader has begun, and ended this one: iterate one at a "
+                    "time, or make a second ShardLoader"
+                )
+            batch = self._pool.take()
+            self.batch_stats = self._pool.batch_stats
+            self._left -= 1
+            return batch
 
     def ready(self) -> bool:
         """Return True if the next batch is there, most likely."""
         return self._pool.ready()
 
 
-def _make(
-    stream: Stream,
-    pool: WorkerPool,
-    workers: int,
-    target: devices.Target | None,
-    share: Partition,
-) -> Iterator[Any]:
-    """Return an iterator over the batches of a rank's share, made by a pool."""
-    pool.begin(_pass(stream.options, share, workers), share.steps)
-    batches = _Batches(pool, share.steps)
-    return batches if target is None else devices.DevicePrefetcher(batches, target)
+def _build(
+    stream: Stream, pool: WorkerPool, target: Target | None, share: Partition
+) -> BatchIterator:
+    """Iterate over the batches of a rank's share, which a pool builds."""
+    batches = _PoolBatches(pool, stream.options, share)
+    return batches if target is None else DevicePrefetcher(batches, target)
 
 
-def _pass(options: Options, share: Partition, workers: int) -> Pass:
-    return Pass(
-        options,
-        share.epoch.epoch,
-        share.start,
-        share.rank,
-        share.world_size,
-        consumers(share.world_size, max(1, workers)),
-    )
-
-
-def _gather(resident: Resident, target: devices.Target | None, share: Partition) -> Iterator[Any]:
-    """Return an iterator over the batches of a rank's share, from memory."""
+def _gather(resident: Resident, target: Target | None, share: Partition) -> BatchIterator:
+    """Iterate over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is None:
-        return batches
+        return batch_iterator(batches)
     if resident.device == target.device:
-        return map(target.images.finish, batches)
-    return devices.DevicePrefetcher(batches, target)
+        return batch_iterator(map(target.images.finish, batches))
+    return DevicePrefetcher(batches, target)
 
 
-def _place(resident: str, target: devices.Target | None) -> torch.device:
+def _place(resident: str, target: Target | None) -> torch.device:
     """Return the device that resident data lies on. Raises OptionError."""
     if resident == "ram":
         return torch.device("cpu")
@@ -383,56 +325,8 @@ def _place(resident: str, target: devices.Target | None) -> torch.device:
     return target.device
 
 
-@dataclass(frozen=True)
-class LoaderExplanation:
-    """Say what a loader runs and holds. Sizes in bytes."""
-
-    num_workers: int
-    threads: int
-    prefetch_factor: int
-    pids: list[int]  # of the processes that run now
-    buffers: int  # batches that there was memory for at a time
-    ring: int  # that a loop needs which keeps none
-    batch_bytes: int  # of these buffers
-    locked_bytes: int  # page-locked memory of this process
-    staging_bytes: int  # of it: for what does not come in buffers of the loader
-    resident_bytes: int
-
-    def __repr__(self) -> str:
-        return self.text()  # as a notebook shows it
-
-    def text(self) -> str:
-        """Return it in words, some lines."""
-        threads = show_count(self.threads, "thread")
-        where = f"{show_count(self.num_workers, 'process', 'processes')} of {threads}"
-        if not self.num_workers:
-            where = f"{threads} of this process" if self.threads else "this loop"
-        lines = [
-            f"batches are made by {where}, up to {self.prefetch_factor} ahead "
-            + ("each" if self.num_workers else "in all")
-        ]
-        if self.resident_bytes:  # filled: the workers have left
-            size = show_size(self.resident_bytes)
-            lines = [f"resident         {size}, decoded once: each batch is a gather of it"]
-        if self.pids:
-            lines.append(f"processes        {', '.join(map(str, self.pids))}")
-        if self.buffers:
-            buffers = show_count(self.buffers, "buffer")
-            lines.append(f"batch memory     {show_size(self.batch_bytes)} in {buffers}")
-        if self.buffers > self.ring > 0:
-            lines.append(
-                f"                 at most, {self.buffers - self.ring} more than the ring: your "
-                "loop kept batches, and each keeps its buffer; clone() what you keep for long"
-            )
-        if self.locked_bytes:
-            lines.append(
-                f"page-locked      {show_size(self.locked_bytes)}, of which "
-                f"{show_size(self.staging_bytes)} staging"
-            )
-        return "\n".join(lines)
-
-
 def _timeout(given: Any) -> float:
+    """Return the option `timeout`. Raises OptionError."""
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < math.inf:
         return float(given)
     raise OptionError(
@@ -446,11 +340,13 @@ def cores(ranks: int) -> int:
 
 
 def _lock(device: torch.device, address: int, nbytes: int) -> Any:
+    """Page-lock memory, and return the function that unlocks it."""
     pinned.page_lock(address, nbytes, device)
     return partial(pinned.page_unlock, address)
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:
+    """Return the context that starts processes. Raises OptionError."""
     if isinstance(given, BaseContext):
         return given
     try:

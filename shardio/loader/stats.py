@@ -1,8 +1,11 @@
-"""Seconds and rows of a batch: loaders fill them in, and the meter sums them up."""
+"""Figures of a loader: how batches were built, which the meter sums up; what it runs and holds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from ..units import show_count, show_size
 
 
 class BatchStats(NamedTuple):
@@ -25,3 +28,52 @@ class BatchStats(NamedTuple):
     slowest_record: int = -1  # its number in the dataset
     slowest_key: str = ""
     cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
+
+
+@dataclass(frozen=True)
+class LoaderExplanation:
+    """Say what a loader runs and holds. Sizes in bytes."""
+
+    num_workers: int
+    threads: int
+    prefetch_factor: int
+    pids: list[int]  # of the processes that run now
+    buffers: int  # batches that there was memory for at a time
+    ring: int  # that a loop needs which keeps none
+    batch_bytes: int  # of these buffers
+    locked_bytes: int  # page-locked memory of this process
+    staging_bytes: int  # of it: for what does not come in buffers of the loader
+    resident_bytes: int
+
+    def __repr__(self) -> str:
+        return self.text()  # as a notebook shows it
+
+    def text(self) -> str:
+        """Return it in words, some lines."""
+        threads = show_count(self.threads, "thread")
+        where = f"{show_count(self.num_workers, 'process', 'processes')} of {threads}"
+        if not self.num_workers:
+            where = f"{threads} of this process" if self.threads else "this loop"
+        lines = [
+            f"batches are made by {where}, up to {self.prefetch_factor} ahead "
+            + ("each" if self.num_workers else "in all")
+        ]
+        if self.resident_bytes:  # filled: the workers have left
+            size = show_size(self.resident_bytes)
+            lines = [f"resident         {size}, decoded once: each batch is a gather of it"]
+        if self.pids:
+            lines.append(f"processes        {', '.join(map(str, self.pids))}")
+        if self.buffers:
+            buffers = show_count(self.buffers, "buffer")
+            lines.append(f"batch memory     {show_size(self.batch_bytes)} in {buffers}")
+        if self.buffers > self.ring > 0:
+            lines.append(
+                f"                 at most, {self.buffers - self.ring} more than the ring: your "
+                "loop kept batches, and each keeps its buffer; clone() what you keep for long"
+            )
+        if self.locked_bytes:
+            lines.append(
+                f"page-locked      {show_size(self.locked_bytes)}, of which "
+                f"{show_size(self.staging_bytes)} staging"
+            )
+        return "\n".join(lines)

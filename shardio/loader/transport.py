@@ -59,12 +59,15 @@ def unwrap(wrapped: WrappedBatch, memory: Bytes) -> Any:
 
 
 class _Wrapper(pickle.Pickler):
+    """Pickle a batch, with its tensors beside: in the buffer, or as bytes."""
+
     def __init__(self, file: io.BytesIO, buffer: Buffer) -> None:
         super().__init__(file, protocol=5)
         self._buffer = buffer
 
     def persistent_id(self, value: Any) -> _Place | None:
-        if type(value) is not torch.Tensor or not _plain(value):
+        """Return the place of a tensor; None: the value is pickled as ever."""
+        if type(value) is not torch.Tensor or not _is_only_values(value):
             return None
         shape, stride = tuple(value.shape), value.stride()
         nbytes = value.numel() * value.element_size()
@@ -88,11 +91,14 @@ class _Wrapper(pickle.Pickler):
 
 
 class _Unwrapper(pickle.Unpickler):
+    """Unpickle a batch, with its tensors as views of a buffer, or in memory of their own."""
+
     def __init__(self, file: io.BytesIO, memory: Bytes) -> None:
         super().__init__(file)
         self._memory = memory
 
     def persistent_load(self, place: Any) -> torch.Tensor:
+        """Return the tensor of a place."""
         data, name, shape, stride = place
         dtype = getattr(torch, name)
         if data == b"":
@@ -110,7 +116,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _is_only_values(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is no more than its values; others are pickled as torch does it."""
     return (
         tensor.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""A loader process: makes every P-th batch of a pass, in memory that it shares with the trainer.
+"""A loader process: builds every P-th batch of a pass, in memory that it shares with the trainer.
 
 How it works. It has one socket to the trainer. Downwards go the passes (which epoch, from where),
 how many batches more are wanted, and which buffers are free again; upwards, for each batch, its
@@ -6,7 +6,7 @@ buffer and a small pickle. A buffer's descriptor is sent with its first batch. S
 no lock and no file that could be left behind, and the end of either side closes the socket: a
 process whose trainer is gone leaves, at once.
 
-It stays from pass to pass. As soon as it has made its last batch it goes on with the first ones of
+It stays from pass to pass. As soon as it has built its last batch it goes on with the first ones of
 the pass that will most likely come next, so that a new epoch begins at once. `worker_pool` is
 the trainer's end.
 """
@@ -22,6 +22,8 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from time import process_time
@@ -59,16 +61,19 @@ class Sent(NamedTuple):
     where: str = ""
 
 
-def serve(
-    connection: Connection,
-    stream: BatchReader,
-    worker: int,
-    workers: int,
-    threads: int,
-    seed: int,
-    whereabouts: Whereabouts,
-) -> None:
-    """Run a loader process, until the trainer is gone."""
+@dataclass(frozen=True)
+class WorkerJob:
+    """Hold what is the same for all loader processes of a pool: what they read, and how."""
+
+    stream: BatchReader
+    workers: int  # processes
+    threads: int  # in each
+    seed: int
+    whereabouts: Whereabouts
+
+
+def run_worker(connection: Connection, worker: int, job: WorkerJob) -> None:
+    """Run a loader process, the one of this number, until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # So is what a scheduler sends to all: a copy of the trainer's handler would save a checkpoint.
@@ -77,31 +82,20 @@ def serve(
             ends = number == signal.SIGTERM  # as multiprocessing ends what is left
             signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
     torch.set_num_threads(1)  # there is a process for each core
-    _Server(connection, stream, worker, workers, threads, seed, whereabouts).serve()
+    _Worker(connection, worker, job).run()
 
 
-class _Server:
-    def __init__(
-        self,
-        connection: Connection,
-        stream: BatchReader,
-        worker: int,
-        workers: int,
-        threads: int,
-        seed: int,
-        whereabouts: Whereabouts,
-    ) -> None:
+class _Worker:
+    """Build the batches that the trainer asks for, and send them."""
+
+    def __init__(self, connection: Connection, worker: int, job: WorkerJob) -> None:
         self._connection = connection
         self._socket = descriptors.as_socket(connection)
         # A transform may fork. With the socket in its child, the trainer would not learn of the end
         # of this process; and a child that comes back from the transform is not to send batches.
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=connection.close)
-            os.register_at_fork(after_in_child=self._socket.close)
-        self._places = whereabouts.places(worker)
-        self._stream = stream
-        self._worker, self._workers, self._threads = worker, workers, threads
-        self._seed = seed
+        os.register_at_fork(after_in_child=connection.close)
+        os.register_at_fork(after_in_child=self._socket.close)
+        self._worker, self._job = worker, job
         self._buffers = BufferPool()
         self._known: set[int] = set()  # buffers whose descriptors the trainer has
         self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
@@ -113,28 +107,25 @@ class _Server:
         self._layout: Layout = {}
         self._cpu_s = process_time()  # when the last batch was sent
 
-    def serve(self) -> NoReturn:
+    def run(self) -> NoReturn:
+        """Build pass after pass."""
         threading.Thread(target=self._listen, name="shardio-listen", daemon=True).start()
         while True:
-            self._make(*self._passes.get())
+            self._build(*self._passes.get())
 
-    def _make(self, number: int, what: Pass) -> None:
-        """Make the batches of one pass."""
-        _seed(key(_SEED, self._seed, what.epoch, what.rank, self._worker))
-
-        def emit(batch: Batch | None, packed: Any) -> None:
-            self._emit(number, batch, packed)
-
-        def pack(batch: Batch, collated: Any) -> WrappedBatch:
-            return wrap(collated, batch.buffer)
-
+    def _build(self, number: int, what: Pass) -> None:
+        """Build the batches of one pass."""
+        job = self._job
+        _seed(key(_SEED, job.seed, what.epoch, what.rank, self._worker))
+        emit = partial(self._emit, number)
         try:
-            reads = what.reads(self._stream, self._worker, self._workers)
+            reads = what.reads(job.stream, self._worker, job.workers)
         except Exception as error:
             emit(None, Failure(error, ""))
             return
         builder = BatchBuilder(
-            *(self._stream, reads, self._buffers, pack, emit, self._layout), places=self._places
+            *(job.stream, reads, self._buffers, wrap, emit, self._layout),
+            places=job.whereabouts.places(self._worker),
         )
         with self._lock:
             wanted = self._wanted.pop(number, 0)
@@ -142,12 +133,13 @@ class _Server:
                 return
             self._builder, self._building = builder, number
             builder.more(wanted + int(bool(self._wanted)))  # see _do
-        builder.run(self._threads)
+        builder.run(job.threads)
         self._layout = builder.layout
         with self._lock:
             self._builder = None
 
     def _emit(self, number: int, batch: Batch | None, packed: Any) -> None:
+        """Send a batch of a pass, or the Failure that ends it."""
         if isinstance(packed, Failure):
             self._send(_failed(number, packed, f"loader process {self._worker}"))
             return
@@ -157,16 +149,8 @@ class _Server:
         fresh = buffer.number not in self._known
         before, self._cpu_s = self._cpu_s, process_time()
         stats = batch.stats(self._worker)._replace(cpu_s=self._cpu_s - before)
-        sent = Sent(
-            number,
-            buffer.number,
-            buffer.size,
-            buffer.used,
-            fresh,
-            self._buffers.spare(),
-            packed,
-            stats,
-        )
+        shown = buffer.number, buffer.size, buffer.used, fresh
+        sent = Sent(number, *shown, self._buffers.spare(), packed, stats)
         self._known.add(buffer.number)
         self._send(sent, buffer.fd if fresh else -1)
 
@@ -209,7 +193,7 @@ class _Server:
             self._buffers.free(buffer)
         for buffer in gone:
             self._known.discard(buffer)
-            self._buffers.free(buffer, keep=False)
+            self._buffers.free(buffer, reuse=False)
         with self._lock:
             if what is not None:
                 if not follows:
@@ -236,6 +220,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _failed(number: int, failure: Failure, where: str) -> Sent:
+    """Return what is sent instead of a batch that could not be built."""
     error = failure.error
     text = "".join(traceback.format_exception(error)).rstrip()
     where = f"{failure.where}, in {where}" if failure.where else f"in {where}"
@@ -249,10 +234,11 @@ class _Bare:
         self.error = error
 
     def __reduce__(self) -> Any:
-        return _made_again, (type(self.error), self.error.args, self.error.__dict__)
+        return _rebuilt, (type(self.error), self.error.args, self.error.__dict__)
 
 
-def _made_again(kind: type[BaseException], args: Any, state: dict[str, Any]) -> BaseException:
+def _rebuilt(kind: type[BaseException], args: Any, state: dict[str, Any]) -> BaseException:
+    """Return an exception of these attributes."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error

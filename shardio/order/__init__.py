@@ -1,4 +1,4 @@
-"""Decides which record comes when, and who reads it. It is arithmetic only: no bytes are read.
+"""Decide which record comes when, and who reads it. It is arithmetic only: no bytes are read.
 
 How it works. The epoch's shards are permuted by (seed, epoch); their records, end to end, are one
 virtual sequence of N. It is cut into C contiguous spans of whole units of u records. Each span

@@ -1,4 +1,4 @@
-"""Cuts an epoch into spans and units, and says which record comes at each place of its order.
+"""Cut an epoch into spans and units, and says which record comes at each place of its order.
 
 How it works. There are three numberings of an epoch's N records, and an Epoch leads from the last
 to the first:
@@ -37,17 +37,17 @@ ORDER_VERSION: Final = 1
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """Holds one epoch of a dataset: its virtual sequence, cut into spans.
+    """Hold one epoch of a dataset: its virtual sequence, cut into spans.
 
     shard_records      (shards,) integers >= 0: the records in each shard, in the manifest's order
     seed, epoch        in [0, 2^64) and [0, 2^63)
-    canonical_workers  C >= 1, the number of spans
+    spans              C >= 1, their number
     unit               u >= 1, records
     shuffle_buffer     records in the windows of all spans together, >= 0; each span has
                        ceil(shuffle_buffer / C), at least 1. None ("all"), or at least as many as
                        there are records: a uniform permutation of all records, at 8 bytes each.
     shuffle            False: the records in the manifest's order, from one span; shuffle_buffer
-                       and canonical_workers are to be 1
+                       and spans are to be 1
 
     Costs O(shards), not O(records), unless the buffer holds all. Raises OptionError for values out
     of these ranges.
@@ -57,7 +57,7 @@ class Epoch:
     _: KW_ONLY
     seed: int
     epoch: int
-    canonical_workers: int
+    spans: int
     unit: int
     shuffle_buffer: int | None
     shuffle: bool = True
@@ -78,11 +78,11 @@ class Epoch:
             )
         counts.flags.writeable = False
         object.__setattr__(self, "shard_records", counts)
-        check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), canonical_workers=(1,), unit=(1,))
+        check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), spans=(1,), unit=(1,))
         if self.shuffle_buffer is not None:
             check_fields(self, shuffle_buffer=(0,))
             if not self.shuffles_all:
-                check_int("shuffle_buffer / canonical_workers", self.window, 1, MAX_WINDOW)
+                check_int("shuffle_buffer / spans", self.window, 1, MAX_WINDOW)
 
     @cached_property
     def records(self) -> int:
@@ -106,7 +106,7 @@ class Epoch:
         """Return the records in each span's window, >= 1; 1 (none is needed) when shuffling all."""
         if self.shuffle_buffer is None or self.shuffles_all:
             return 1
-        return max(1, -(-self.shuffle_buffer // self.canonical_workers))
+        return max(1, -(-self.shuffle_buffer // self.spans))
 
     def span_records(self, span: int) -> int:
         """Count the records of a span: whole units, but for the epoch's last one if it is short."""
@@ -114,9 +114,9 @@ class Epoch:
 
     def span_start(self, span: int) -> int:
         """Return the virtual position of a span's first record; N for span = C."""
-        each, longer = divmod(self.units, self.canonical_workers)
+        each, longer = divmod(self.units, self.spans)
         # The epoch's last unit may be short; the spans behind the one that holds it start earlier.
-        last = (self.units - 1) % self.canonical_workers
+        last = (self.units - 1) % self.spans
         short = self.units * self.unit - self.records if span > last else 0
         return (span * each + min(span, longer)) * self.unit - short
 
@@ -134,7 +134,7 @@ class Epoch:
 
         0 <= start, stop <= N. The pieces are in the flat order.
         """
-        unit, spans = self.unit, self.canonical_workers
+        unit, spans = self.unit, self.spans
         if start >= stop:
             return []
         if spans == 1:  # the next draws of the one span, in one piece
@@ -152,11 +152,11 @@ class Epoch:
     def place(self, span: int, draw: int) -> int:
         """Return the place of a span's draw in the flat order."""
         unit = self.unit
-        return (draw // unit * self.canonical_workers + span) * unit + draw % unit
+        return (draw // unit * self.spans + span) * unit + draw % unit
 
     def flat(self) -> Int64s:
         """Compute the whole order: (N,) int64, the virtual position of each place. 0.1 us each."""
-        unit, spans = self.unit, self.canonical_workers
+        unit, spans = self.unit, self.spans
         order = np.empty((self.units, unit), np.int64)
         for span in range(min(spans, self.units)):
             count = self.span_records(span)

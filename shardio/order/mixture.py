@@ -1,4 +1,4 @@
-"""Says which dataset each row of a mixture comes from.
+"""Say which dataset each row of a mixture comes from.
 
 How it works. Weights become whole numbers of slots in a period; a pattern spreads each dataset's
 slots evenly over the period, and repeats. So the number of a row alone decides which dataset it
@@ -32,7 +32,7 @@ MAX_SLOTS = 1 << 16  # of a period, at most: a weight is met within 1 / 131,072 
 
 
 class Pattern:
-    """Spreads the rows of each dataset evenly over a mixture.
+    """Spread the rows of each dataset evenly over a mixture.
 
     slots  how many rows of a period come from each dataset, >= 1
 
@@ -119,7 +119,7 @@ def _deal(slots: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class MixedOptions(Options):
-    """Holds the options of a mixture: one span, no window of its own; and those of each dataset."""
+    """Hold the options of a mixture: one span, no window of its own; and those of each dataset."""
 
     parts: tuple[Options, ...]
 
@@ -181,7 +181,7 @@ def _fraction(weight: Any) -> Fraction:
 
 
 class BatchRanges:
-    """Iterates over the rows of a partition's batches, in order, as (start, stop).
+    """Iterate over the rows of a partition's batches, in order, as (start, stop).
 
     The partition is of a mixture: one span, unit 1. It can be iterated several times at once, since
     datasets look ahead unequally far.

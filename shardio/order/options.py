@@ -1,4 +1,4 @@
-"""Resolves the options that decide an epoch's order: requested, else saved, else the default.
+"""Resolve the options that decide an epoch's order: requested, else saved, else the default.
 
     RequestedOptions(batch_size=256).resolve(mean_bytes, records=n)    the options of a new run
     RequestedOptions(batch_size=128).resolve(mean_bytes, saved)        those of a run that goes on
@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
 from ..units import check_size
-from .epoch import Epoch, Tail, default_unit
+from .epoch import Epoch, Tail, check_fields, default_unit
 from .partition import Partition
 from .rng import Int64s
 
@@ -35,20 +35,51 @@ ALL_BYTES = 256 << 20
 # batch's pairs meet again in the next epoch (`tune`'s limit is 5 %).
 ALL_RECORDS = 20_000
 SHUFFLE_BUFFER = 10_000  # 2 MB of pages hinted per worker and 1.1 GB of page cache at 110 KB
-CANONICAL_WORKERS = 64  # divisible by most counts of consumers that share nothing
+SPANS = 64  # divisible by most counts of consumers that share nothing
+
+# The name of each option in saved states, which outlive the names of options.
+_SAVED_AS = {
+    "shuffle_buffer": "shuffle_buffer",
+    "seed": "seed",
+    "tail": "tail",
+    "spans": "canonical_workers",
+    "unit": "unit",
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """Choose how an epoch is cut: `ShardDataset(..., order=shardio.Order(unit=16))`.
+
+    spans  parts of an epoch that are shuffled by themselves and read side by side; default 64
+    unit   records taken from one span at a time. Default: the largest divisor of batch_size up to
+           32; below 256, up to 16 and half of it
+
+    Both decide the order. None: the value of a state that is loaded, else the default. Raises
+    OptionError.
+    """
+
+    _: KW_ONLY
+    spans: int | None = None
+    unit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises OptionError."""
+        given = {name: (1,) for name, value in vars(self).items() if value is not None}
+        check_fields(self, **given)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Holds the options that, with the records of the shards, decide the order of every epoch."""
+    """Hold the options that, with the records of the shards, decide the order of every epoch."""
 
     batch_size: int | None
     shuffle_buffer: int | None  # records; None: "all"
     seed: int
     tail: Tail
-    canonical_workers: int
+    spans: int
     unit: int
-    shuffle: bool  # False: the order of the index; shuffle_buffer and canonical_workers are 1 then
+    shuffle: bool  # False: the order of the index; shuffle_buffer and spans are 1 then
 
     def epoch(self, shard_records: Int64s, epoch: int) -> Epoch:
         """Make one epoch over shards of so many records, (shards,) int64. Raises OptionError."""
@@ -56,7 +87,7 @@ class Options:
             shard_records,
             seed=self.seed,
             epoch=epoch,
-            canonical_workers=self.canonical_workers,
+            spans=self.spans,
             unit=self.unit,
             shuffle_buffer=self.shuffle_buffer,
             shuffle=self.shuffle,
@@ -73,24 +104,19 @@ class Options:
     def state(self) -> dict[str, Any]:
         """Return the options as a saved state holds them: plain JSON. No shuffle: buffer False."""
         buffer = "all" if self.shuffle_buffer is None else self.shuffle_buffer
-        return {
-            "shuffle_buffer": buffer if self.shuffle else False,
-            "seed": self.seed,
-            "tail": self.tail,
-            "canonical_workers": self.canonical_workers,
-            "unit": self.unit,
-        }
+        state = {saved: getattr(self, name) for name, saved in _SAVED_AS.items()}
+        return state | {"shuffle_buffer": buffer if self.shuffle else False}
 
 
 @dataclass(frozen=True)
 class RequestedOptions:
-    """Holds the options that the user requested; None: not requested. ShardDataset says more."""
+    """Hold the options that the user requested; None: not requested. ShardDataset says more."""
 
     batch_size: int | None = None
     shuffle_buffer: int | str | None = None
     seed: int | None = None
     tail: Tail | None = None
-    canonical_workers: int | None = None
+    spans: int | None = None
     unit: int | None = None
     shuffle: bool | None = None
 
@@ -115,7 +141,7 @@ class RequestedOptions:
             "shuffle_buffer": "all" if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER,
             "seed": 0,
             "tail": "pad",
-            "canonical_workers": CANONICAL_WORKERS,
+            "spans": SPANS,
             "unit": unit,
         }
         for name in values:
@@ -123,15 +149,15 @@ class RequestedOptions:
             if given is not None:
                 values[name] = given
             elif saved is not None:
-                values[name] = saved[name]
+                values[name] = saved[_SAVED_AS[name]]
         shuffle = values["shuffle_buffer"] is not False
         if self.shuffle is not None:
             shuffle = bool(self.shuffle)
         if shuffle and values["shuffle_buffer"] is not False:
             values["shuffle_buffer"] = buffer_records(values["shuffle_buffer"], mean_bytes)
         else:
-            values["shuffle_buffer"] = values["canonical_workers"] = 1
-        for name in ("seed", "canonical_workers", "unit"):  # numpy's are no JSON
+            values["shuffle_buffer"] = values["spans"] = 1
+        for name in ("seed", "spans", "unit"):  # numpy's are no JSON
             if isinstance(values[name], np.integer):
                 values[name] = int(values[name])
         options = Options(self.batch_size, **values, shuffle=shuffle)
@@ -141,11 +167,12 @@ class RequestedOptions:
                     f"shuffle is {shuffle}, but the state was saved with {not shuffle}: leave "
                     "shuffle out to go on in the order of the saved run, or start a new one"
                 )
-            for name, value in options.state().items():
-                if value != saved[name]:
+            state = options.state()
+            for name, key in _SAVED_AS.items():
+                if state[key] != saved[key]:
                     raise StateError(
-                        f"{name} is {printable(repr(value))}, but the state was saved with "
-                        f"{printable(repr(saved[name]))}: leave {name} out to go on in the order "
+                        f"{name} is {printable(repr(state[key]))}, but the state was saved with "
+                        f"{printable(repr(saved[key]))}: leave {name} out to go on in the order "
                         "of the saved run, or start a new one"
                     )
         return options
@@ -155,7 +182,7 @@ class RequestedOptions:
         if not isinstance(self.shuffle, (bool, np.bool_, type(None))):
             raise OptionError(f"shuffle is {self.shuffle!r}: expected True or False")
         if self.shuffle is not None and not self.shuffle:
-            for name in ("shuffle_buffer", "canonical_workers"):
+            for name in ("shuffle_buffer", "spans"):
                 if getattr(self, name) is not None:
                     raise OptionError(
                         f"shuffle=False reads in the order of the index, and {name} is "
@@ -181,28 +208,48 @@ def shuffled_whole(records: int | None, mean_bytes: float) -> bool:
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def answered(
-    owner: str, answers: Mapping[str, str]
-) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorate an __init__ to answer options of other libraries by an OptionError with advice.
+def refuse_options(
+    owner: str, advice: Mapping[str, str]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function to refuse options that users bring from elsewhere, with advice.
 
-    owner: the class's name. answers: by the option's name, the text that says what to give instead.
-    The __init__ itself takes no **options: type checkers and signatures show the real ones.
+    owner: what messages call the function. advice: by the option's name, what to give instead.
+    The function itself takes no **options: type checkers and signatures show the real ones.
     """
 
-    def decorate(init: Callable[P, None]) -> Callable[P, None]:
-        @wraps(init)
-        def answering(*args: P.args, **options: P.kwargs) -> None:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def refusing(*args: P.args, **options: P.kwargs) -> T:
             for name in options:
-                if name in answers:
-                    raise OptionError(f"{owner} takes no {name}: {answers[name]}")
-            init(*args, **options)
+                if name in advice:
+                    raise OptionError(f"{owner} takes no {name}: {advice[name]}")
+            return function(*args, **options)
 
-        return answering
+        return refusing
 
     return decorate
+
+
+def grouped_in(option: str, group: type[Any]) -> dict[str, str]:
+    """Return advice for `refuse_options`: each field of a dataclass is given within `option`."""
+    return {
+        field.name: f"give {option}=shardio.{group.__name__}({field.name}=...)"
+        for field in fields(group)
+    }
+
+
+def check_group(option: str, value: Any, group: type[T]) -> T:
+    """Return the options of a group, all default where the value is None. Raises OptionError."""
+    if value is None:
+        return group()
+    if not isinstance(value, group):
+        raise OptionError(
+            f"{option} is {printable(repr(value))}: expected shardio.{group.__name__}(...)"
+        )
+    return value
 
 
 def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:

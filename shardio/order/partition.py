@@ -1,4 +1,4 @@
-"""Deals the batches of an epoch to its consumers: the workers of each rank.
+"""Deal the batches of an epoch to its consumers: the workers of each rank.
 
 How it works. The flat order is cut into batches of m units. Batch i * world_size + rank is step i
 of a rank, and worker i mod num_workers of that rank makes it. So a consumer computes its batches
@@ -14,7 +14,7 @@ A small example: N = 9 records in units of u = 2 on C = 2 spans, two ranks with 
                                                   draws   0,1    0,1    2,3    2,3     4
 
 >>> epoch = Epoch(
-...     np.array([4, 0, 5]), seed=0, epoch=0, canonical_workers=2, unit=2, shuffle_buffer=4
+...     np.array([4, 0, 5]), seed=0, epoch=0, spans=2, unit=2, shuffle_buffer=4
 ... )
 >>> epoch.records, epoch.units, [epoch.span_start(s) for s in (0, 1)]
 (9, 5, [0, 5])
@@ -48,7 +48,7 @@ from .shuffle import NO_ROWS
 
 
 class Batch(NamedTuple):
-    """Holds the rows of one batch: those of the pieces, in order, then the repeats."""
+    """Hold the rows of one batch: those of the pieces, in order, then the repeats."""
 
     step: int  # this rank's step since `start`, from 0
     pieces: tuple[tuple[int, int, int], ...]  # (span, first draw, count): draws of that span
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Holds the part of an epoch that one worker of one rank reads, as batches.
+    """Hold the part of an epoch that one worker of one rank reads, as batches.
 
     batch_size  a multiple of the epoch's unit; None: sample mode, one record a step, unit 1
     tail        how the epoch ends, where records do not fill a batch on every rank:
@@ -129,7 +129,7 @@ class Partition:
     def sharers(self) -> int:
         """Count the consumers that touch each of this one's spans, this one included."""
         return sharers(
-            self.epoch.canonical_workers,
+            self.epoch.spans,
             self.num_workers,
             world_size=self.world_size,
             batch_units=self.batch_units,
@@ -138,7 +138,7 @@ class Partition:
     @property
     def touched(self) -> int:
         """Count the spans that this consumer touches, at least 1."""
-        spans = min(self.epoch.canonical_workers, max(1, self.epoch.units))
+        spans = min(self.epoch.spans, max(1, self.epoch.units))
         return max(1, spans * self.sharers // (self.world_size * self.num_workers))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -171,7 +171,7 @@ class Partition:
         flat = np.arange(steps.start, steps.stop, steps.step, dtype=np.int64)
         flat = flat * self.world_size + (self.start + self.rank)
         own = int(flat.searchsorted(records))
-        draws, spans = np.divmod(flat[:own], self.epoch.canonical_workers)
+        draws, spans = np.divmod(flat[:own], self.epoch.spans)
         turn = spans.argsort(kind="stable")
         draws, spans = draws[turn], spans[turn]
         new = np.ones(own, bool)  # True where a piece begins
@@ -184,7 +184,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class RowRanges:
-    """Holds ranges of an epoch's flat order, for a reader that takes rows and not units.
+    """Hold ranges of an epoch's flat order, for a reader that takes rows and not units.
 
     ranges      (start, stop) in [0, N], ascending; each is a batch
     batch_size  records of a range, about
@@ -205,7 +205,7 @@ class RowRanges:
     @property
     def touched(self) -> int:
         """Count the spans that this consumer touches, at least 1."""
-        return min(self.epoch.canonical_workers, max(1, self.epoch.units))
+        return min(self.epoch.spans, max(1, self.epoch.units))
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over the ranges as batches."""
@@ -213,24 +213,22 @@ class RowRanges:
             yield Batch(step, tuple(self.epoch.pieces(start, stop)), NO_ROWS)
 
 
-def shared_spans(
-    canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int
-) -> bool:
+def shared_spans(spans: int, num_workers: int, *, world_size: int, batch_units: int) -> bool:
     """Return whether two consumers can touch one span. batch_units = m, the units of a batch.
 
     The batch of unit g falls to consumer (g div m) mod P, P = num_workers * world_size. So when
-    P * m divides C = canonical_workers, the span g mod C says whose it is, and none is shared.
+    P * m divides C = spans, the span g mod C says whose it is, and none is shared.
     """
-    each = sharers(canonical_workers, num_workers, world_size=world_size, batch_units=batch_units)
+    each = sharers(spans, num_workers, world_size=world_size, batch_units=batch_units)
     return each > 1
 
 
-def sharers(canonical_workers: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
+def sharers(spans: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
     """Count the consumers that touch each span of an epoch that is long enough.
 
     The arguments are those of shared_spans.
     """
     consumers = num_workers * world_size
     # Their batches begin at every multiple of `step` units, on some span modulo C.
-    step = math.gcd(consumers * batch_units, canonical_workers)
+    step = math.gcd(consumers * batch_units, spans)
     return consumers * min(batch_units, step) // step

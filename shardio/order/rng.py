@@ -1,4 +1,4 @@
-"""Makes the random numbers of the order: 64-bit words that are a pure function of (key, place).
+"""Make the random numbers of the order: 64-bit words that are a pure function of (key, place).
 
 How it works. A key names a stream of words; it is mixed from a purpose (SHARDS, SPAN, ...) and the
 numbers that the purpose depends on, such as the seed and the epoch. Word k of a stream is

@@ -1,4 +1,4 @@
-"""Shuffles the records of one span through a bounded window.
+"""Shuffle the records of one span through a bounded window.
 
 How it works. The window has w slots, and holds the first w records of the span at the start. Each
 draw picks a slot by a random word, hands out the record in it, and puts the next record of the span
@@ -38,7 +38,7 @@ NO_ROWS.flags.writeable = False  # it is shared by every batch that repeats noth
 
 
 class SpanOrder:
-    """Hands out the records 0 .. n - 1 of one span, shuffled through a window of w slots.
+    """Hand out the records 0 .. n - 1 of one span, shuffled through a window of w slots.
 
     w = min(window, n). The slots first hold 0 .. w - 1. Draw k = 0 .. n - 1, with
     m = min(w, n - k) slots alive, picks slot j of m by word k of `key` and emits the record in it;

@@ -1,4 +1,4 @@
-"""Chooses some of a dataset's records, by the columns of its index or by number.
+"""Choose some of a dataset's records, by the columns of its index or by number.
 
 How it works. A selection is a sorted array of record numbers. The order knows only how many records
 each shard has in the selection; `fetch` asks the selection which records these are. So subsets obey
@@ -24,7 +24,7 @@ from .rng import Int64s
 
 
 class Selection:
-    """Holds records of a dataset, by their numbers in it.
+    """Hold records of a dataset, by their numbers in it.
 
     numbers       (n,) int64, ascending, no two alike
     shard_starts  (shards + 1,) int64: the number of each shard's first record; last, of all
@@ -49,7 +49,7 @@ class Selection:
         return hashlib.sha256(self.numbers.astype("<i8", copy=False).data).hexdigest()[:16]
 
 
-def where(
+def select_where(
     conditions: Mapping[str, Any],
     column: Callable[[str], Any],
     shard_starts: Int64s,
@@ -81,7 +81,9 @@ def where(
     return Selection(numbers, shard_starts)
 
 
-def among(indices: Iterable[int], shard_starts: Int64s, within: Selection | None) -> Selection:
+def select_places(
+    indices: Iterable[int], shard_starts: Int64s, within: Selection | None
+) -> Selection:
     """Select records by their places in a dataset, or in the selection `within`.
 
     indices: integers in any order, no two alike, since every epoch has its own order; or a mask,
@@ -130,7 +132,7 @@ def class_index(classes: Sequence[str] | None, name: str) -> int:
 
 
 class Word(str):
-    """Holds a value of a command line: it becomes a number where the column holds numbers."""
+    """Hold a value of a command line: it becomes a number where the column holds numbers."""
 
 
 _CONDITION = re.compile(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", re.DOTALL)
@@ -144,7 +146,7 @@ _ORDERS: dict[str, Callable[[Any, float], Any]] = {
 
 
 def conditions(texts: Iterable[str]) -> dict[str, All]:
-    """Parse conditions of a command line to those that `where` takes. Raises OptionError.
+    """Parse conditions of a command line to those that `select_where` takes. Raises OptionError.
 
     label=cat,dog   split!=test   width>=256; `null` stands for no value. Several on one field must
     all hold.
@@ -168,7 +170,7 @@ def conditions(texts: Iterable[str]) -> dict[str, All]:
     return found
 
 
-def described(conditions: Mapping[str, Any]) -> dict[str, Any]:
+def describe_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Describe conditions by plain JSON values, for a reader; they cannot be run again."""
     found: dict[str, Any] = {}
     for name, wanted in conditions.items():
@@ -191,7 +193,7 @@ def _is_finite(value: Any) -> bool:
 
 
 class All(list[Any]):
-    """Holds several conditions on one column, all of which must be met."""
+    """Hold several conditions on one column, all of which must be met."""
 
     def __init__(self) -> None:
         """Start without a condition."""
@@ -200,7 +202,7 @@ class All(list[Any]):
 
 
 class Not(list[Any]):
-    """Holds values that a column must not have."""
+    """Hold values that a column must not have."""
 
 
 def _ordered(text: str, compare: Callable[[Any, float], Any], right: str) -> Callable[[Any], Any]:
@@ -232,7 +234,7 @@ def _met(
             )
         return np.asarray(met, np.bool_)
     texts = values.dtype.kind == "O"  # of columns, only keys are text; and those of listings
-    met = _among(values, [_value(classes, name, one, texts) for one in _several(wanted)])
+    met = _mark_equal(values, [_value(classes, name, one, texts) for one in _several(wanted)])
     return np.asarray(~met if isinstance(wanted, Not) else met, np.bool_)
 
 
@@ -275,7 +277,7 @@ def _number(name: str, text: Word) -> int | float | bool:
     )
 
 
-def _among(column: Any, values: list[Any]) -> Any:
+def _mark_equal(column: Any, values: list[Any]) -> Any:
     """Mark the values of a column that are among these: (N,) bool; masked ones if None is."""
     empty, data = np.ma.getmaskarray(column), np.ma.getdata(column)
     numbers = [value for value in values if value is not None]

@@ -1,7 +1,8 @@
 """Datasets of other formats, read where they are: one pass over them, and an index is made.
 
     index("imagenet-wds/")                  manifest.json and one index a shard, beside the data
-    index("imagenet-wds/", out="idx/")      or elsewhere; then opened with root="imagenet-wds/"
+    index("imagenet-wds/", out="idx/")      or elsewhere; then opened with
+                                            storage=shardio.Storage(root="imagenet-wds/")
 
 Nothing is copied, and no file of the data is touched. Until the manifest is in place, nothing was
 indexed: an index that fails takes back what it wrote. Meanwhile the folder is locked, as by a
@@ -102,7 +103,8 @@ class Indexed:
                 f"left out: {printable(name)!r} cannot be a field's name; give one by --fields"
             )
         if os.path.abspath(self.out) != os.path.abspath(self.root):
-            lines.append(f"open it by {printable(self.out)} with root={printable(self.root)!r}")
+            root = f"storage=shardio.Storage(root={printable(self.root)!r})"
+            lines.append(f"open it by {printable(self.out)} with {root}")
         return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
-from ..order.subset import described
+from ..order.subset import describe_conditions
 from ..units import check_int, check_size
 
 PathLike = str | bytes | os.PathLike[Any]
@@ -200,7 +200,7 @@ class PackOptions:
             **vars(images),
             "seed": None if plan.shuffle is False else plan.seed,
             "quality": (images.quality or QUALITY) if shrinks else None,
-            "where": described(where) if isinstance(where, Mapping) else None,
+            "where": describe_conditions(where) if isinstance(where, Mapping) else None,
         }
         shard_size = None if shard_size is None else check_size("shard_size", shard_size)
         return cls(source, format, shard_size=shard_size, resize=resize, **asked)

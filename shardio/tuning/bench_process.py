@@ -34,8 +34,11 @@ from ..dataset import sequence
 from ..errors import OptionError, StorageError, printable
 from ..order.options import SHUFFLE_BUFFER
 from ..storage.local import memory_available
+from ..storage.options import Storage
 
 if TYPE_CHECKING:
+    import torch
+
     from ..dataset.shard_dataset import ShardDataset
 
 WARM_S: Final = 0.5  # before a warm repeat counts: pages, allocators and caches of its processes
@@ -72,7 +75,7 @@ class Host:
         self._end()
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer, with pss_bytes and memory_left while it was made.
+        """Return the answer, with pss_bytes and memory_left while it was made.
 
         Raises FailedError, whose text says why; DamageError and the like are raised as they are.
         """
@@ -167,7 +170,7 @@ class Host:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C off until the end. Only the main thread gets one.
+    """Put Ctrl-C off until the end. Only the main thread gets one.
 
     A mask would not do: the system gives the signal to any thread (numpy has some), and Python
     raises KeyboardInterrupt in the main thread all the same.
@@ -187,7 +190,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _pss(host: int) -> int:
-    """Memory of a row's processes. What they share with the host that forked them is theirs."""
+    """Return the memory of a row's processes, with what they share with the host."""
     tree = machine.family(host)
     private = machine.private_bytes(host)
     each = [machine.pss_bytes([pid]) for pid in tree]
@@ -198,7 +201,7 @@ def _pss(host: int) -> int:
 
 
 def serve(folder: str) -> None:
-    """Life of the host: a request a line, and an answer a line. Removes the folder in the end."""
+    """Answer requests, each a line of JSON, until there are no more. Removes the folder then."""
     import torch.utils.data  # noqa: F401 - for all that it forks
 
     from ..loader import shard_loader as loader  # noqa: F401
@@ -214,7 +217,7 @@ def serve(folder: str) -> None:
 
 
 def _forked(request: dict[str, Any], folder: str) -> bytes:
-    """The answer of a process of its own. Ends with all of the session when nobody waits for it."""
+    """Answer in a process of its own. Ends the whole session when nobody waits for the answer."""
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
@@ -257,7 +260,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 
 def _way(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that answers: one of these, or "module.function" of another module of ours."""
+    """Return the function that answers: one of these, or "module.function" of another module."""
     module, _, function = name.rpartition(".")
     if not module:
         return {"probe": _probe, "measure": _measure}[name]
@@ -275,52 +278,55 @@ def _error(error: Exception) -> bytes:
 
 
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
-    """The size that images are to be cropped to, by the first ones."""
+    """Return the size that images are to be cropped to, by the first ones."""
     field = request["fields"][0]
-    found = sequence.open(request["path"], fields=(field,), root=request["root"])
+    found = sequence.open(request["path"], fields=(field,), storage=_storage(request))
     sides = [image.size for (image,) in found[:8] if image is not None]
     small = sides and max(max(side) for side in sides) < SMALL
     return {"size": min(min(side) for side in sides) if small else CROP}
 
 
+def _storage(request: dict[str, Any]) -> Storage:
+    return Storage(root=request["root"])
+
+
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    from .. import native
     from ..dataset.shard_dataset import ShardDataset
     from ..images.transforms import RandomResizedCrop
+    from ..native import PerformanceWarning
 
-    warnings.simplefilter("ignore", native.PerformanceWarning)  # what it costs is measured here
+    warnings.simplefilter("ignore", PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]
     records = request["measured_records"]
-    whole = records == request["records"]
-    made = ShardDataset(
+    reads_all = records == request["records"]
+    dataset = ShardDataset(
         request["path"],
         batch_size=request["batch_size"],
         fields=request["fields"],
         decode=("numpy" if raw else "pil") if decodes else None,
         transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
         # A buffer that holds all of a part would read it in another way than the whole is read.
-        shuffle_buffer=None if whole else min(SHUFFLE_BUFFER, records // 4),
-        root=request["root"],
+        shuffle_buffer=None if reads_all else min(SHUFFLE_BUFFER, records // 4),
+        storage=_storage(request),
     )
-    return made if whole else made.select(range(records))
+    return dataset if reads_all else dataset.select(range(records))
 
 
 @contextlib.contextmanager
-def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
-    """The loader of a row."""
+def loading(
+    dataset: ShardDataset, loader: str, workers: int, threads: int | None = None
+) -> Iterator[Any]:
+    """Give a loader of a dataset: "DataLoader" or "ShardLoader"."""
     from torch.utils.data import DataLoader
 
-    warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
-    workers = request["workers"]
-    if request["loader"] == "DataLoader":
-        yield DataLoader(
-            dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0
-        )
-        return
     from ..loader.shard_loader import ShardLoader
 
-    with ShardLoader(dataset, num_workers=workers, threads=request["threads"]) as loader:
-        yield loader
+    if loader == "DataLoader":
+        keeps = workers > 0
+        yield DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=keeps)
+    else:
+        with ShardLoader(dataset, num_workers=workers, threads=threads) as started:
+            yield started
 
 
 class _Mark(NamedTuple):
@@ -336,6 +342,7 @@ class _Mark(NamedTuple):
 
     @staticmethod
     def now(images: int, batches: int) -> _Mark:
+        """Look at this process and all that it started."""
         tree = machine.family(os.getpid())
         return _Mark(
             time.perf_counter(),
@@ -349,12 +356,14 @@ class _Mark(NamedTuple):
 
 
 def _measure(request: dict[str, Any]) -> dict[str, Any]:
-    """One repeat of a row, in this process."""
+    """Run one repeat of a row, in this process."""
     dataset = _dataset(request)
     cold, seconds, limit = request["cold"], request["seconds"], request["limit_s"]
-    makers = max(1, request["workers"]) * request["threads"]
+    builders = max(1, request["workers"]) * request["threads"]
     settled = 0.0 if cold else min(WARM_S, seconds / 2)
-    with _loading(request, dataset) as loader:
+    warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
+    way = request["loader"], request["workers"], request["threads"]
+    with loading(dataset, *way) as loader:
         began = start = _Mark.now(0, 0)
         times: list[tuple[float, int]] = [(began.at, 0)]  # after each batch, and images so far
         for images, ends in _batches(loader, dataset):
@@ -362,10 +371,10 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
             times.append((now, images))
             done = len(times) - 1 - start.batches
             if start is began:
-                if done >= makers and now - began.at >= settled:
+                if done >= builders and now - began.at >= settled:
                     start = _Mark.now(images, len(times) - 1)
                     times[-1] = (start.at, images)
-            elif now - start.at >= seconds and done % makers == 0:
+            elif now - start.at >= seconds and done % builders == 0:
                 break
             if (ends and cold) or now - began.at >= limit:
                 break
@@ -382,7 +391,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     others = None if cpu is None or busy is None else max(0.0, busy - cpu) / wall
     trainer = end.trainer_s - start.trainer_s
     return {
-        "rates": _rates(times[start.batches :], makers, request["parts"]),
+        "rates": _rates(times[start.batches :], builders, request["parts"]),
         "cpu_ms": None if cpu is None else 1000 * cpu / (images - start.images),
         "cores_busy": None if cpu is None else cpu / wall,
         "others_busy": others,
@@ -399,7 +408,7 @@ def _less(end: float | None, start: float | None) -> float | None:
 
 
 def _batches(loader: Any, dataset: ShardDataset) -> Iterator[tuple[int, bool]]:
-    """Epoch after epoch, after each batch: images so far, and whether an epoch ends with it."""
+    """Yield after each batch of all epochs: images so far, and True if an epoch ends with it."""
     images = 0
     for epoch in count():
         dataset.set_epoch(epoch)
@@ -408,10 +417,12 @@ def _batches(loader: Any, dataset: ShardDataset) -> Iterator[tuple[int, bool]]:
             yield images, number == len(dataset)
 
 
-def _rates(times: Sequence[tuple[float, int]], makers: int, parts: int) -> list[float]:
-    """Images/s of about equal parts of the time, each of equally many batches of every maker."""
+def _rates(times: Sequence[tuple[float, int]], builders: int, parts: int) -> list[float]:
+    """Return images/s of about equal parts of the time, each of equally many batches of every
+    builder.
+    """
     batches = len(times) - 1
-    step = batches // parts // makers * makers
+    step = batches // parts // builders * builders
     if not step or parts == 1:
         parts, step = 1, batches
     return [
@@ -422,7 +433,7 @@ def _rates(times: Sequence[tuple[float, int]], makers: int, parts: int) -> list[
 
 
 def _touch(batch: Any) -> int:
-    """Read a byte of each page of a batch, as its copy to a GPU reads all; how many rows it has."""
+    """Read a byte of each page of a batch, as its copy to a GPU reads all. Return its rows."""
     import torch
 
     values = list(batch.values()) if isinstance(batch, dict) else batch
@@ -430,8 +441,10 @@ def _touch(batch: Any) -> int:
         values = [values]
     for value in values:
         if isinstance(value, torch.Tensor) and value.numel():
-            # In the order of its strides a batch is one piece of memory, channels last or not.
-            order = sorted(range(value.dim()), key=value.stride, reverse=True)
-            flat = value.permute(order).reshape(-1).view(torch.uint8)
-            flat[::4096].sum().item()
+            in_memory_order(value).reshape(-1).view(torch.uint8)[::4096].sum().item()
     return len(values[0])
+
+
+def in_memory_order(batch: torch.Tensor) -> torch.Tensor:
+    """Order dimensions by their strides: a batch is one piece of memory, channels last or not."""
+    return batch.permute(sorted(range(batch.dim()), key=batch.stride, reverse=True))

@@ -1,4 +1,4 @@
-"""The ways to read that a demo compares, each in a process of its own (`measuring.Host`).
+"""The ways to read that a demo compares, each in a process of its own (`bench_process.Host`).
 
     folder       what one writes without a library, with torchvision: a map-style dataset that opens
                  a file by PIL, decodes all of it, crops, resizes and mirrors; DataLoader shuffles
@@ -38,11 +38,13 @@ from ..loader.shard_loader import ShardLoader
 from ..names import file_name
 from ..storage.location import locate
 from . import throttle
+from .bench_process import in_memory_order, loading
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WAYS: Final = ("folder", "dataloader", "shardloader")
+_LOADERS: Final = {"dataloader": "DataLoader", "shardloader": "ShardLoader"}
+WAYS: Final = ("folder", *_LOADERS)
 WARM: Final = 1 / 6  # of the seconds, at least, for warm passes: one over 10 MB takes 0.2 s
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crops: those of RandomResizedCrop, all three
 
@@ -75,7 +77,7 @@ class Folder:
 
 
 def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
-    """The files that the first records were packed from, with their labels (0 where none are)."""
+    """Return the files of the first records as packed, with their labels (0 where none are)."""
     packed = sequence.open(out)
     paths = [os.path.join(source, file_name(key)) for key in packed[:records].keys()]  # noqa: SIM118
     labels = [0] * len(paths)
@@ -85,9 +87,9 @@ def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
 
 
 def shards(out: str) -> list[str]:
-    """The files of a dataset that hold its records."""
-    made = manifest.load(locate(out))
-    return [os.path.join(out, made.shard(number).name) for number in range(made.shards)]
+    """Return the files of a dataset that hold its records."""
+    found = manifest.load(locate(out))
+    return [os.path.join(out, found.shard(number).name) for number in range(found.shards)]
 
 
 def read(request: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _again(loader: Iterable[Any], dataset: ShardDataset | None) -> Iterator[Any]:
-    """Pass after pass."""
+    """Iterate over pass after pass."""
     for epoch in count(1):
         if dataset is not None:
             dataset.set_epoch(epoch)
@@ -141,7 +143,7 @@ def train(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def flip_file(request: dict[str, Any]) -> dict[str, Any]:
-    """What PIL makes of an image file with one bit flipped, in the middle. Nothing is written.
+    """Open an image file with one bit flipped, in the middle, by PIL. Nothing is written.
 
     raised: what it raises, if it does; changed: pixels that are others; pixels: all of them.
     """
@@ -164,7 +166,7 @@ def _pixels(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    made = ShardDataset(
+    dataset = ShardDataset(
         request["out"],
         batch_size=request["batch_size"],
         fields=tuple(request["fields"]),
@@ -173,30 +175,27 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
         shuffle_buffer=max(request["batch_size"], request["records"] // 4),
     )
     only = request.get("only") or range(request["records"])
-    return made if len(only) == made.manifest.records else made.select(only)
+    return dataset if len(only) == dataset.manifest.records else dataset.select(only)
 
 
 @contextlib.contextmanager
 def _loading(
     request: dict[str, Any], listed: list[tuple[str, int]]
 ) -> Iterator[tuple[Iterable[Any], ShardDataset | None]]:
-    """The loader of a way, and its dataset, if that is shardio's."""
+    """Give the loader of a way, and its dataset, if that is shardio's."""
     way, workers = request["way"], request["workers"]
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if way == "folder":
         folder: Any = Folder(listed, request["size"])
+        options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
         yield DataLoader(folder, batch_size=request["batch_size"], shuffle=True, **options), None
         return
     dataset = _dataset(request)
-    if way == "dataloader":
-        yield DataLoader(dataset, batch_size=None, **options), dataset
-        return
-    with ShardLoader(dataset, num_workers=workers) as loader:
+    with loading(dataset, _LOADERS[way], workers) as loader:
         yield loader, dataset
 
 
 def _timed(loader: Iterable[Any], seconds: float, least: float = 0.0) -> dict[str, Any]:
-    """From asking for the batches to the last one, or until the time is up.
+    """Time batches, from asking for them to the last one, or until the time is up.
 
     least: passes are whole, and read until so much time is over.
     """
@@ -225,9 +224,8 @@ def _forget(paths: list[str]) -> None:
 
 
 def _digest(batch: Any) -> str:
-    """A hash of all bytes of a batch, and of their order."""
+    """Return a hash of all bytes of a batch, and of their order."""
     found = hashlib.blake2b(digest_size=16)
     for value in batch:
-        order = sorted(range(value.dim()), key=value.stride, reverse=True)
-        found.update(value.permute(order).contiguous().numpy().tobytes())
+        found.update(in_memory_order(value).contiguous().numpy().tobytes())
     return found.hexdigest()

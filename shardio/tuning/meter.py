@@ -69,19 +69,13 @@ class BatchTotals:
     slowest: tuple[BatchStats, ...] = ()  # those with the SLOWEST records, the slowest first
 
     def add(self, stats: Sequence[BatchStats]) -> None:
-        seconds = self.seconds
+        """Add the stats of some batches."""
+        for stage, seconds in zip(STAGES, list(zip(*stats, strict=True))[2:8], strict=False):
+            self.seconds[stage] += sum(seconds)
         for one in stats:
-            read, decode, transform, collate, transport, device = one[2:8]
-            seconds["read"] += read
-            seconds["decode"] += decode
-            seconds["transform"] += transform
-            seconds["collate"] += collate
-            seconds["transport"] += transport
-            seconds["device"] += device
             spent, rows = self.workers.get(one.worker, (0.0, 0))
             self.cpu_s += one.cpu_s
-            spent += read + decode + transform + collate
-            self.workers[one.worker] = (spent, rows + one.rows)
+            self.workers[one.worker] = (spent + sum(one[2:6]), rows + one.rows)
         self.batches += len(stats)
         known = (one for one in stats if one.slowest_record >= 0 or one.slowest_key)
         by_time = sorted((*self.slowest, *known), key=lambda one: one.slowest_s)
@@ -148,6 +142,7 @@ class Times:
 
     @staticmethod
     def of(seconds: Iterable[float]) -> Times:
+        """Sum up some seconds, one at least."""
         # Sorted by Python: 4 us of 100 numbers. numpy.percentile takes 60 us, of however many.
         ordered = sorted(seconds)
         last = len(ordered) - 1
@@ -182,11 +177,12 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Data time over step time, of the means: waiting adds up, however rare it is."""
+        """Return data time over step time, of the means: waiting adds up, however rare it is."""
         return _ratio(self.data.mean, self.step.mean)
 
     @property
     def late(self) -> bool:
+        """Return True if the loop waited longer than the alarm allows."""
         return self.ratio > self.alarm
 
     def scalars(self) -> dict[str, float]:
@@ -232,6 +228,7 @@ class Verdict:
 
 
 def to_stderr(line: str) -> None:
+    """Print a line on stderr, at once."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -422,6 +419,7 @@ class _Pass:
             self._reported = max(0, self._reported - dropped)
 
     def report(self, watched: int, alarm: float) -> Report:
+        """Report on what is new. watched: the batches of the passes before."""
         self.fold()
         data, step = self._data[self._reported :], self._step[self._reported :]
         totals, self._since = self._since, BatchTotals()
@@ -443,6 +441,7 @@ class _Pass:
         )
 
     def judge(self, alarm: float) -> Verdict:
+        """Judge the pass so far."""
         self.fold()
         first_s = self.first_s or 0.0
         return judge(self._data, self._step, self._totals, self.setup, alarm=alarm, first_s=first_s)
@@ -604,43 +603,36 @@ def _few_late(late: float, step: float, totals: BatchTotals, setup: Setup) -> st
 
 def _knob(stage: str, setup: Setup) -> str:
     """Return the one thing to change for a stage."""
-    more = _more(setup)
-    if stage == "read":
-        return "put the shards on a local disk; a larger shuffle window does not help"
-    if stage == "decode":
-        tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
-        return more or f"less to decode: shardio pack {tiles}--resize"
-    if stage == "transform":
-        return more or "a cheaper transform; casting and normalising cost less on the device"
-    if stage == "collate":
-        return "let transforms return arrays of one shape, which are written into the batch at once"
-    if stage == "transport":
-        if setup.kind != "ShardLoader":
-            return "shardio.ShardLoader"
-        if setup.copies:
-            return "copy=False"
-        return (
-            "views take well under a millisecond, so this process is kept off its core meanwhile: "
-            "fewer workers, or fewer threads for torch (torch.set_num_threads)"
-        )
-    if stage == "device" and setup.device == "cpu":
-        fewer = "fewer threads for torch (torch.set_num_threads), or "
-        return (
-            "casting and normalising share the CPU with the workers: "
-            f"{'' if setup.torch_threads == 1 else fewer}leave them to the device that trains"
-        )
-    if stage == "device":
-        return "send uint8 from page-locked memory (pin=True), and cast it there"
-    if more:
-        return more
+    more, told = _more(setup), "ShardLoader says which stage is the limit"
+    unknown = f"more workers, if it has any; {told}"
     if setup.kind == "DataLoader":
-        busy = f"the workers ({setup.workers}) have no idle cores (of {setup.cores})"
-        return f"{busy}: ShardLoader says which stage is the limit"
-    return "more workers, if it has any; ShardLoader says which stage is the limit"
+        unknown = f"the workers ({setup.workers}) have no idle cores (of {setup.cores}): {told}"
+    transport = (
+        "views take well under a millisecond, so this process is kept off its core meanwhile: "
+        "fewer workers, or fewer threads for torch (torch.set_num_threads)"
+    )
+    if setup.kind != "ShardLoader" or setup.copies:
+        transport = "copy=False" if setup.kind == "ShardLoader" else "shardio.ShardLoader"
+    device = "send uint8 from page-locked memory (pin=True), and cast it there"
+    if setup.device == "cpu":
+        fewer = "fewer threads for torch (torch.set_num_threads), or "
+        device = "casting and normalising share the CPU with the workers: "
+        device += f"{fewer * (setup.torch_threads != 1)}leave them to the device that trains"
+    tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
+    return {
+        "": more or unknown,
+        "read": "put the shards on a local disk; a larger shuffle window does not help",
+        "decode": more or f"less to decode: shardio pack {tiles}--resize",
+        "transform": more or "a cheaper transform; casting and normalising cost less on the device",
+        "collate": "let transforms return arrays of one shape, which are written into the batch at "
+        "once",
+        "transport": transport,
+        "device": device,
+    }[stage]
 
 
 def _more(setup: Setup) -> str | None:
-    """More workers, where there are cores for them."""
+    """Advise more workers; None where there are no cores for them."""
     if setup.workers is None or (setup.workers and setup.workers * setup.threads >= setup.cores):
         return None
     threads = f" of {setup.threads} threads" if setup.threads > 1 else ""
@@ -653,7 +645,7 @@ def _more(setup: Setup) -> str | None:
 
 
 def _rank() -> int | None:
-    """This process's rank; None where nothing says that there are several."""
+    """Return this process's rank; None where nothing says that there are several."""
     torch = sys.modules.get("torch")  # who has not imported it has no process group
     distributed = torch and torch.distributed
     if distributed and distributed.is_available() and distributed.is_initialized():
@@ -665,7 +657,7 @@ def _rank() -> int | None:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches of a pass; None where a loader does not know."""
+    """Return the batches of a pass; None where a loader does not know."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -735,7 +727,7 @@ def _percent(share: float) -> str:
 
 
 def _show(seconds: float) -> str:
-    """Three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
+    """Write seconds with three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     value, unit = (seconds * 1e3, "ms") if seconds < 1 else (seconds, "s")

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import DependencyError, OptionError, printable
 from ..storage.local import check_target, write_file
 from ..units import show_size
-from .bench import Bench, cells
-from .bench import Row as Way
-from .tune import AGAIN, Row, Tuning, show_buffer
+from .bench import Bench
+from .bench_row import Row as BenchRow
+from .text import show_buffer
+from .tune import AGAIN, Row, Tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,7 @@ _LOADERS: Final = {"DataLoader": "#56b4e9", "ShardLoader": "#e69f00"}
 
 
 def check(path: str | os.PathLike[str]) -> str:
-    """The kind of picture that a file is to be. Call it before the work that is to be drawn.
+    """Return the kind of picture that a file is to be. Call it before the work that is drawn.
 
     Raises OptionError for other endings, DependencyError without matplotlib, StorageError where no
     file can be written.
@@ -63,7 +64,7 @@ def check(path: str | os.PathLike[str]) -> str:
 
 
 def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
-    """Draw it into a file, whose ending says as what; one that exists is replaced.
+    """Draw a result into a file, whose ending says as what. A file that exists is replaced.
 
     Raises OptionError, DependencyError, StorageError.
     """
@@ -72,7 +73,7 @@ def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
 
 
 def draw(found: Tuning | Bench, kind: str) -> bytes:
-    """The content of such a file: "png", "svg" or "html"."""
+    """Draw a result as the content of such a file: "png", "svg" or "html"."""
     if kind == "html":
         return _page(found).encode()
     import matplotlib
@@ -82,21 +83,31 @@ def draw(found: Tuning | Bench, kind: str) -> bytes:
     # Text stays text: a third of the bytes.
     with matplotlib.rc_context({"svg.hashsalt": "shardio", "svg.fonttype": "none"}):
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        figure = _bars(found) if isinstance(found, Bench) else _figure(found)
-        figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
+        figure_of(found).savefig(out, format=kind, dpi=_DPI, metadata=metadata)
     return out.getvalue()
 
 
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def _figure(tuning: Tuning) -> Figure:
+def figure_of(found: Tuning | Bench) -> Figure:
+    """Draw a result as a figure of matplotlib."""
+    return _bars(found) if isinstance(found, Bench) else _mixing_and_cost(found)
+
+
+def _titled(title: str, height: float, size: int) -> Figure:
+    """Make a figure, 9.6 inches wide, of this height. size: of the title, in points."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 6.6), layout="constrained")
+    figure = Figure(figsize=(9.6, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(_headline(tuning), fontsize=14, fontweight="bold")
+    figure.suptitle(title, fontsize=size, fontweight="bold")
+    return figure
+
+
+def _mixing_and_cost(tuning: Tuning) -> Figure:
+    figure = _titled(_headline(tuning), 6.6, 14)
     if not tuning.rows:
         figure.text(0.5, 0.5, "\n".join(tuning.notes), ha="center", wrap=True)
         return figure
@@ -134,7 +145,7 @@ def _figure(tuning: Tuning) -> Figure:
 
 
 def _headline(tuning: Tuning) -> str:
-    """The answer, in a line."""
+    """Write the answer in a line."""
     best, usual = tuning.best, tuning.default
     if usual is None:
         return "Nothing to tune"
@@ -161,13 +172,13 @@ def _legend(axes: Axes) -> list[Any]:
 
 
 def _mixed(tuning: Tuning, row: Row) -> float:
-    """The measure of mixture that tells more, in percent of a uniform shuffle; less is worse."""
+    """Return the measure of mixture that tells more, in percent of a uniform shuffle."""
     part = row.even / tuning.even if tuning.saturated else row.classes / tuning.uniform
     return 100 * max(0.0, min(part, 2 - part))  # too even is not better
 
 
 def _parted(tuning: Tuning, row: Row) -> float:
-    """Pairs that did not share a batch in the epoch before, in percent of a uniform shuffle."""
+    """Return the pairs that shared no batch an epoch before, in percent of a uniform shuffle."""
     return 100 * (1 - row.again) / max(1e-9, 1 - tuning.chance) if tuning.chance < 1 else 100.0
 
 
@@ -190,29 +201,32 @@ def _line(
         )
 
 
+def _note(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    size: float,
+    **options: Any,
+) -> None:
+    """Write a text beside a point, so many points away."""
+    where: dict[str, Any] = {"xytext": offset, "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, at, fontsize=size, **where, **options)
+
+
 def _others(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
-    """The other units that were tried: thin, each named where it begins."""
+    """Draw the other units that were tried: thin, each named where it begins."""
     for number, unit in enumerate(sorted({row.unit for row in tuning.rows} - {tuning.unit})):
         rows = [row for row in tuning.rows if row.unit == unit]
         dashes = _DASHES[number % len(_DASHES)]
         for colour, height, name in (
-            (_CLASSES, _mixed, ""),
-            (_PAIRS, _parted, f"unit {unit:,}"),
-        ):
+            (_CLASSES, _mixed, ""), (_PAIRS, _parted, f"unit {unit:,}")
+        ):  # fmt: skip
             x = [places[row.shuffle_buffer] for row in rows]
             y = [height(tuning, row) for row in rows]
             axes.plot(x, y, color=colour, linewidth=1, dashes=dashes, alpha=0.8, zorder=2)
             if name:
-                axes.annotate(
-                    name,
-                    (x[0], y[0]),
-                    xytext=(-4, 0),
-                    textcoords="offset points",
-                    ha="right",
-                    va="center",
-                    fontsize=7.5,
-                    color=_GREY,
-                )
+                _note(axes, name, (x[0], y[0]), (-4, 0), 7.5, ha="right", color=_GREY)
 
 
 def _mixing(axes: Axes, tuning: Tuning) -> None:
@@ -225,7 +239,7 @@ def _mixing(axes: Axes, tuning: Tuning) -> None:
 
 
 def _cost(axes: Axes, ladder: Sequence[Row], x: list[float]) -> None:
-    """Requests of a cold epoch, over those of the cheapest."""
+    """Draw the requests of a cold epoch, over those of the cheapest."""
     least = max(1, min(row.requests for row in ladder))
     y = [row.requests / least for row in ladder]
     _line(axes, x, y, _COST, "", [row.is_cheap for row in ladder])
@@ -272,14 +286,14 @@ def _short(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """In as many characters as fit under a tick."""
+    """Write the memory of a row in as many characters as fit under a tick."""
     number, unit = show_size(row.memory_bytes).split()
     size = float(number.replace(",", ""))
     return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
 def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
-    """A line at the default, and one at what is recommended; often they are one."""
+    """Draw a line at the default, and one at what is recommended; often they are one."""
     names: dict[float, list[str]] = {}
     for name, row in tuning.marks():
         if name == "least bad":
@@ -291,19 +305,10 @@ def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, flo
         for axes in (upper, lower):
             axes.axvline(x, color=colour, linewidth=1.2, linestyle="--", zorder=2)
         right = (math.log(x) - math.log(low)) / (math.log(high) - math.log(low)) > 0.5
-        upper.annotate(
-            " = ".join(said),
-            (x, 50),
-            xytext=(-6 if right else 6, 0),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="center",
-            fontsize=11,
-            fontweight="bold",
-            color=colour,
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9},
-            zorder=6,
-        )
+        side: dict[str, Any] = {"ha": "right" if right else "left", "color": colour, "zorder": 6}
+        box = {"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9}
+        offset = (-6 if right else 6, 0)
+        _note(upper, " = ".join(said), (x, 50), offset, 11, fontweight="bold", bbox=box, **side)
 
 
 def _caption(tuning: Tuning) -> str:
@@ -315,20 +320,11 @@ def _caption(tuning: Tuning) -> str:
 
 
 def _bars(bench: Bench) -> Figure:
-    """Rates to the left, CPU time to the right; rows that can be compared share their axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Draw rates to the left, CPU time to the right; rows that can be compared share their axes."""
     groups = list(bench.groups())
     count = sum(len(rows) + 1.6 for _, rows in groups)
-    figure = Figure(figsize=(9.6, 1.2 + 0.36 * count), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"What this machine does with {bench.records:,} records, in batches of "
-        f"{bench.batch_size:,}",
-        fontsize=13,
-        fontweight="bold",
-    )
+    title = f"What this machine does with {bench.records:,} records, in batches of "
+    figure = _titled(f"{title}{bench.batch_size:,}", 1.2 + 0.36 * count, 13)
     panels = figure.subplots(
         len(groups),
         2,
@@ -338,32 +334,29 @@ def _bars(bench: Bench) -> Figure:
     )
     for (title, rows), (left, right) in zip(groups, panels, strict=True):
         left.set_title(title.removesuffix(":"), fontsize=10.5, loc="left")
-        places = range(len(rows))
-        names = [row.name for row in rows]
-        _barred(left, rows, [row.images_per_s for row in rows])
-        spread = [
-            [row.images_per_s - min(row.rates, default=row.images_per_s) for row in rows],
-            [max(row.rates, default=row.images_per_s) - row.images_per_s for row in rows],
-        ]
         rates = [row.images_per_s for row in rows]
+        bounds = [(min(row.rates, default=rate), max(row.rates, default=rate))
+                  for row, rate in zip(rows, rates, strict=True)]  # fmt: skip
+        _barred(left, rows, rates)
         left.errorbar(
-            rates, places, xerr=spread, fmt="none", ecolor=_GREY, capsize=2.5, linewidth=1
+            rates,
+            range(len(rows)),
+            xerr=[
+                [rate - least for rate, (least, _) in zip(rates, bounds, strict=True)],
+                [most - rate for rate, (_, most) in zip(rates, bounds, strict=True)],
+            ],
+            fmt="none",
+            ecolor=_GREY,
+            capsize=2.5,
+            linewidth=1,
         )
-        left.set_yticks(places, names, fontsize=8.5)
-        for place, row in zip(places, rows, strict=True):
-            said = "failed" if row.error is not None else f"{row.images_per_s:,.0f}  {row.short}"
+        left.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8.5)
+        for place, row in enumerate(rows):
+            text = "failed" if row.error is not None else f"{row.images_per_s:,.0f}  {row.short}"
             if row is bench.best:
-                said += "  (recommended)"
-            end = max(row.rates, default=0.0)
-            left.annotate(
-                said,
-                (end, place),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                fontweight="bold" if row is bench.best else None,
-            )
+                text += "  (recommended)"
+            weight = "bold" if row is bench.best else None
+            _note(left, text, (max(row.rates, default=0.0), place), (5, 0), 8, fontweight=weight)
         left.set_xlim(0, 2.1 * max([1e-9, *(max(row.rates, default=0.0) for row in rows)]))
         _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])
@@ -375,7 +368,7 @@ def _bars(bench: Bench) -> Figure:
     return figure
 
 
-def _barred(axes: Axes, rows: Sequence[Way], lengths: list[float]) -> None:
+def _barred(axes: Axes, rows: Sequence[BenchRow], lengths: list[float]) -> None:
     axes.barh(range(len(rows)), lengths, height=0.72, color=[_LOADERS[row.loader] for row in rows])
 
 
@@ -395,21 +388,23 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
 def _page(found: Tuning | Bench) -> str:
     svg = draw(found, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
+    rows: list[tuple[tuple[str, ...], bool]] = []  # cells, and whether it is recommended
     if isinstance(found, Bench):
         title = "What this machine can do"
         names: tuple[str, ...] = ("what", "", *found.columns[1:])
         told = [*found.notes, *(f"{row.name}: {row.why}" for row in found.rows if row.why)]
-        rows = [
-            ((what.removesuffix(":"), *cells(row)), row is found.best)
+        rows += [
+            ((what.removesuffix(":"), *row.cells()), row is found.best)
             for what, some in found.groups()
             for row in some
         ]
     else:
         title = "How large a shuffle buffer?"
-        names = ("buffer", "unit", "memory", "requests", "1st batch", "moves", "classes", "even",
-                 "again", "")  # fmt: skip
+        names = (*found.columns[:5], "moves", *found.columns[5:])
         told = list(found.notes)
-        rows = [(_cells(found, row), row is found.best) for row in found.rows]
+        for row in found.rows:
+            cells = found.cells(row)
+            rows.append(((*cells[:5], f"{row.moved:,.0f}", *cells[5:]), row is found.best))
     notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in told)
     head = "".join(f"<th>{name}</th>" for name in names)
     body = "".join(_line_of(values, is_best) for values, is_best in rows)
@@ -417,21 +412,6 @@ def _page(found: Tuning | Bench) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n{svg}\n{notes}"
         f"<pre>{html.escape(found.call)}</pre>\n<table>\n<tr>{head}</tr>\n{body}</table>\n</html>\n"
-    )
-
-
-def _cells(tuning: Tuning, row: Row) -> tuple[str, ...]:
-    return (
-        show_buffer(row.shuffle_buffer),
-        f"{row.unit:,}",
-        show_size(row.memory_bytes),
-        f"{row.requests:,}",
-        show_size(row.first_batch_bytes),
-        f"{row.moved:,.0f}",
-        f"{row.classes:,.{tuning.decimals}f}",
-        f"{row.even:,.{tuning.decimals}f}" if tuning.saturated else "",
-        f"{row.again:.2%}",
-        tuning.verdict(row),
     )
 
 

@@ -41,20 +41,20 @@ class Controller:
     folder: str  # that new groups are made in
 
     def limit(self, device: str, reads_per_s: int) -> tuple[str, str]:
-        """The file that takes a limit, and what is written there."""
+        """Return the file that takes a limit, and what is written there."""
         if self.version == 1:
             return "blkio.throttle.read_iops_device", f"{device} {reads_per_s}"
         return "io.max", f"{device} riops={reads_per_s}"
 
     def count(self, device: str, text: str) -> int:
-        """Reads so far, in what the file `counts` holds."""
+        """Return the reads so far, from the text of the file `counts`."""
         form = r"^{} Read (\d+)$" if self.version == 1 else r"^{} .*\brios=(\d+)"
         found = re.search(form.format(re.escape(device)), text, re.MULTILINE)
         return int(found[1]) if found else 0
 
     @property
     def counts(self) -> str:
-        """The file of the counts."""
+        """Return the name of the file of the counts."""
         return "blkio.throttle.io_serviced" if self.version == 1 else "io.stat"
 
 
@@ -77,7 +77,7 @@ class Group:
 
     @property
     def members(self) -> str:
-        """The file that takes the ids of processes; "0" is who writes it."""
+        """Return the file that takes the ids of processes; "0" is who writes it."""
         return os.path.join(self._folder, "cgroup.procs")
 
     def __enter__(self) -> Group:
@@ -123,12 +123,12 @@ class Group:
         join(self.members)
 
     def reads(self) -> int:
-        """Requests to read that the group's processes have made of the disk so far."""
+        """Count the requests to read that the group's processes have made of the disk so far."""
         with open(os.path.join(self._folder, self._controller.counts)) as file:
             return self._controller.count(self._device, file.read())
 
     def _enable(self) -> None:
-        """In version 2, groups have the controllers that the group above gives to all below it."""
+        """Give new groups the controller: in version 2 the group above them decides."""
         with open(os.path.join(self._folder, "cgroup.controllers")) as file:
             if "io" in file.read().split():
                 return
@@ -136,7 +136,7 @@ class Group:
         self._enabled = True
 
     def _send_away(self) -> None:
-        """Who is still in it after all that time goes back to where it came from."""
+        """Send those who are still in the group back to where they came from."""
         with open(self.members) as file:
             for pid in file.read().split():
                 with contextlib.suppress(OSError):
@@ -149,7 +149,7 @@ def join(members: str) -> None:
 
 
 def controller() -> Controller:
-    """The block controller of this machine. Raises StorageError where there is none."""
+    """Find the block controller of this machine. Raises StorageError where there is none."""
     try:
         with open("/proc/self/mounts") as file:
             mounts = [line.split() for line in file]
@@ -174,7 +174,7 @@ def controller() -> Controller:
 
 
 def disk(path: str) -> str:
-    """The disk that a path lies on, as "MAJOR:MINOR". Raises StorageError where there is none."""
+    """Find the disk that a path lies on, as "MAJOR:MINOR". Raises StorageError if there is none."""
     number = os.stat(path).st_dev
     block = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
     if not os.path.exists(block):
@@ -195,7 +195,7 @@ def _refused(folder: str, error: OSError) -> StorageError:
 
 
 def _write(path: str, text: str) -> None:
-    """In one system call: each is a command to the kernel."""
+    """Write a file in one system call: each is a command to the kernel."""
     file = os.open(path, os.O_WRONLY)
     try:
         os.write(file, text.encode())

@@ -175,22 +175,31 @@ def test_the_pixel_limit_is_within_reach(scenes: Path) -> None:
     with pytest.raises(
         DecodeError, match=r"record 0 of the dataset, k/00: .* limit of 383.* max_pixels=384"
     ):
-        shardio.open(scenes, max_pixels=383)[0]
-    assert shardio.open(scenes, max_pixels=384)[0]["image"].size == SIZE
+        shardio.open(scenes, storage=shardio.Storage(max_pixels=383))[0]
+    assert shardio.open(scenes, storage=shardio.Storage(max_pixels=384))[0]["image"].size == SIZE
     for transform in (CenterCrop(8), None):
         one = ShardDataset(
-            scenes, batch_size=2, fields=("image",), max_pixels=383, transform=transform
+            scenes,
+            batch_size=2,
+            fields=("image",),
+            storage=shardio.Storage(max_pixels=383),
+            transform=transform,
         )
         with pytest.raises(DecodeError, match="limit of 383"):
             next(iter(one))
     own = ShardDataset(
-        scenes, fields=("image",), max_pixels=383, transform=CenterCrop(8, max_pixels=384)
+        scenes,
+        fields=("image",),
+        storage=shardio.Storage(max_pixels=383),
+        transform=CenterCrop(8, max_pixels=384),
     )
     assert len(list(own)) == COUNT  # what the transform says itself counts
 
 
 def test_the_pixel_limit_is_pickled(scenes: Path) -> None:  # for spawned workers
-    data = ShardDataset(scenes, batch_size=5, fields=("image",), max_pixels=383)
+    data = ShardDataset(
+        scenes, batch_size=5, fields=("image",), storage=shardio.Storage(max_pixels=383)
+    )
     with pytest.raises(DecodeError, match="limit of 383"):
         list(pickle.loads(pickle.dumps(data)))
 
@@ -640,7 +649,7 @@ def to_tuple(item: Any) -> Any:
     return item["image"], boxes_of(item)["boxes"], item["label"]
 
 
-RAGGED: Any = {"batch_size": COUNT, "shuffle": False, "unit": 1}
+RAGGED: Any = {"batch_size": COUNT, "shuffle": False, "order": shardio.Order(unit=1)}
 
 
 @pytest.mark.parametrize("loader", [*LOADERS, "mixture"])

@@ -647,7 +647,7 @@ def private():
 storage = locate(sys.argv[1])
 reader = Reader(storage, manifest.load(storage))
 def run(buffer):
-    epoch = Epoch(reader.manifest.shard_records, seed=0, epoch=0, canonical_workers=64,
+    epoch = Epoch(reader.manifest.shard_records, seed=0, epoch=0, spans=64,
                   unit=8, shuffle_buffer=buffer)
     got = Fetch(reader, Partition(epoch, 64))
     most = 0

@@ -20,12 +20,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.reading import drain
-from support.small_datasets import flip, jpeg, make, payload, shard_files
+from support.small_datasets import flip, grouped, jpeg, make, payload, shard_files
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset.decode import Work
+from shardio.dataset.decode import Progress
 from shardio.dataset.mixture import Mixture
 from shardio.dataset.ranks import Consumers
 from shardio.order import rng
@@ -56,8 +56,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def opened(folder: Path, **options: Any) -> ShardDataset:
-    given = {"shuffle_buffer": 10, "canonical_workers": 4, "batch_size": 8} | options
-    return ShardDataset(folder, fields=("__key__",), decode=None, **given)
+    given = {"shuffle_buffer": 10, "spans": 4, "batch_size": 8} | options
+    return ShardDataset(folder, fields=("__key__",), decode=None, **grouped(given))
 
 
 def mixed(
@@ -118,7 +118,7 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
         dataset.counts,
         seed=seed,
         epoch=number,
-        canonical_workers=options.canonical_workers,
+        spans=options.spans,
         unit=options.unit,
         shuffle_buffer=options.shuffle_buffer,
     )
@@ -256,7 +256,7 @@ def consumer(
     found = []
     for items in itertools.chain.from_iterable(itertools.zip_longest(*each)):
         if items is not None:
-            keys = [items.make(row, Work())[0] for row in items.rows]
+            keys = [items.make(row, Progress())[0] for row in items.rows]
             assert len(keys) == items.size
             found.append((keys, items.valid))
     return found
@@ -286,7 +286,7 @@ def mixtures(draw: Any) -> dict[str, Any]:
         "epoch": draw(st.integers(0, 3)),
         "options": {
             "shuffle_buffer": draw(st.sampled_from([2, 10, "all"])),
-            "canonical_workers": draw(st.sampled_from([1, 2, 4, 64])),
+            "spans": draw(st.sampled_from([1, 2, 4, 64])),
             "where": draw(st.none() | st.just({"label": lambda c: c >= 0})),
         },
     }
@@ -690,7 +690,9 @@ def test_options_that_were_not_given_come_from_the_state(folders: list[Path]) ->
     def new(**options: Any) -> Mixture:
         return ShardDataset.mix(
             [
-                ShardDataset(folder, batch_size=8, fields=("__key__",), decode=None, **options)
+                ShardDataset(
+                    folder, batch_size=8, fields=("__key__",), decode=None, **grouped(options)
+                )
                 for folder in folders[:1] + folders[2:]
             ],
             length=60,

@@ -38,7 +38,7 @@ laws = st.fixed_dictionaries(
         "counts": shards,
         "seed": st.one_of(st.integers(0, 5), st.integers(0, M64)),
         "epoch": st.integers(0, 3),
-        "canonical_workers": st.integers(1, 9),
+        "spans": st.integers(1, 9),
         "unit": st.integers(1, 5),
         "shuffle_buffer": st.one_of(st.just("all"), st.integers(2, 12), st.integers(2, 200)),
         "tail": st.sampled_from(TAILS),
@@ -58,7 +58,7 @@ def test_one_order_whoever_reads_it_and_wherever_they_go_on(law: dict[str, Any])
     first_options = RequestedOptions(batch_size=rows, **law).resolve(100.0)
     epoch = first_options.epoch(np.array(counts, np.int64), number)
     virtual, order = naive_epoch(
-        counts, law["seed"], number, epoch.canonical_workers, epoch.unit, epoch.shuffle_buffer
+        counts, law["seed"], number, epoch.spans, epoch.unit, epoch.shuffle_buffer
     )
     tail: Tail = law["tail"]
     known = records // rows * rows if tail == "drop" else records
@@ -100,7 +100,7 @@ def test_one_order_whoever_reads_it_and_wherever_they_go_on(law: dict[str, Any])
     assert found == expected  # so each record exactly once, but for those that drop leaves out
     assert Counter(r for batch in found for r in batch) <= Counter(virtual)
     # A record is never handed out before it has entered its span's window.
-    for span in range(min(epoch.canonical_workers, max(1, epoch.units))):
+    for span in range(min(epoch.spans, max(1, epoch.units))):
         one_span = epoch.span_order(span)
         out = one_span.take(one_span.n)
         assert (out < np.arange(one_span.n) + max(1, one_span.window)).all()
@@ -126,7 +126,7 @@ def test_a_worker_goes_on_after_its_own_batches(
 
 
 def test_any_range_of_the_flat_order_is_made_of_draws() -> None:
-    requested = RequestedOptions(batch_size=6, canonical_workers=4, unit=3, shuffle_buffer=9)
+    requested = RequestedOptions(batch_size=6, spans=4, unit=3, shuffle_buffer=9)
     options = requested.resolve(1.0)
     epoch = options.epoch(np.array([20, 0, 31]), 2)
     flat = [
@@ -159,7 +159,7 @@ def test_real_loaders_obey_the_law(packed: Packed, part: int) -> None:
         unit = int(random.integers(1, 4))
         options: dict[str, Any] = {
             "unit": unit,
-            "canonical_workers": int(random.integers(1, 12)),
+            "spans": int(random.integers(1, 12)),
             "shuffle_buffer": [2, 5, 40, "all"][random.integers(4)],
             "tail": ["pad", "exact"][random.integers(2)],
             "seed": int(random.integers(100)),

@@ -24,11 +24,20 @@ from support.raw_pixels import encoded, packed, raw_data, raw_sample, same, scen
 from support.small_datasets import flip, make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, collate, native
+from shardio import (
+    CenterCrop,
+    Order,
+    RandomResizedCrop,
+    ShardDataset,
+    ShardLoader,
+    collate,
+    native,
+)
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
-from shardio.dataset.decode import Work
+from shardio.dataset.decode import Progress
 from shardio.dataset.fetch import Fetch
+from shardio.dataset.ranks import Consumers
 from shardio.errors import (
     CollateError,
     DamageError,
@@ -493,8 +502,8 @@ def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
     for rows, again in zip(at_once, by_item, strict=True):
-        whole = data._whole(at_once, rows, empty)
-        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
+        whole = data._raw.batch(at_once, rows, empty)
+        items = [data._made(data.seed, 0, False, row, Progress()) for row in by_item.rows(again)]
         yield whole, collate(items), at_once.policy
 
 
@@ -508,8 +517,7 @@ def test_a_batch_at_once_is_the_batch_of_its_items(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=8,
-        unit=4,
-        canonical_workers=4,
+        order=Order(unit=4, spans=4),
         fields=("score", "image", "label", "good", "label"),
         decode="numpy",
         shuffle_buffer=buffer,
@@ -581,7 +589,7 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
         fetch = Fetch(fresh._reader, fresh.share_of(0))
         [rows] = fetch
         with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
-            fresh._whole(fetch, rows, empty)
+            fresh._raw.batch(fetch, rows, empty)
         with pytest.raises(DamageError) as ordinary:
             fresh._reader.shard(0).read(2)
         assert str(raised.value) == str(ordinary.value)
@@ -613,13 +621,13 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
     data = ShardDataset(
         tmp_path / "out",
         batch_size=6,
-        unit=1,
+        order=Order(unit=1),
         shuffle=False,
         fields=("image", "label", "score"),
         decode="numpy",
     )
     at_once = Fetch(data._reader, data.share_of(0))
-    made = [data._whole(at_once, rows, empty) for rows in at_once]
+    made = [data._raw.batch(at_once, rows, empty) for rows in at_once]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
         # And it comes nevertheless, or what makes the record unlike the others is said.
@@ -674,7 +682,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
         fetch = Fetch(data._reader, data.share_of(0))
         for rows in fetch:
-            data._whole(fetch, rows, empty)
+            data._raw.batch(fetch, rows, empty)
 
 
 @pytest.mark.parametrize(
@@ -696,10 +704,11 @@ def test_other_datasets_are_read_the_ordinary_way(tmp_path: Path, options: dict[
     raw_data(tmp_path / "out", [6])
     usual = {"batch_size": 6, "fields": ("image", "label"), "decode": "numpy"}
     data = ShardDataset(tmp_path / "out", **usual | options)
-    fetch = Fetch(data._reader, data.share_of(0))
-    assert all(data._whole(fetch, rows, empty) is None for rows in fetch)
+    pending = data.read_batches(data.share_of(0), Consumers(1, 1))
+    assert all(one.at_once is None or one.at_once(empty) is None for one in pending)
     data = ShardDataset(tmp_path / "out", **usual)
-    assert data._whole(fetch, next(iter(Fetch(data._reader, data.share_of(0)))), empty) is not None
+    [one] = data.read_batches(data.share_of(0), Consumers(1, 1))
+    assert one.at_once is not None and one.at_once(empty) is not None
 
 
 def test_no_memory_is_taken_for_pixels_that_are_not_there(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from support.reading import COUNTS, KEYS, batches, flat, keyed
-from support.small_datasets import jpeg
+from support.small_datasets import grouped, jpeg
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardio import EpochError, OptionError, RandomResizedCrop, ShardDataset, StateError
+from shardio import EpochError, OptionError, Order, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset.window import Buffer
 
 Packed = Callable[..., Path]
@@ -177,7 +177,7 @@ def test_options_that_were_not_given_come_from_the_state(packed: Packed) -> None
     folder = packed(COUNTS)
     before = [
         ShardDataset(folder, batch_size=6, fields=("__key__",), decode=None, seed=9, tail="drop",
-                     shuffle_buffer=40, canonical_workers=5, rank=rank, world_size=4)
+                     shuffle_buffer=40, order=Order(spans=5), rank=rank, world_size=4)
         for rank in range(4)
     ]  # fmt: skip
     whole = [flat(list(step)) for step in zip(*map(batches, before), strict=True)]
@@ -189,13 +189,12 @@ def test_options_that_were_not_given_come_from_the_state(packed: Packed) -> None
         )
         for rank in range(2)
     ]
-    assert (after[0].unit, before[0].unit) == (6, 3)
+    assert (after[0].order.unit, before[0].order.unit) == (6, 3)
     for dataset in after:
         dataset.load_state_dict(state)
     one = after[0]
-    assert (one.unit, one.seed, one.tail, one.shuffle_buffer, one.canonical_workers) == (
-        *(3, 9, "drop", 40, 5),
-    )
+    assert (one.seed, one.tail, one.shuffle_buffer) == (9, "drop", 40)
+    assert one.order == Order(spans=5, unit=3)
     assert [flat(list(step)) for step in zip(*map(batches, after), strict=True)] == whole[2:]
 
 
@@ -406,7 +405,7 @@ def test_a_state_of_something_else_is_refused(packed: Packed, tmp_path: Path) ->
         ({"epoch": None}, "the state's epoch is None"),
         ({"unit": 3}, "does not fit: unit is 3, which does not divide batch_size 8"),
         ({"tail": "best"}, "tail is 'best'"),
-        ({"canonical_workers": 0}, "canonical_workers is 0"),
+        ({"canonical_workers": 0}, "spans is 0"),
         ({"shuffle_buffer": None}, "shuffle_buffer"),
         ({"seed": 1.5}, "seed is 1.5"),
     ]:
@@ -421,16 +420,16 @@ def test_a_state_of_something_else_is_refused(packed: Packed, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "value"),
     [("seed", 2), ("shuffle_buffer", 31), ("shuffle_buffer", "all"), ("tail", "drop"), ("unit", 4),
-     ("canonical_workers", 7)],
+     ("spans", 7)],
 )  # fmt: skip
 def test_an_option_that_was_given_otherwise_is_refused(
     packed: Packed, name: str, value: Any
 ) -> None:
     folder = packed(COUNTS)
-    given: dict[str, Any] = {"seed": 1, "shuffle_buffer": 30, "canonical_workers": 8, "unit": 2}
-    state = ShardDataset(folder, batch_size=8, **given).state_dict(steps=1)
-    ShardDataset(folder, batch_size=8, **given).load_state_dict(state)
-    other = ShardDataset(folder, batch_size=8, **{name: value})
+    given: dict[str, Any] = {"seed": 1, "shuffle_buffer": 30, "spans": 8, "unit": 2}
+    state = ShardDataset(folder, batch_size=8, **grouped(given)).state_dict(steps=1)
+    ShardDataset(folder, batch_size=8, **grouped(given)).load_state_dict(state)
+    other = ShardDataset(folder, batch_size=8, **grouped({name: value}))
     with pytest.raises(StateError, match=f"^{name} is {value!r}, but the state was saved with"):
         other.load_state_dict(state)
 
@@ -636,8 +635,7 @@ def test_numpy_integers_make_plain_states(packed: Packed) -> None:
         folder,
         batch_size=8,
         seed=np.int64(3),  # type: ignore[arg-type]
-        unit=np.int32(2),  # type: ignore[arg-type]
-        canonical_workers=np.int64(4),  # type: ignore[arg-type]
+        order=Order(unit=np.int32(2), spans=np.int64(4)),  # type: ignore[arg-type]
         shuffle_buffer=np.int64(30),  # type: ignore[arg-type]
     )
     state = through_json(dataset.state_dict(steps=1))

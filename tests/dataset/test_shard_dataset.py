@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing
 from PIL import Image
 from support.reading import COUNTS, KEYS, N, batches, drain, flat, keyed
-from support.small_datasets import CLASSES, flip, jpeg, payload, shard_files
+from support.small_datasets import CLASSES, flip, grouped, jpeg, payload, shard_files
 from torch.utils.data import DataLoader
 
 import shardio
@@ -189,7 +189,7 @@ def test_going_on_without_a_shuffle(packed: Packed) -> None:
         ({"shuffle_buffer": 0}, "shuffle_buffer is 0, which shuffles nothing: give shuffle=False"),
         ({"shuffle_buffer": 1}, "shuffle_buffer is 1, which shuffles nothing: give shuffle=False"),
         ({"shuffle": False, "shuffle_buffer": 50}, "shuffle_buffer is 50: leave one of them out"),
-        ({"shuffle": False, "canonical_workers": 4}, "canonical_workers is 4: leave one of them"),
+        ({"shuffle": False, "spans": 4}, "spans is 4: leave one of them"),
         ({"shuffle": "all"}, "shuffle is 'all': expected True or False"),
         ({"shuffle": 0}, "shuffle is 0: expected True or False"),
         ({"shuffle": np.False_, "shuffle_buffer": 50}, "shuffle_buffer is 50: leave one of them"),
@@ -200,12 +200,12 @@ def test_there_is_one_way_not_to_shuffle(
     packed: Packed, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
-        ShardDataset(packed([5]), **options)
+        ShardDataset(packed([5]), **grouped(options))
 
 
 def test_tune_without_a_shuffle_is_of_the_default_spans(packed: Packed) -> None:
     found = shardio.tune(ShardDataset(packed([50]), batch_size=8, shuffle=False))
-    assert "canonical_workers" not in found.call
+    assert "spans" not in found.call
 
 
 @pytest.mark.parametrize("name", ["drop_last", "remote", "local", "shuffle_size", "num_workers"])
@@ -214,6 +214,37 @@ def test_names_that_others_have_are_answered(packed: Packed, name: str) -> None:
         ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'bread'"):
         ShardDataset(packed([5]), bread=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["root", "buffer_bytes", "verify_open", "max_pixels"])
+def test_options_of_storage_are_given_in_one(packed: Packed, name: str) -> None:
+    advice = re.escape(f"give storage=shardio.Storage({name}=...)")
+    with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: {advice}$"):
+        ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=rf"^shardio\.open takes no {name}: {advice}$"):
+        shardio.open(packed([5]), **{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("canonical_workers", "spans"), ("spans", "spans"), ("unit", "unit")]
+)
+def test_options_of_the_order_are_given_in_one(packed: Packed, name: str, field: str) -> None:
+    advice = re.escape(f"give order=shardio.Order({field}=...)")
+    with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: {advice}$"):
+        ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
+
+
+def test_options_in_one_are_checked_when_they_are_made() -> None:
+    for wrong in (
+        lambda: shardio.Order(spans=0),
+        lambda: shardio.Order(unit=True),
+        lambda: shardio.Storage(buffer_bytes="lots"),
+        lambda: shardio.Storage(max_pixels=1.5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(OptionError, match=r"is|no size"):
+            wrong()
+    assert shardio.Storage(buffer_bytes="1GiB") == shardio.Storage(buffer_bytes=1 << 30)
+    assert pickle.loads(pickle.dumps(shardio.Order(unit=4))) == shardio.Order(unit=4)
 
 
 def test_a_split_is_opened_by_its_name(packed: Packed, tmp_path: Path) -> None:
@@ -698,7 +729,7 @@ def _odd_collate(samples: list[Any]) -> Any:
         ({"unit": 4}, "unit is 4: expected 1 without a batch_size"),
         ({"tail": "none"}, "tail is 'none'"),
         ({"seed": -1}, "seed is -1"),
-        ({"canonical_workers": 0}, "canonical_workers is 0"),
+        ({"spans": 0}, "spans is 0"),
         ({"shuffle_buffer": -1}, "shuffle_buffer is -1"),
         ({"shuffle_buffer": "many"}, "'many'"),
         ({"shuffle_buffer": "512"}, "shuffle_buffer is '512'"),
@@ -712,8 +743,13 @@ def _odd_collate(samples: list[Any]) -> Any:
         ({"batch_size": "4"}, "batch_size is '4': expected a whole number"),
         ({"batch_size": 4.0, "unit": 2}, "batch_size is 4.0: expected a whole number"),
         ({"batch_size": 4, "unit": 2.0}, "unit is 2.0: expected a whole number"),
-        ({"canonical_workers": "64"}, "canonical_workers is '64': expected a whole number"),
+        ({"spans": "64"}, "spans is '64': expected a whole number"),
         ({"rank": "0", "world_size": 1}, "rank is '0': expected a whole number"),
+        ({"order": 8}, "order is 8: expected shardio.Order(...)"),
+        ({"storage": "/data"}, "storage is '/data': expected shardio.Storage(...)"),
+        ({"root": 3}, "root is 3: expected a directory"),
+        ({"verify_open": "no"}, "verify_open is 'no': expected True or False"),
+        ({"max_pixels": 0}, "max_pixels is 0: expected a whole number, 1 or more"),
         ({"transform": 3}, "transform is 3"),
         ({"target_transform": 3}, "target_transform is 3"),
         ({"collate_fn": 3}, "collate_fn is 3"),
@@ -725,7 +761,7 @@ def test_wrong_options_are_told_at_once(
     packed: Packed, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
-        ShardDataset(packed(COUNTS), **options)
+        ShardDataset(packed(COUNTS), **grouped(options))
 
 
 def test_what_is_no_dataset_is_told(packed: Packed, tmp_path: Path) -> None:
@@ -754,5 +790,5 @@ def test_errors_of_storage_are_ours(packed: Packed, monkeypatch: pytest.MonkeyPa
 
 def test_the_default_unit_mixes_spans(packed: Packed) -> None:
     folder = packed([5])
-    assert keyed(folder, batch_size=256).unit == default_unit(256) == 32
-    assert keyed(folder).unit == 1
+    assert keyed(folder, batch_size=256).order.unit == default_unit(256) == 32
+    assert keyed(folder).order.unit == 1

@@ -245,7 +245,7 @@ class Made:
 
     def stream(self, **options: Any) -> ShardDataset:
         """Yields keys only: a batch is a list of them."""
-        order = {"seed": 3, "shuffle_buffer": 40, "canonical_workers": 5, "unit": 2}
+        order = {"seed": 3, "shuffle_buffer": 40, "spans": 5, "unit": 2}
         given = {"batch_size": 8, "fields": (KEY,), "decode": None} | order
         return ShardDataset(self.folder, **of_order(given | options))
 
@@ -604,8 +604,8 @@ def test_killed_readers_leave_nothing(made: Made) -> None:
 
 
 def test_it_opens_without_the_check_at_opening(made: Made, copy: Path) -> None:
-    assert list(made.open(verify_open=False)) == made.samples
+    assert list(made.open(storage=shardio.Storage(verify_open=False))) == made.samples
     stream = made.stream(verify_open=False)
     assert batches(pickle.loads(pickle.dumps(stream)), 1) == batches(made.stream())
     with pytest.raises(DamageError, match=str(damaged(copy, made.samples[140])[0])):
-        list(shardio.open(copy, decode=None, verify_open=False))
+        list(shardio.open(copy, decode=None, storage=shardio.Storage(verify_open=False)))

@@ -89,10 +89,11 @@ def test_an_epoch_is_that_of_the_packed_one(
     index(folder, out=tmp_path / "idx")
 
     def batches(path: Path, workers: int, **more: Any) -> list[Any]:
-        root = {"root": folder} if path.name == "idx" else {}
+        storage = library.Storage(root=folder if path.name == "idx" else None)
         dataset = ShardDataset(
-            path, batch_size=4, decode=None, collate_fn=list, shuffle_buffer=16, seed=3, **root
-        )
+            *(path,), batch_size=4, decode=None, collate_fn=list, shuffle_buffer=16, seed=3,
+            storage=storage,
+        )  # fmt: skip
         return list(DataLoader(dataset, batch_size=None, num_workers=workers, **more))
 
     expected = batches(tmp_path / "packed", 0)
@@ -139,7 +140,7 @@ def test_all_commands_work_on_it(folder: Path, tmp_path: Path) -> None:
     assert shardio("verify", idx, *here, "--decode").stdout.endswith("all as packed\n")
     assert "47 records" in shardio("explain", idx, *here, "--batch-size", "4").stdout
     call = shardio("tune", idx, *here, "--batch-size", "4", "--quiet").stdout
-    assert call.startswith(f'ShardDataset("{idx}", root="{folder}", batch_size=4')
+    assert call.startswith(f'ShardDataset("{idx}", storage=Storage(root="{folder}"), batch_size=4')
     before = {key: data for key, data in content(folder).items() if data is not None}
     for command in ("unpack",), ("export", "--format", "imagefolder"):
         back = tmp_path / command[0]
@@ -340,7 +341,9 @@ def test_splits_are_indexed_each_by_the_commands_that_the_error_names(tmp_path: 
     assert [command[:2] for command in commands] == [["shardio", "index"]] * 2
     for command in commands:
         shardio(*command[1:])
-    val = library.open(tmp_path / "idx" / "val", root=folder / "val", decode=None)
+    val = library.open(
+        tmp_path / "idx" / "val", storage=library.Storage(root=folder / "val"), decode=None
+    )
     assert val.classes == ["a", "b", "c"]
     assert sorted((s["__key__"], s["label"]) for s in val) == [("a/0.jpg", 0), ("c/0.jpg", 2)]
     library.pack(folder, tmp_path / "packed", jobs=1)

@@ -27,7 +27,7 @@ from support.packing import grouped
 from support.trees import content, environment, images, plant, shardio
 from torch.utils.data import DataLoader
 
-from shardio import ShardDataset, Writer, pack
+from shardio import ShardDataset, Storage, Writer, pack
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     DamageError,
@@ -835,8 +835,8 @@ def test_verify_open_turns_the_check_off(packed: Path, tmp_path: Path) -> None:
     shutil.copytree(packed, folder)
     for path in folder.glob("*.lmdb"):
         flip(path, 100)
-    assert len(list(sequences.open(folder, decode=None, verify_open=False))) == 37
-    dataset = ShardDataset(folder, decode=None, verify_open=False)
+    assert len(list(sequences.open(folder, decode=None, storage=Storage(verify_open=False)))) == 37
+    dataset = ShardDataset(folder, decode=None, storage=Storage(verify_open=False))
     assert len(list(pickle.loads(pickle.dumps(dataset)))) == 37
     for opened in (sequences.stored(folder), ShardDataset(folder, decode=None)):
         with pytest.raises(DamageError, match="a meta page at byte 0 differs"):

@@ -35,7 +35,8 @@ from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
 from shardio.storage.location import locate
-from shardio.tuning.explain import explain_manifest
+from shardio.tuning.cost import Job
+from shardio.tuning.explain import explain_job
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
@@ -683,7 +684,7 @@ def test_files_that_disagree_on_classes_are_refused(tmp_path: Path) -> None:
 def explained(folder: Path, available: int, **options: Any) -> Any:
     made = manifest.load(locate(folder))
     given = RequestedOptions(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
-    return explain_manifest(made, given, available_bytes=available)
+    return explain_job(Job(made, given, available_bytes=available))
 
 
 def row_group_warnings(found: Any) -> list[Any]:
@@ -712,7 +713,7 @@ def test_explain_warns_where_row_groups_are_decoded_again(
     index(tmp_path)
     group = manifest.load(locate(tmp_path)).options["row_group"]
     assert group["rows"] == 10 and 90_000 <= group["bytes"] < 91_000
-    few = {"canonical_workers": 2, "unit": 4}
+    few = {"spans": 2, "unit": 4}
     [told] = row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer=100, **few))
     assert "from about 22 row groups at once" in told.what  # 2 spans of 1 + 2 * 50 / 10
     assert "shardio pack DIR OUT" in told.mend
@@ -720,7 +721,7 @@ def test_explain_warns_where_row_groups_are_decoded_again(
     assert f"shuffle_buffer={fitting}" in told.mend and 8 <= fitting < 100
     assert not row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer=fitting, **few))
     assert not row_group_warnings(explained(tmp_path, 4 * 2_100_000, shuffle_buffer=100, **few))
-    [spans] = row_group_warnings(explained(tmp_path, 4 * 500_000, canonical_workers=16))
+    [spans] = row_group_warnings(explained(tmp_path, 4 * 500_000, spans=16))
     assert spans.change == {} and "40 row groups" in spans.what  # no window makes 16 spans fit
     assert row_group_warnings(explained(tmp_path, 4 * 500_000, shuffle_buffer="all"))
     assert not row_group_warnings(explained(tmp_path, 4 * 4_000_000, shuffle_buffer="all"))

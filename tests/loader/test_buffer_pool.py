@@ -246,7 +246,7 @@ def test_a_buffer_that_is_given_back_leaves_no_descriptor_and_no_mapping() -> No
     assert descriptors() > before and mapped_bytes() > mapped
     for buffer in taken:
         buffer.hand_over()
-        buffers.free(buffer.number, keep=False)
+        buffers.free(buffer.number, reuse=False)
     assert buffers.bytes == 0
     del taken, buffer
     assert (descriptors(), mapped_bytes()) == (before, mapped)
@@ -263,7 +263,7 @@ def test_a_batch_that_dies_after_all_buffers_were_closed_is_no_error() -> None:
     del array
 
 
-def test_what_the_maker_itself_keeps_of_a_batch_is_not_overwritten() -> None:
+def test_what_the_builder_itself_keeps_of_a_batch_is_not_overwritten() -> None:
     """A collate_fn may mix each batch with the one before, which it keeps."""
     buffers = BufferPool()
     buffer = buffers.take()
@@ -283,7 +283,7 @@ def test_what_the_maker_itself_keeps_of_a_batch_is_not_overwritten() -> None:
 # --- in the process that uses the batches ---------------------------------------------------
 
 
-def test_the_user_sees_what_the_maker_writes_also_after_growth() -> None:
+def test_the_user_sees_what_the_builder_writes_also_after_growth() -> None:
     buffer = Buffer(0, 0)
     buffer.begin()
     buffer.place(10)[1][:] = 1

@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.errors import OptionError, StateError, StorageError
 from shardio.loader import pinned
-from shardio.loader.device import DeviceBatch, DevicePrefetcher, Target, Transfer, prefetch
+from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
 from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
+from shardio.loader.transfer import DeviceBatch, Transfer
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -41,7 +42,7 @@ class Pair(NamedTuple):
     labels: Any
 
 
-class Made(NamedTuple):
+class Stats(NamedTuple):
     rows: int = 0
     device_s: float = 0.0
 
@@ -223,7 +224,7 @@ class Readiness:
 
 def test_a_batch_that_is_there_does_not_wait_for_one_that_is_not() -> None:
     source = Readiness(5)
-    ahead = DevicePrefetcher(source, Target("cpu", ahead=2))
+    ahead = DevicePrefetcher(source, Target(DeviceOptions("cpu", ahead=2)))
     assert int(next(ahead)) == 1 and source.given == 1
     source.there = 9
     assert int(next(ahead)) == 2 and source.given == 4  # two ahead, and no more
@@ -322,7 +323,7 @@ class Slow(Transfer):
     """A transfer whose copies take as long as the test wants."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(torch.device("cpu"), target.images, False)
+        super().__init__(torch.device("cpu"), target.images)
         self.done, self.waits = False, 0
 
     def send(self, batch: Any) -> DeviceBatch:
@@ -333,7 +334,7 @@ class Source:
     """An iterator that keeps nothing of its batches, and says which ones others keep."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.batch_stats = count, Made()
+        self.count, self.batch_stats = count, Stats()
         self.given: deque[weakref.ref[torch.Tensor]] = deque()
 
     def __iter__(self) -> Source:
@@ -344,7 +345,7 @@ class Source:
             raise StopIteration
         images, labels = pictures(), torch.tensor([len(self.given)])
         self.given.append(weakref.ref(images))
-        self.batch_stats = Made(rows=len(self.given))
+        self.batch_stats = Stats(rows=len(self.given))
         return images, labels
 
     @property
@@ -353,7 +354,7 @@ class Source:
 
 
 def slow(count: int, ahead: int) -> tuple[Source, Slow, DevicePrefetcher]:
-    target, source = Target("cpu", ahead=ahead), Source(count)
+    target, source = Target(DeviceOptions("cpu", ahead=ahead)), Source(count)
     target._transfer = way = Slow(target)
     return source, way, DevicePrefetcher(source, target)
 
@@ -417,10 +418,10 @@ def test_of_a_loader_that_does_not_say_nothing_is_made_up() -> None:
 class Plain(pinned.StagingBuffers):
     """Staging in memory that is not page-locked; all but the locking runs without a GPU."""
 
-    made = 0
+    locked = 0
 
     def _locked(self, size: int) -> torch.Tensor:
-        self.made += 1
+        self.locked += 1
         return torch.full((size,), 0xAA, dtype=torch.uint8)
 
 
@@ -458,9 +459,9 @@ def test_a_staging_buffer_is_used_again_when_it_is_given_back() -> None:
     assert staging.stage([pictures(2)])[1] is first  # the last batch is smaller
     staging.give_back(first)
     staging.give_back(second)
-    assert staging.made == 2
+    assert staging.locked == 2
     _, larger = staging.stage([pictures(90)])
-    assert staging.made == 3 and larger is not None
+    assert staging.locked == 3 and larger is not None
     assert staging.bytes == larger.numel()  # the small ones are let go
 
 
@@ -643,7 +644,8 @@ def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
     assert page_lock(memory.data_ptr(), 4096) is False
     page_unlock(memory.data_ptr())
     assert locked_bytes() == 0 and not is_page_locked(memory)
-    assert not Target("cpu").locks_pages and Target("cpu").staging_bytes == 0
+    target = Target(DeviceOptions("cpu"))
+    assert not target.locks_pages and target.staging_bytes == 0
 
 
 def test_what_was_locked_is_known_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -706,8 +708,8 @@ def test_batches_let_go_while_the_gpu_is_behind_are_not_overwritten() -> None:
 @gpu
 def test_the_host_may_write_to_its_batch_once_it_was_let_go() -> None:
     """As the ring of ShardLoader does, with memory that page_lock has locked."""
-    slots = 4
-    memory = torch.zeros(slots, 1 << 22, dtype=torch.uint8)
+    buffers = 4
+    memory = torch.zeros(buffers, 1 << 22, dtype=torch.uint8)
     assert page_lock(memory.data_ptr(), memory.numel())
     try:
         assert is_page_locked(memory[1]) and memory.is_pinned()
@@ -716,10 +718,10 @@ def test_the_host_may_write_to_its_batch_once_it_was_let_go() -> None:
         def source() -> Iterator[Any]:
             views: dict[int, weakref.ref[torch.Tensor]] = {}
             for i in range(40):
-                slot = next(s for s in range(slots) if s not in views or views[s]() is None)
-                view = torch.from_numpy(memory[slot].numpy())
+                buffer = next(s for s in range(buffers) if s not in views or views[s]() is None)
+                view = torch.from_numpy(memory[buffer].numpy())
                 view.fill_(i)
-                views[slot] = weakref.ref(view)
+                views[buffer] = weakref.ref(view)
                 yield view
                 del view
 

@@ -12,7 +12,15 @@ import torch
 from support import small_datasets
 
 import shardio
-from shardio import CenterCrop, OptionError, RandomResizedCrop, ShardDataset, ShardLoader, Writer
+from shardio import (
+    CenterCrop,
+    OptionError,
+    Order,
+    RandomResizedCrop,
+    ShardDataset,
+    ShardLoader,
+    Writer,
+)
 from shardio.loader import resident as module
 from shardio.order.epoch import Epoch
 
@@ -81,7 +89,7 @@ def test_batches_are_those_of_the_dataset(
             tail=tail,
             rank=ranks[0],
             world_size=ranks[1],
-            canonical_workers=5,
+            order=Order(spans=5),
         )
     )
 
@@ -180,9 +188,7 @@ def test_what_cannot_be_resident_is_refused(
     with pytest.raises(OptionError, match="say on which"):
         ShardLoader(dataset, resident="device")
     monkeypatch.setattr(module, "memory_available", lambda: 1000)
-    monkeypatch.setattr(
-        module._Column, "allocate", lambda self: pytest.fail("before it is checked")
-    )
+    monkeypatch.setattr(module._Column, "put", lambda *_: pytest.fail("before it is checked"))
     with pytest.raises(OptionError, match=r"101 decoded records take 14.2 KiB, and 1,000 B"):
         next(iter(ShardLoader(dataset, num_workers=0, threads=0, resident="ram")))
 
@@ -270,7 +276,7 @@ def test_the_flat_order_is_that_of_the_batches() -> None:
             np.array([records // 2, records - records // 2]),
             seed=3,
             epoch=1,
-            canonical_workers=spans,
+            spans=spans,
             unit=unit,
             shuffle_buffer=buffer,
         )

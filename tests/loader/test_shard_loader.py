@@ -51,10 +51,11 @@ from shardio import (
 from shardio.dataset.ranks import consumers
 from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
-from shardio.loader import in_process as here
-from shardio.loader import worker_pool as workers
-from shardio.loader.base import Pass
+from shardio.loader.base import Pass, PoolOptions
 from shardio.loader.buffer_pool import MappedBuffer
+from shardio.loader.in_process import InProcessWorkers
+from shardio.loader.worker_connection import LOOK, WorkerConnection
+from shardio.loader.worker_pool import WorkerProcesses
 from shardio.loader.worker_process import Sent
 
 Packed = Callable[..., Path]
@@ -67,9 +68,13 @@ STEPS = -(-N // BATCH)
 LIMIT_S = 60  # of what takes milliseconds, or, with a program, seconds
 
 # (workers, threads): one thread in the loop, some beside it, processes of one and of more.
-CREWS = [(0, 0), (0, 2), (2, 2)]
-EACH_CREW = pytest.mark.parametrize("crew", CREWS, ids=lambda crew: f"{crew[0]}x{crew[1]}")
-ONE_OF_EACH = pytest.mark.parametrize("crew", [(0, 0), (0, 1), (2, 2)], ids=["loop", "0x1", "2x2"])
+POOLS = [(0, 0), (0, 2), (2, 2)]
+EACH_POOL = pytest.mark.parametrize(
+    "workers", POOLS, ids=lambda workers: f"{workers[0]}x{workers[1]}"
+)
+ONE_OF_EACH = pytest.mark.parametrize(
+    "workers", [(0, 0), (0, 1), (2, 2)], ids=["loop", "0x1", "2x2"]
+)
 
 
 # --- what batches are made of ---------------------------------------------------------------
@@ -187,7 +192,7 @@ REAL: dict[str, dict[str, Any]] = {
 
 
 def stream(folder: Path, **options: Any) -> ShardDataset:
-    given = {"batch_size": BATCH, "shuffle_buffer": 30, "canonical_workers": 8} | options
+    given = {"batch_size": BATCH, "shuffle_buffer": 30, "spans": 8} | options
     return ShardDataset(folder, **of_order(given))
 
 
@@ -240,35 +245,39 @@ def labels(batches: Any) -> list[list[int]]:
     return [batch[0][:, 0, 0, 0].tolist() for batch in batches]
 
 
-def made_by(loader: ShardLoader) -> Any:
-    crew = loader._pool
-    assert crew is not None
-    return crew
+def pool_of(loader: ShardLoader) -> Any:
+    pool = loader._pool
+    assert pool is not None
+    return pool
 
 
 # --- the same batches -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crew", [(0, 0), (2, 2)], ids=["loop", "2x2"])
+@pytest.mark.parametrize("workers", [(0, 0), (2, 2)], ids=["loop", "2x2"])
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_batches_are_those_of_the_dataset(
-    packed: Packed, options: dict[str, Any], crew: tuple[int, int]
+    packed: Packed, options: dict[str, Any], workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     expected = list(stream(folder, **options))
-    with ShardLoader(stream(folder, **options), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(
+        stream(folder, **options), num_workers=workers[0], threads=workers[1]
+    ) as loader:
         assert len(loader) == len(expected) == loader.remaining
         assert_same(loader, expected)
 
 
-@pytest.mark.parametrize("crew", [(0, 2), (2, 2)], ids=["0x2", "2x2"])
+@pytest.mark.parametrize("workers", [(0, 2), (2, 2)], ids=["0x2", "2x2"])
 @pytest.mark.parametrize("options", REAL.values(), ids=REAL.keys())
 def test_batches_of_images_are_those_of_the_dataset(
-    packed: Packed, options: dict[str, Any], crew: tuple[int, int]
+    packed: Packed, options: dict[str, Any], workers: tuple[int, int]
 ) -> None:
     folder = packed([20, 13], image=lambda i: jpeg(i, (60, 50 + 10 * (i % 2))))
     expected = list(stream(folder, **options))
-    with ShardLoader(stream(folder, **options), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(
+        stream(folder, **options), num_workers=workers[0], threads=workers[1]
+    ) as loader:
         assert_same(loader, expected)
         loader.set_epoch(1)
         again = stream(folder, **options)
@@ -296,34 +305,38 @@ def test_batches_are_those_of_a_dataloader(packed: Packed, name: str, workers: i
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 3, 4])
-@pytest.mark.parametrize("crew", [(0, 1), (0, 4), (1, 3), (3, 1)], ids=lambda c: f"{c[0]}x{c[1]}")
-def test_any_number_of_batches_ahead(packed: Packed, prefetch: int, crew: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "workers", [(0, 1), (0, 4), (1, 3), (3, 1)], ids=lambda c: f"{c[0]}x{c[1]}"
+)
+def test_any_number_of_batches_ahead(
+    packed: Packed, prefetch: int, workers: tuple[int, int]
+) -> None:
     folder = packed(COUNTS)
     expected = list(pictures(folder))
     dataset = pictures(folder)
     with ShardLoader(
-        dataset, num_workers=crew[0], threads=crew[1], prefetch_factor=prefetch
+        dataset, num_workers=workers[0], threads=workers[1], prefetch_factor=prefetch
     ) as loader:
         assert_same(loader, expected)
 
 
-@EACH_CREW
-def test_mixtures(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_mixtures(packed: Packed, workers: tuple[int, int]) -> None:
     def mixture() -> Any:
         first = pictures(packed([30], "a"), seed=3)
         second = pictures(packed([25, 5], "b", image=lambda i: payload(i + 100)), seed=3)
         return ShardDataset.mix([first, second], [2, 1])
 
     expected = list(mixture())
-    with ShardLoader(mixture(), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(mixture(), num_workers=workers[0], threads=workers[1]) as loader:
         assert_same(loader, expected)
 
 
-@EACH_CREW
-def test_selections(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_selections(packed: Packed, workers: tuple[int, int]) -> None:
     dataset = pictures(packed(COUNTS)).select(range(5, 60, 2))
     expected = list(pictures(packed(COUNTS)).select(range(5, 60, 2)))
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
         assert_same(loader, expected)
 
 
@@ -423,12 +436,14 @@ def test_a_daemon_is_told_to_do_without_processes(
         assert labels(loader) == labels(pictures(folder))
 
 
-@EACH_CREW
-def test_threads_may_share_an_iterator(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_threads_may_share_an_iterator(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
     options = {"batch_size": 2}
     found: list[Any] = []
-    with ShardLoader(pictures(folder, **options), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(
+        pictures(folder, **options), num_workers=workers[0], threads=workers[1]
+    ) as loader:
         iterator = iter(loader)
         threads = [threading.Thread(target=lambda: found.extend(iterator)) for _ in range(4)]
         for thread in threads:
@@ -462,14 +477,14 @@ KEEP: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@EACH_CREW
+@EACH_POOL
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP.keys())
 def test_what_is_kept_is_never_overwritten(
-    packed: Packed, keep: Callable[[Any], Any], crew: tuple[int, int]
+    packed: Packed, keep: Callable[[Any], Any], workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     expected = [keep(batch).tolist() for batch in pictures(folder)]
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         kept = []
         for step, batch in enumerate(loader):
             kept.append(keep(batch))
@@ -483,12 +498,12 @@ def test_what_is_kept_is_never_overwritten(
 
 
 @pytest.mark.parametrize("copy", [False, True])
-@EACH_CREW
+@EACH_POOL
 def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
-    packed: Packed, crew: tuple[int, int], copy: bool
+    packed: Packed, workers: tuple[int, int], copy: bool
 ) -> None:
     dataset = pictures(packed(COUNTS))
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1], copy=copy) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1], copy=copy) as loader:
         for epoch in range(5):
             loader.set_epoch(epoch)
             for batch in loader:
@@ -496,17 +511,19 @@ def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
             del batch
         explained = loader.explain()
         # A thread of this process that is held up just after it handed a batch over still knows it.
-        assert 0 < explained.buffers <= explained.ring + int(crew[0] == 0 and crew[1] > 0)
+        assert 0 < explained.buffers <= explained.ring + int(workers[0] == 0 and workers[1] > 0)
 
 
-@pytest.mark.parametrize("crew", [(0, 3), (1, 3)], ids=["0x3", "1x3"])
+@pytest.mark.parametrize("workers", [(0, 3), (1, 3)], ids=["0x3", "1x3"])
 def test_the_ring_is_no_longer_for_a_built_in_transform(
-    packed: Packed, crew: tuple[int, int]
+    packed: Packed, workers: tuple[int, int]
 ) -> None:
     """Threads must not keep the rows that they wrote last."""
     folder = packed([64], image=lambda i: jpeg(i, (60, 50)))
     dataset = stream(folder, transform=CenterCrop(64), **TUPLES)
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1], prefetch_factor=1) as loader:
+    with ShardLoader(
+        dataset, num_workers=workers[0], threads=workers[1], prefetch_factor=1
+    ) as loader:
         for epoch in range(6):
             loader.set_epoch(epoch)
             for _ in loader:
@@ -530,9 +547,9 @@ def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bo
         loader.set_epoch(4)
         for _ in loader:
             pass
-        crew = made_by(loader)
-        assert sum(len(one.mapped) for one in crew._all) <= crew.ring
-        assert loader.explain().batch_bytes <= crew.ring * 2 * most / STEPS
+        ring = loader.explain().ring
+        assert sum(len(one.mapped) for one in pool_of(loader)._all) <= ring
+        assert loader.explain().batch_bytes <= ring * 2 * most / STEPS
 
 
 def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
@@ -545,10 +562,10 @@ def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
         assert len(kept) == 3 * STEPS
 
 
-@EACH_CREW
-def test_batches_may_be_written_to(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_batches_may_be_written_to(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
             dataset = pictures(folder)
@@ -580,9 +597,9 @@ def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed, room: i
     expected = list(pictures(folder, **options))
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + room, limits[1]))
     try:
-        for crew in (0, 1), (2, 1):
+        for workers in (0, 1), (2, 1):
             dataset = pictures(folder, **options)
-            with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+            with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
                 assert_same(loader, expected)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -600,12 +617,16 @@ class MixWithEarlier:
         return images, self.earlier[0].clone()
 
 
-@pytest.mark.parametrize("crew", [(0, 0), (0, 1), (1, 1)], ids=["loop", "0x1", "1x1"])
-def test_what_a_collate_fn_keeps_is_not_overwritten(packed: Packed, crew: tuple[int, int]) -> None:
+@pytest.mark.parametrize("workers", [(0, 0), (0, 1), (1, 1)], ids=["loop", "0x1", "1x1"])
+def test_what_a_collate_fn_keeps_is_not_overwritten(
+    packed: Packed, workers: tuple[int, int]
+) -> None:
     folder = packed(COUNTS)
     expected = list(pictures(folder, collate_fn=MixWithEarlier()))
     dataset = pictures(folder, collate_fn=MixWithEarlier())
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1], prefetch_factor=1) as loader:
+    with ShardLoader(
+        dataset, num_workers=workers[0], threads=workers[1], prefetch_factor=1
+    ) as loader:
         for found, one in zip(loader, expected, strict=True):
             assert differences(found, one) == ""
 
@@ -614,7 +635,7 @@ def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: P
     """The second batch is collated before a row of the first raises, and is handed to nobody."""
     folder = packed(COUNTS)
     order = labels(pictures(folder))
-    collated, kept = threading.Event(), []
+    collated, kept, raised = threading.Event(), [], []
 
     def collate_fn(samples: list[Any]) -> Any:
         batch = shardio.collate(samples)
@@ -624,7 +645,8 @@ def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: P
         return batch
 
     def decode(data: bytes) -> Any:
-        if number(data) == order[0][0] and not kept:
+        if number(data) == order[0][0] and not raised:
+            raised.append(data)
             assert collated.wait(LIMIT_S)
             raise ValueError("the first")
         return picture(data)
@@ -773,12 +795,12 @@ def expected_of(folder: Path, epoch: int, **options: Any) -> list[list[int]]:
     return labels(dataset)
 
 
-@EACH_CREW
-def test_any_sequence_of_epochs(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_any_sequence_of_epochs(packed: Packed, workers: tuple[int, int]) -> None:
     """The next epoch is guessed: by one more, or the same again; wrong guesses cost no batch."""
     folder = packed(COUNTS)
-    draw = random.Random(crew[0])
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    draw = random.Random(workers[0])
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         for epoch in (0, 1, 2, 7, 8, 3, 4, 4, 4, 5, 0, 9, 10):
             loader.set_epoch(epoch)
             with suppress(UserWarning):
@@ -803,15 +825,15 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[tuple[workers._Worker, Any]]:
+def process() -> Iterator[tuple[WorkerConnection, Any]]:
     """The trainer's end of a loader process that has buffers 0 to 2, and the other end."""
-    here, there = multiprocessing.Pipe()
+    ours, there = multiprocessing.Pipe()
     late = Late(Whereabouts(1, 1), 0, 60)
-    one = workers._Worker(0, None, here, 4, None, late)
+    one = WorkerConnection(0, None, ours, 4, None, late)
     one.mapped = {buffer: MappedBuffer(-1, 4096) for buffer in range(3)}
     one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
     there.recv_bytes()
-    with here, there:
+    with ours, there:
         yield one, there
 
 
@@ -827,7 +849,7 @@ def test_what_was_sent_of_a_pass_that_was_left_frees_its_buffers(process: Any) -
 def test_a_buffer_that_is_never_wanted_is_given_back(process: Any) -> None:
     one, there = process
     for spare, least in ((1, 0), (2, 1), (2, 2)):
-        for _ in range(workers._LOOK - 1):
+        for _ in range(LOOK - 1):
             one.note(spare)
         one.freed.append(0)
         one.more()
@@ -848,10 +870,10 @@ def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
         next(iter(DataLoader(ShardLoader(dataset, num_workers=0), batch_size=None)))  # type: ignore[arg-type]
 
 
-@EACH_CREW
-def test_leaving_early_and_iterating_again(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_leaving_early_and_iterating_again(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         for epoch, steps in enumerate((1, 0, 5, STEPS - 1, 3)):
             loader.set_epoch(epoch)
             kept = [batch for batch, _ in zip(loader, range(steps))]  # noqa: B905
@@ -860,29 +882,31 @@ def test_leaving_early_and_iterating_again(packed: Packed, crew: tuple[int, int]
         assert labels(loader) == expected_of(folder, 4)
 
 
-@EACH_CREW
+@EACH_POOL
 def test_leaving_early_gives_the_buffers_back_at_once(
-    packed: Packed, crew: tuple[int, int]
+    packed: Packed, workers: tuple[int, int]
 ) -> None:
     gc.disable()  # in forked processes, too: what a dropped pass was at must not wait for it
     try:
-        with ShardLoader(pictures(packed(COUNTS)), num_workers=crew[0], threads=crew[1]) as loader:
+        with ShardLoader(
+            pictures(packed(COUNTS)), num_workers=workers[0], threads=workers[1]
+        ) as loader:
             for epoch in range(12):
                 loader.set_epoch(2 * epoch)
                 for _batch in loader:
                     break
                 del _batch
             # One of each process: its thread may still be at the batch of a pass that was dropped.
-            assert loader.explain().buffers <= loader.explain().ring + max(1, crew[0])
+            assert loader.explain().buffers <= loader.explain().ring + max(1, workers[0])
     finally:
         gc.enable()
 
 
-@EACH_CREW
-def test_a_state_at_any_step_goes_on_exactly(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_a_state_at_any_step_goes_on_exactly(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
     expected = expected_of(folder, 3)
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         loader.set_epoch(3)
         states = [loader.state_dict()]
         for _ in loader:
@@ -922,7 +946,7 @@ def test_options_of_a_loaded_state_reach_processes_that_run(packed: Packed) -> N
     with ShardLoader(dataset, num_workers=2) as loader:
         list(loader)
         pids = loader.explain().pids
-        given = {"canonical_workers": 8} | options
+        given = {"spans": 8} | options
         loader.load_state_dict(state)
         assert labels(loader) == expected_of(folder, 2, **given)[4:]
         loader.set_epoch(3)
@@ -946,10 +970,10 @@ def test_options_of_a_mixture_s_loaded_state_reach_processes_that_run(packed: Pa
         assert labels(loader) == labels(saved)
 
 
-@EACH_CREW
-def test_another_iterator_ends_the_first(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_another_iterator_ends_the_first(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         first = iter(loader)
         next(first)
         loader.set_epoch(0)
@@ -959,10 +983,10 @@ def test_another_iterator_ends_the_first(packed: Packed, crew: tuple[int, int]) 
         assert labels(second) == labels(pictures(folder))
 
 
-@EACH_CREW
-def test_the_epoch_cannot_change_under_a_loop(packed: Packed, crew: tuple[int, int]) -> None:
+@EACH_POOL
+def test_the_epoch_cannot_change_under_a_loop(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         iterator = iter(loader)
         next(iterator)
         loader.set_epoch(1)
@@ -1070,13 +1094,13 @@ RAISED: dict[str, tuple[BaseException, bool]] = {  # and whether it can be passe
 @ONE_OF_EACH
 @pytest.mark.parametrize(("error", "passes"), RAISED.values(), ids=RAISED.keys())
 def test_what_a_transform_raises_comes_with_the_record_named(
-    packed: Packed, error: BaseException, passes: bool, crew: tuple[int, int]
+    packed: Packed, error: BaseException, passes: bool, workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     target, step = order[3][5], 3
     dataset = pictures(folder, decode=Raises(target, error))
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
         pids: list[int] = []
         for _ in range(2):  # it is raised again, and the processes are still the same
             loader.set_epoch(0)
@@ -1086,12 +1110,12 @@ def test_what_a_transform_raises_comes_with_the_record_named(
                     got += labels([next(iterator)])
             assert got == order[:step]
             named = f"k/{target:06}.jpg"
-            if passes or not crew[0]:
+            if passes or not workers[0]:
                 assert type(caught.value) is type(error) and caught.value.args == error.args
                 assert getattr(caught.value, "code", None) == getattr(error, "code", None)
                 cause = caught.value.__cause__
                 assert type(cause) is RowError and named in str(cause)
-                if crew[0]:
+                if workers[0]:
                     assert "loader process" in str(cause) and "in __call__" in str(cause)
             else:
                 assert type(error).__name__ in str(caught.value) and str(error) in str(caught.value)
@@ -1114,16 +1138,18 @@ SILENT: dict[str, BaseException] = {
 }
 
 
-@pytest.mark.parametrize("crew", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}")
+@pytest.mark.parametrize(
+    "workers", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}"
+)
 @pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
 def test_what_is_no_exception_is_an_error_that_names_the_record(
-    packed: Packed, error: BaseException, crew: tuple[int, int]
+    packed: Packed, error: BaseException, workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     target = order[3][5]
     dataset = pictures(folder, decode=Raises(target, error))
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
         for _ in range(2):  # the processes stay
             loader.set_epoch(0)
             got, iterator = [], iter(loader)
@@ -1134,7 +1160,7 @@ def test_what_is_no_exception_is_an_error_that_names_the_record(
             text = str(caught.value)
             assert f"k/{target:06}.jpg" in text and type(error).__name__ in text
             cause = caught.value.__cause__
-            assert "loader process" in str(cause) if crew[0] else type(cause) is type(error)
+            assert "loader process" in str(cause) if workers[0] else type(cause) is type(error)
             with pytest.raises((WorkerError, EpochError)):
                 next(iterator)
 
@@ -1149,27 +1175,27 @@ class EndsError(Exception):
         os._exit(7)
 
 
-@pytest.mark.parametrize("crew", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
+@pytest.mark.parametrize("workers", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
 def test_an_error_that_has_no_words_or_ends_its_process_is_told(
-    packed: Packed, crew: tuple[int, int]
+    packed: Packed, workers: tuple[int, int]
 ) -> None:
     cases: list[tuple[BaseException, str]] = [
         (WordlessError(), r"k/000007\.jpg: decode or a transform raised WordlessError, which"),
         (EndsError(), r"exit code 7, while it was at .*k/000007\.jpg"),
     ]
-    for error, said in cases[: 1 + crew[0]]:
+    for error, said in cases[: 1 + workers[0]]:
         dataset = pictures(packed(COUNTS), decode=Raises(7, error))
         with (
-            ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader,
+            ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader,
             pytest.raises(WorkerError, match=said),
         ):
             list(loader)
 
 
-@pytest.mark.parametrize("crew", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
+@pytest.mark.parametrize("workers", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
 @pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
 def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
-    packed: Packed, error: BaseException, crew: tuple[int, int]
+    packed: Packed, error: BaseException, workers: tuple[int, int]
 ) -> None:
     folder, other = packed(COUNTS), packed([16], "other")
 
@@ -1182,7 +1208,7 @@ def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
         (mixed, "k/000007.jpg: decode or a transform raised"),
     ):
         with (
-            ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader,
+            ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader,
             pytest.raises(WorkerError, match=f"{where} {type(error).__name__}"),
         ):
             list(loader)
@@ -1202,9 +1228,9 @@ def test_what_ends_the_trainers_own_loop_ends_it(packed: Packed, error: BaseExce
         list(generator)
 
 
-@EACH_CREW
+@EACH_POOL
 def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
-    packed: Packed, crew: tuple[int, int]
+    packed: Packed, workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
@@ -1216,7 +1242,7 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
     assert got == order[:3]
     got = []
     dataset.set_epoch(0)
-    loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1])
+    loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1])
     with loader, pytest.raises(RuntimeError, match="raised StopIteration"):
         for batch in loader:
             got += labels([batch])
@@ -1224,7 +1250,7 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
 
 
 @ONE_OF_EACH
-def test_the_cause_of_an_error_is_not_lost(packed: Packed, crew: tuple[int, int]) -> None:
+def test_the_cause_of_an_error_is_not_lost(packed: Packed, workers: tuple[int, int]) -> None:
     class Chained:
         def __call__(self, data: bytes) -> Any:
             try:
@@ -1233,7 +1259,7 @@ def test_the_cause_of_an_error_is_not_lost(packed: Packed, crew: tuple[int, int]
                 raise ValueError("the outcome") from error
 
     dataset = pictures(packed(COUNTS), decode=Chained())
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
         with pytest.raises(ValueError, match="the outcome") as caught:
             next(iter(loader))
         cause = caught.value.__cause__
@@ -1254,11 +1280,11 @@ class BadCollate:
 
 
 @ONE_OF_EACH
-def test_what_a_collate_fn_raises(packed: Packed, crew: tuple[int, int]) -> None:
+def test_what_a_collate_fn_raises(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     dataset = pictures(folder, collate_fn=BadCollate(order[2][0]))
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
         iterator = iter(loader)
         assert labels([next(iterator), next(iterator)]) == order[:2]
         with pytest.raises(ValueError, match="no batch of these"):
@@ -1279,7 +1305,7 @@ def test_a_batch_that_cannot_be_pickled(packed: Packed) -> None:
 
 
 @ONE_OF_EACH
-def test_samples_that_do_not_stack(packed: Packed, crew: tuple[int, int]) -> None:
+def test_samples_that_do_not_stack(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed(COUNTS)
     first = labels(pictures(folder))[0][3]
 
@@ -1287,18 +1313,18 @@ def test_samples_that_do_not_stack(packed: Packed, crew: tuple[int, int]) -> Non
         return (1,) if number(data) == first else (1, 2)
 
     dataset = stream(folder, fields=("image",), decode=mixed)
-    loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1])
+    loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1])
     with loader, pytest.raises(CollateError, match=f"record {first} of .* tuple of 1"):
         next(iter(loader))
 
 
 @ONE_OF_EACH
-def test_damage_is_named(packed: Packed, crew: tuple[int, int]) -> None:
+def test_damage_is_named(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed([40])
     data = shard_files(folder)[0].read_bytes()
     target = labels(pictures(folder))[3][2]
     flip(shard_files(folder)[0], data.index(payload(target)) + 3)
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         iterator = iter(loader)
         got = []
         with pytest.raises(DamageError, match=f"record {target}"):
@@ -1308,12 +1334,12 @@ def test_damage_is_named(packed: Packed, crew: tuple[int, int]) -> None:
 
 
 @ONE_OF_EACH
-def test_a_missing_shard_is_named(packed: Packed, crew: tuple[int, int]) -> None:
+def test_a_missing_shard_is_named(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed([40, 40])
     dataset = pictures(folder, shuffle=False)
     gone = shard_files(folder)[1]
     gone.unlink()
-    with ShardLoader(dataset, num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
         got = []
         with pytest.raises((StorageError, DamageError), match=gone.name):
             for batch in loader:
@@ -1323,9 +1349,9 @@ def test_a_missing_shard_is_named(packed: Packed, crew: tuple[int, int]) -> None
 
 def test_an_image_that_is_none_is_named(packed: Packed) -> None:
     dataset = stream(packed(COUNTS), transform=CenterCrop(8), **TUPLES)
-    for crew in (0, 1), (1, 1):
+    for workers in (0, 1), (1, 1):
         dataset.set_epoch(0)
-        loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1])
+        loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1])
         with loader, pytest.raises(DecodeError, match=r"record \d+ of the dataset, k/\d+\.jpg"):
             next(iter(loader))
 
@@ -1466,35 +1492,33 @@ class Hangs:
             os.close(end)
 
 
-def passing(dataset: ShardDataset, crew: tuple[int, int], patience_s: float) -> Any:
-    """A crew that has begun epoch 0, and loses patience sooner than a loader's."""
-    made: Any
-    if crew[0]:
-        made = workers.WorkerProcesses(
-            *(dataset,), workers=crew[0], threads=crew[1], prefetch=2, own=False, lock=None,
-            context=multiprocessing.get_context("fork"), patience_s=patience_s,
-        )  # fmt: skip
-    else:
-        made = here.InProcessWorkers(dataset, threads=crew[1], prefetch=2, patience_s=patience_s)
+def passing(dataset: ShardDataset, workers: tuple[int, int], patience_s: float) -> Any:
+    """A pool that has begun epoch 0, and loses patience sooner than a loader's."""
+    options = PoolOptions(
+        *workers, prefetch=2, context=multiprocessing.get_context("fork"), patience_s=patience_s
+    )
+    pool: Any = (WorkerProcesses if workers[0] else InProcessWorkers)(dataset, options)
     share = dataset.share_of(0)
-    seen = consumers(1, max(1, crew[0]))
-    made.begin(Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
-    return made
+    seen = consumers(1, max(1, workers[0]))
+    pool.begin(Pass(dataset.options, 0, 0, 0, 1, seen), share.steps)
+    return pool
 
 
-@pytest.mark.parametrize("crew", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}")
+@pytest.mark.parametrize(
+    "workers", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}"
+)
 def test_a_transform_that_hangs_is_told_once_by_its_record(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch, crew: tuple[int, int]
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     step = 1
     with closing(Hangs(order[step][-1])) as hangs:  # the last: the other thread has nothing to do
-        made = passing(pictures(folder, decode=hangs), crew, 0.02)
+        pool = passing(pictures(folder, decode=hangs), workers, 0.02)
         hangs.wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on a busy machine this one is late, too
-            got = labels([made.take() for _ in range(step)])
+            got = labels([pool.take() for _ in range(step)])
         told: list[Any] = []
 
         def show(message: Any, category: Any, filename: str, *_: Any) -> None:
@@ -1504,11 +1528,11 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             monkeypatch.setattr(warnings, "showwarning", show)
-            got += labels([made.take()])
+            got += labels([pool.take()])
         where = "a thread of this process"
-        if crew[0]:
-            where = f"loader process {step} (pid {made.pids[step]})"
-        made.close()
+        if workers[0]:
+            where = f"loader process {step} (pid {pool.figures.pids[step]})"
+        pool.close()
     assert got == order[: step + 1]
     ((text, filename),) = told
     assert filename == __file__
@@ -1517,15 +1541,17 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
     assert f"{where} is at {record}. ShardLoader(timeout=" in text
 
 
-@pytest.mark.parametrize("crew", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
-def test_a_timeout_ends_the_pass_and_its_processes(packed: Packed, crew: tuple[int, int]) -> None:
+@pytest.mark.parametrize("workers", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
+def test_a_timeout_ends_the_pass_and_its_processes(
+    packed: Packed, workers: tuple[int, int]
+) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
 
     def iterate() -> None:
         with closing(Hangs(order[0][3])) as hangs:
             dataset = pictures(folder, decode=hangs)
-            loader = ShardLoader(dataset, num_workers=crew[0], threads=crew[1], timeout=0.05)
+            loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1], timeout=0.05)
             iterator = iter(loader)
             threads = [one for one in threading.enumerate() if one.name == "shardio-0"]
             pids = loader.explain().pids
@@ -1673,9 +1699,9 @@ def test_a_child_that_comes_back_from_a_transform_sends_nothing(
 
 def test_a_closed_loader_says_so_and_can_be_iterated_again(packed: Packed) -> None:
     folder = packed(COUNTS)
-    for crew in CREWS:
+    for workers in POOLS:
         with nothing_left():
-            loader = ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1])
+            loader = ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1])
             iterator = iter(loader)
             kept = next(iterator)
             loader.close()
@@ -1690,12 +1716,12 @@ def test_a_closed_loader_says_so_and_can_be_iterated_again(packed: Packed) -> No
 
 
 @pytest.mark.parametrize("end", ["close", "del", "with", "cycle"])
-@EACH_CREW
-def test_nothing_is_left(packed: Packed, crew: tuple[int, int], end: str) -> None:
+@EACH_POOL
+def test_nothing_is_left(packed: Packed, workers: tuple[int, int], end: str) -> None:
     folder = packed(COUNTS)
 
     def use() -> Any:
-        loader = ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1])
+        loader = ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1])
         iterator = iter(loader)
         kept = next(iterator)[0][0]
         if end == "close":
@@ -1728,7 +1754,7 @@ def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -
     for iterator in iterators:
         next(iterator)
     for loader in loaders:
-        processes = [one.process for one in made_by(loader)._all]
+        processes = [one.process for one in pool_of(loader)._all]
         loader.close()
         assert [process.exitcode for process in processes] == [0, 0]
     del iterators, iterator
@@ -1738,7 +1764,7 @@ def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -
 def test_programs_that_the_trainer_starts_do_not_get_its_buffers(packed: Packed) -> None:
     with ShardLoader(pictures(packed(COUNTS)), num_workers=1) as loader:
         next(iter(loader))
-        mapped = [mapped for one in made_by(loader)._all for mapped in one.mapped.values()]
+        mapped = [mapped for one in pool_of(loader)._all for mapped in one.mapped.values()]
         assert mapped and not any(os.get_inheritable(one._fd) for one in mapped)
 
 
@@ -1751,13 +1777,13 @@ def test_a_transform_that_hangs_does_not_keep_its_process(packed: Packed) -> Non
 
     loader = ShardLoader(pictures(folder, decode=hangs), num_workers=1)
     iter(loader)
-    (process,) = (one.process for one in made_by(loader)._all)
+    (process,) = (one.process for one in pool_of(loader)._all)
     loader.close()
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("crew", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
-def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, int]) -> None:
+@pytest.mark.parametrize("workers", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
+def test_closing_wakes_who_waits_for_a_batch(packed: Packed, workers: tuple[int, int]) -> None:
     hanging, never = os.pipe(), threading.Event()
 
     def hangs(data: bytes) -> Any:
@@ -1767,7 +1793,7 @@ def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, in
 
     caught: list[BaseException] = []
     loader = ShardLoader(
-        pictures(packed(COUNTS), decode=hangs), num_workers=crew[0], threads=crew[1]
+        pictures(packed(COUNTS), decode=hangs), num_workers=workers[0], threads=workers[1]
     )
     iterator = iter(loader)
 
@@ -1778,7 +1804,7 @@ def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, in
             caught.append(error)
             never.set()  # the transform goes on only when the loop has heard
 
-    processes = [one.process for one in getattr(made_by(loader), "_all", ())]
+    processes = [one.process for one in getattr(pool_of(loader), "_all", ())]
     waiting = threading.Thread(target=take)
     waiting.start()
     assert os.read(hanging[0], 1)
@@ -1786,7 +1812,7 @@ def test_closing_wakes_who_waits_for_a_batch(packed: Packed, crew: tuple[int, in
     waiting.join(LIMIT_S)
     assert not waiting.is_alive() and type(caught[0]) is WorkerError
     assert "its loader closed" in str(caught[0])
-    assert [process.exitcode for process in processes] == [0] * crew[0]  # none had to be killed
+    assert [process.exitcode for process in processes] == [0] * workers[0]  # none had to be killed
     for end in hanging:
         os.close(end)
 
@@ -1800,18 +1826,16 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
         return lambda: locked.remove(address)
 
     dataset = pictures(packed(COUNTS))
-    crew = workers.WorkerProcesses(
-        *(dataset,), workers=1, threads=1, prefetch=2, own=copy, lock=lock,
-        context=multiprocessing.get_context("fork"),
-    )  # fmt: skip
+    fork = multiprocessing.get_context("fork")
+    pool = WorkerProcesses(dataset, PoolOptions(1, 1, 2, copy=copy, lock=lock, context=fork))
     share = dataset.share_of(0)
     what = Pass(dataset.options, 0, 0, 0, 1, consumers(1, 1))
     kept = []
     for _ in range(3):
-        crew.begin(what, share.steps)
-        kept = [crew.take() for _ in range(share.steps)]
+        pool.begin(what, share.steps)
+        kept = [pool.take() for _ in range(share.steps)]
     assert len(locked) >= STEPS  # those of all that is kept
-    crew.close()
+    pool.close()
     assert not locked and labels(kept) == labels(pictures(packed(COUNTS)))
 
 
@@ -1877,7 +1901,7 @@ def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
                 raise KeyboardInterrupt
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(workers._Worker, place, interrupted)
+                patch.setattr(WorkerConnection, place, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     for batch in iterator:
                         got += labels([batch])
@@ -1907,14 +1931,14 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@EACH_CREW
+@EACH_POOL
 def test_a_batch_in_a_child_is_not_overwritten_either(
-    packed: Packed, crew: tuple[int, int]
+    packed: Packed, workers: tuple[int, int]
 ) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
     gate = os.pipe()
-    with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
         iterator = iter(loader)
         kept = [next(iterator)]
         pid = in_child(lambda: os.read(gate[0], 1) == b"!" and labels(kept) == order[:1])
@@ -1934,8 +1958,8 @@ def test_a_batch_in_a_child_is_not_overwritten_either(
 def test_a_loader_in_a_child_starts_processes_of_its_own(packed: Packed) -> None:
     folder = packed(COUNTS)
     order = labels(pictures(folder))
-    for crew in CREWS:
-        with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+    for workers in POOLS:
+        with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
             iterator = iter(loader)
             got = labels([next(iterator)])
 
@@ -1974,8 +1998,8 @@ def held(pids: list[int]) -> tuple[list[str], list[int], int, int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-@pytest.mark.parametrize("crew", [(0, 2), (2, 2)], ids=["0x2", "2x2"])
-def test_fifty_epochs_leave_everything_flat(packed: Packed, crew: tuple[int, int]) -> None:
+@pytest.mark.parametrize("workers", [(0, 2), (2, 2)], ids=["0x2", "2x2"])
+def test_fifty_epochs_leave_everything_flat(packed: Packed, workers: tuple[int, int]) -> None:
     folder = packed([20, 7])
 
     def epochs(loader: ShardLoader, first: int, last: int) -> None:
@@ -1991,7 +2015,7 @@ def test_fifty_epochs_leave_everything_flat(packed: Packed, crew: tuple[int, int
             pass
 
     def compare() -> None:
-        with ShardLoader(pictures(folder), num_workers=crew[0], threads=crew[1]) as loader:
+        with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
             epochs(loader, 0, 10)
             pids = loader.explain().pids
             before, used = held(pids), [resident(pid) for pid in ["self", *pids]]
@@ -2017,7 +2041,7 @@ def test_passes_that_follow_each_other_are_those_of_their_epochs(
     """Also of fewer batches than processes make ahead, guessed rightly or wrongly."""
     folder = packed([20, 13])
     for size in (4, 16, 64):
-        dataset = pictures(folder, batch_size=size, canonical_workers=4)
+        dataset = pictures(folder, batch_size=size, spans=4)
         with ShardLoader(dataset, num_workers=count, prefetch_factor=prefetch) as loader:
             for epoch in (0, 1, 2, 5, 5, 0):
                 loader.set_epoch(epoch)

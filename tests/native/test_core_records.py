@@ -30,7 +30,7 @@ from shardio import ShardDataset, native
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import collate, empty
-from shardio.dataset.decode import Work
+from shardio.dataset.decode import Progress
 from shardio.dataset.fetch import Fetch
 from shardio.errors import DamageError
 from shardio.formats.record import RecordShard
@@ -586,13 +586,13 @@ def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]
     by_item = Fetch(data._reader, share)
     assert (at_once.policy, by_item.policy) == ("page_cache" if many else "in_memory", "in_memory")
     for rows, again in zip(at_once, by_item, strict=True):
-        items = [data._made(data.seed, 0, False, row, Work()) for row in by_item.rows(again)]
-        yield data._whole(at_once, rows, empty), collate(items)
+        items = [data._made(data.seed, 0, False, row, Progress()) for row in by_item.rows(again)]
+        yield data._raw.batch(at_once, rows, empty), collate(items)
 
 
 def small(path: Path, **options: Any) -> ShardDataset:
     usual = {"batch_size": 8, "fields": ("image", "label"), "decode": "numpy"}
-    usual |= {"canonical_workers": 4, "shuffle_buffer": 20, "unit": 4}
+    usual |= {"spans": 4, "shuffle_buffer": 20, "unit": 4}
     return ShardDataset(path, **of_order(usual | options))
 
 
@@ -672,7 +672,7 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
     data = small(tmp_path / "out", unit=1, shuffle=False)
     share = data.share_of(0)
     fetch = Fetch(data._reader, share, batched_reads=many)
-    made = [data._whole(fetch, rows, empty) for rows in fetch]
+    made = [data._raw.batch(fetch, rows, empty) for rows in fetch]
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
 
@@ -705,9 +705,9 @@ def test_one_look_is_enough_where_there_are_no_small_jpegs(
     if data._raw is not None:  # else its records are large
         fetch = Fetch(data._reader, data.share_of(0))
         [rows] = fetch
-        assert data._whole(fetch, rows, empty) is None
+        assert data._raw.batch(fetch, rows, empty) is None
         monkeypatch.setattr(RecordShard, "read", None)
-        assert data._whole(fetch, rows, empty) is None
+        assert data._raw.batch(fetch, rows, empty) is None
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -721,7 +721,7 @@ def test_damage_in_a_batch_of_jpegs_is_the_ordinary_error(tmp_path: Path, many: 
         data = small(tmp_path / "out")
         fetch = Fetch(data._reader, data.share_of(0), batched_reads=many)
         assert fetch.policy == ("page_cache" if many else "in_memory")
-        made = [data._whole(fetch, rows, empty) for rows in fetch]
+        made = [data._raw.batch(fetch, rows, empty) for rows in fetch]
         # Without the first record's size no batch is made at once.
         assert made.count(None) == 1 or (made.count(None) == 5 and data._raw.height == 0)  # type: ignore[union-attr]
         with pytest.raises(DamageError, match=rf"record 5 at byte {start} "):
@@ -766,7 +766,7 @@ def test_records_of_a_network_are_gathered_too(
     fetch = Fetch(data._reader, data.share_of(0))
     assert fetch.policy == "network"
     for rows in fetch:
-        images, labels = data._whole(fetch, rows, empty)
+        images, labels = data._raw.batch(fetch, rows, empty)
         for one, label in zip(images, labels, strict=True):
             scenes = [scene(i) for i in range(40) if raw_sample(i)["label"] == label]
             assert any(np.array_equal(one.permute(1, 2, 0), scene) for scene in scenes)

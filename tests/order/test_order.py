@@ -60,7 +60,7 @@ def make(counts, seed, epoch, C, u, buffer) -> Epoch:
         np.array(counts, np.int64),
         seed=seed,
         epoch=epoch,
-        canonical_workers=C,
+        spans=C,
         unit=u,
         shuffle_buffer=buffer,
     )
@@ -516,7 +516,7 @@ def test_default_unit_divides_and_mixes_spans():
 
 def test_the_epoch_keeps_its_own_copy_of_the_counts():
     counts = np.array([3, 4])
-    epoch = Epoch(counts, seed=0, epoch=0, canonical_workers=1, unit=1, shuffle_buffer=2)
+    epoch = Epoch(counts, seed=0, epoch=0, spans=1, unit=1, shuffle_buffer=2)
     counts[0] = 100
     assert epoch.records == 7 and not epoch.shard_records.flags.writeable
 
@@ -532,13 +532,13 @@ GOOD = {"counts": [5], "seed": 0, "epoch": 0, "C": 2, "u": 2, "buffer": 3}
         ("seed", -1, "seed is -1"),
         ("seed", 2**64, "seed"),
         ("epoch", -1, "epoch is -1"),
-        ("C", 0, "canonical_workers is 0"),
+        ("C", 0, "spans is 0"),
         ("u", 0, "unit is 0"),
         ("buffer", -1, "shuffle_buffer is -1"),
         ("seed", 0.5, "seed is 0.5: expected a whole number, 0 to"),
         ("seed", True, "seed is True: expected a whole number"),
         ("epoch", None, "epoch is None: expected a whole number"),
-        ("C", "64", "canonical_workers is '64': expected a whole number, 1 or more"),
+        ("C", "64", "spans is '64': expected a whole number, 1 or more"),
         ("u", 2.0, "unit is 2.0: expected a whole number"),
         ("buffer", "9", "shuffle_buffer is '9': expected a whole number"),
     ],

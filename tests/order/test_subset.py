@@ -26,7 +26,7 @@ from shardio.dataset.fetch import Fetch
 from shardio.order import rng
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
-from shardio.order.subset import Selection, class_index, described
+from shardio.order.subset import Selection, class_index, describe_conditions
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -136,7 +136,7 @@ def test_every_way_gives_exactly_the_chosen_records_in_the_order_of_their_places
                 selection.counts,
                 seed=seed,
                 epoch=2,
-                canonical_workers=spans,
+                spans=spans,
                 unit=unit,
                 shuffle_buffer=buffer,
             )
@@ -172,7 +172,7 @@ def test_every_way_gives_exactly_the_chosen_records_in_the_order_of_their_places
 @pytest.mark.parametrize("name", WAYS)
 def test_the_ways_are_the_ones_meant(folder: Path, name: str) -> None:
     selection = Selection(np.arange(0, N, 2), STARTS)
-    options = {"seed": 0, "epoch": 0, "canonical_workers": 2, "unit": 2, "shuffle_buffer": 10}
+    options = {"seed": 0, "epoch": 0, "spans": 2, "unit": 2, "shuffle_buffer": 10}
     with way(name):
         share = Partition(Epoch(selection.counts, **options), 4)
         got = Fetch(reader(folder, name == "network"), share, selection=selection)
@@ -190,9 +190,7 @@ def test_only_chosen_records_are_read_and_announced(packed: Packed, name: str) -
     with way(name):
         of = reader(packed(counts), name == "network")
         opened(of)
-        epoch = Epoch(
-            selection.counts, seed=1, epoch=0, canonical_workers=4, unit=4, shuffle_buffer=40
-        )
+        epoch = Epoch(selection.counts, seed=1, epoch=0, spans=4, unit=4, shuffle_buffer=40)
         got = Fetch(of, Partition(epoch, 8), selection=selection)
         assert len(read(got)) == 160
     storage = of.storage
@@ -214,9 +212,7 @@ def test_small_gaps_are_read_over(packed: Packed, name: str) -> None:
     with way(name):
         of = reader(packed(counts), name == "network")
         opened(of)
-        epoch = Epoch(
-            selection.counts, seed=1, epoch=0, canonical_workers=4, unit=4, shuffle_buffer=40
-        )
+        epoch = Epoch(selection.counts, seed=1, epoch=0, spans=4, unit=4, shuffle_buffer=40)
         check = read(Fetch(of, Partition(epoch, 8), selection=selection))
     assert sorted(n for n, _ in check) == selection.numbers.tolist()
     storage = of.storage
@@ -234,7 +230,7 @@ def test_damage_is_told_only_of_chosen_records_and_by_their_number_in_the_shard(
     folder = packed([50, 50])
     path = shard_files(folder)[1]
     flip(path, path.read_bytes().index(payload(70)) + 3)
-    share = {"seed": 0, "epoch": 0, "canonical_workers": 2, "unit": 2, "shuffle_buffer": 9}
+    share = {"seed": 0, "epoch": 0, "spans": 2, "unit": 2, "shuffle_buffer": 9}
     for first, damaged in ((1, False), (0, True)):
         selection = spread(first, 10, [50, 50])
         with way(name):
@@ -522,7 +518,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
         storages.append(Watched(path))
         return storages[-1]
 
-    monkeypatch.setattr("shardio.dataset.shard_dataset.locate", locate)
+    monkeypatch.setattr("shardio.dataset.reader.locate", locate)
     return storages
 
 
@@ -601,7 +597,9 @@ def test_one_record(folder: Path, tail: str) -> None:
 
 
 def test_conditions_are_recorded_as_json_has_them() -> None:
-    found = described({"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf})
+    found = describe_conditions(
+        {"a": [math.nan, math.inf, 0.5, None, "x", np.float32(2)], "b": -math.inf}
+    )
     assert found == {"a": ["nan", "inf", 0.5, None, "x", 2.0], "b": ["-inf"]}
     json.dumps(found, allow_nan=False)
 

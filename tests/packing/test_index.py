@@ -117,9 +117,11 @@ def test_the_index_may_lie_elsewhere(tars: Path, tmp_path: Path) -> None:
     finally:
         os.chmod(tars, 0o755)
     assert contents(tars) == before
-    data = library.open(tmp_path / "idx", root=tars, decode=None)
+    data = library.open(tmp_path / "idx", storage=library.Storage(root=tars), decode=None)
     assert data[3]["image"] == jpeg(3)
-    dataset = ShardDataset(tmp_path / "idx", root=tars, batch_size=N, decode=None)
+    dataset = ShardDataset(
+        tmp_path / "idx", storage=library.Storage(root=tars), batch_size=N, decode=None
+    )
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     assert len(next(iter(loader))["image"]) == N
     with pytest.raises(DamageError, match=r"part-0\.tar: the manifest names this shard"):
@@ -332,7 +334,10 @@ def test_splits_that_lie_together_are_chosen_by_the_commands_that_the_error_name
         assert f"{len(files)} of {split}" in first
     assert len(commands) == len(names)
     done = [shardio_json(*shlex.split(command)[1:]) for command in commands]
-    made = {one["out"]: library.open(one["out"], root=one["root"]) for one in done}
+    made = {
+        one["out"]: library.open(one["out"], storage=library.Storage(root=one["root"]))
+        for one in done
+    }
     for split, files in names.items():
         data = made.get(f"{folder}-{split}") or made[f"{folder}/{split}"]
         assert sorted(data.keys()) == [f"{split}/{file}" for file in sorted(files)]
@@ -355,7 +360,9 @@ def test_a_single_file_is_a_dataset(
 ) -> None:
     done = index(tars / "part-2.tar", out=tmp_path / "idx")
     assert (done.root, done.format, done.records) == (str(tars), "webdataset", 12)
-    assert library.open(tmp_path / "idx", root=tars, decode=None)[0]["image"] == jpeg(8)
+    assert library.open(tmp_path / "idx", storage=library.Storage(root=tars), decode=None)[0][
+        "image"
+    ] == jpeg(8)
     (tars / "part-2.tar").rename(tars / "odd")
     with pytest.raises(SourceError, match="its name is of none of webdataset"):
         index(tars / "odd")
@@ -414,12 +421,15 @@ def test_an_unfinished_packing_is_not_written_over(tars: Path, tmp_path: Path) -
 
 def test_advice_needs_no_data_beside_the_index(tars: Path, tmp_path: Path) -> None:
     index(tars, out=tmp_path / "idx")
-    dataset = ShardDataset(tmp_path / "idx", root=tars, batch_size=4)
+    dataset = ShardDataset(tmp_path / "idx", storage=library.Storage(root=tars), batch_size=4)
     assert explain(dataset, num_workers=2).records == N
     assert tune(dataset).records == N
     found = tune(tmp_path / "idx", root=tars, batch_size=4)
-    assert found.call == f'ShardDataset("{tmp_path}/idx", root="{tars}", batch_size=4)'
-    assert eval(found.call, {"ShardDataset": ShardDataset}).records == N
+    assert (
+        found.call
+        == f'ShardDataset("{tmp_path}/idx", storage=Storage(root="{tars}"), batch_size=4)'
+    )
+    assert eval(found.call, vars(library)).records == N
     assert tune(tmp_path / "idx", root=tars, batch_size=4).labels == "label"
     told = shardio("explain", tmp_path / "idx", "--root", tars, "--batch-size", "4").stdout
     assert "20 records in 3 shards" in told

@@ -31,6 +31,7 @@ from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
 from shardio.storage import local, lock
+from shardio.storage.location import locate
 
 
 def samples(count: int = 10) -> Iterator[dict[str, Any]]:
@@ -179,7 +180,7 @@ def test_equal_streams_under_equal_ids_give_equal_bytes(tmp_path: Path) -> None:
     for name, id in (("a", "x"), ("b", "x"), ("c", "y"), ("d", None), ("e", None)):
         write(tmp_path / name, id=id)
     assert content(tmp_path / "a") == content(tmp_path / "b")
-    ids = {manifest.load(sequences.locate(tmp_path / n)).dataset_id for n in "acde"}
+    ids = {manifest.load(locate(tmp_path / n)).dataset_id for n in "acde"}
     assert len(ids) == 4
 
 

@@ -10,7 +10,7 @@ from support.small_datasets import make
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import ShardDataset, ShardLoader
+from shardio import Order, ShardDataset, ShardLoader
 from shardio.dataset.fetch import Fetch
 
 Network = Callable[[Path], Path]
@@ -24,7 +24,9 @@ def twins(tmp_path: Path, on_network: Network) -> tuple[Path, Path]:
 
 
 def dataset(path: Path) -> ShardDataset:
-    return ShardDataset(path, batch_size=8, decode=None, collate_fn=list, shuffle_buffer=50, unit=4)
+    return ShardDataset(
+        path, batch_size=8, decode=None, collate_fn=list, shuffle_buffer=50, order=Order(unit=4)
+    )
 
 
 def test_it_is_told_by_its_mount(twins: tuple[Path, Path]) -> None:

@@ -83,7 +83,7 @@ def share(
         counts,
         seed=3,
         epoch=1,
-        canonical_workers=spans,
+        spans=spans,
         unit=unit,
         shuffle_buffer=shuffle_buffer,
     )

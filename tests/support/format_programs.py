@@ -288,7 +288,7 @@ def read(folder: Path, *elsewhere: str) -> None:
     if elsewhere:
         format, out = elsewhere
         index(folder, format=format, out=out, jobs=1)
-        again = samples(Path(out), root=folder)
+        again = samples(Path(out), storage=shardio.Storage(root=folder))
         assert [values["image"] for values in again] == [values["image"] for values in right]
     paths, made = files(folder)
     maps = Path("/proc/self/maps").read_text() if os.path.exists("/proc/self/maps") else ""

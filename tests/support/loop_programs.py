@@ -25,7 +25,7 @@ Loop = Callable[[Any, Any], Iterator[Read]]  # (dataset, makes a loader): what e
 
 
 def dataset(folder: str, **options: Any) -> Any:
-    given = {"batch_size": BATCH, "shuffle_buffer": 30, "canonical_workers": 8} | options
+    given = {"batch_size": BATCH, "shuffle_buffer": 30, "spans": 8} | options
     return ShardDataset(folder, fields=("label",), decode=None, **of_order(given))
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from shardio import CenterCrop, RandomResizedCrop, ShardDataset
+from shardio import CenterCrop, Order, RandomResizedCrop, ShardDataset
 
 EPOCHS = 3
 GLOBAL_BATCH = 16
@@ -61,8 +61,7 @@ def training(folder: str | Path, tail: str, batch_size: int, **options: Any) -> 
         fields=("image", "label", "__key__"),
         transform=RandomResizedCrop(8, flip=True),
         shuffle_buffer=30,
-        canonical_workers=8,
-        unit=2,
+        order=Order(spans=8, unit=2),
         tail=tail,
         **options,
     )

@@ -20,7 +20,7 @@ KEYS = [f"k/{i:06d}.jpg" for i in range(N)]
 
 def keyed(folder: Path, **options: Any) -> ShardDataset:
     """Yields keys only: a batch is a list of them."""
-    given = {"shuffle_buffer": 30, "canonical_workers": 8} | options
+    given = {"shuffle_buffer": 30, "spans": 8} | options
     return ShardDataset(folder, fields=("__key__",), decode=None, **of_order(given))
 
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.record import RecordEncoder
 from shardio.formats.sample import Schema
+from shardio.order.options import Order
+from shardio.storage.options import Storage
 
 FIELDS = (("__key__", "key"), ("image", "image"), ("label", "int"))
 ID = bytes(range(16))
@@ -80,10 +83,25 @@ def make(
     return folder
 
 
+ORDER, STORAGE = ({one.name for one in fields(group)} for group in (Order, Storage))
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a ShardDataset, those of `order` and `storage` given with the others."""
+    left = dict(options)
+    order = {name: left.pop(name) for name in ORDER & left.keys()}
+    storage = {name: left.pop(name) for name in STORAGE & left.keys()}
+    if order:
+        left["order"] = Order(**order)
+    if storage:
+        left["storage"] = Storage(**storage)
+    return left
+
+
 def of_order(options: Mapping[str, Any]) -> dict[str, Any]:
-    """These options, without those that say how to shuffle where nothing is to be shuffled."""
-    out = {} if options.get("shuffle", True) else {"shuffle_buffer", "canonical_workers"}
-    return {name: value for name, value in options.items() if name not in out}
+    """As grouped, without options that say how to shuffle where nothing is to be shuffled."""
+    out = set() if options.get("shuffle", True) else {"shuffle_buffer", "spans"}
+    return grouped({name: value for name, value in options.items() if name not in out})
 
 
 def shard_files(folder: Path) -> list[Path]:

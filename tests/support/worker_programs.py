@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from shardio import ShardDataset
 from support import programs
+from support.small_datasets import grouped
 
 WORKERS = 2
 BATCH = 8
@@ -34,8 +35,8 @@ def decode(data: bytes) -> torch.Tensor:
 
 def images(folder: Any, **options: Any) -> ShardDataset:
     """Yields batches of a tensor that says which records they hold."""
-    given = {"decode": decode, "shuffle_buffer": 30, "canonical_workers": 8} | options
-    return ShardDataset(folder, batch_size=BATCH, fields=("image",), **given)
+    given = {"decode": decode, "shuffle_buffer": 30, "spans": 8} | options
+    return ShardDataset(folder, batch_size=BATCH, fields=("image",), **grouped(given))
 
 
 def numbers(batch: Any) -> list[int]:

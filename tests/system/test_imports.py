@@ -39,6 +39,7 @@ DOORS = {  # what only these modules import
         "loader.device",
         "loader.normalize",
         "loader.pinned",
+        "loader.transfer",
         "tuning.bench_process",
         "loader.transport",
         "loader.batch_builder",

@@ -89,7 +89,8 @@ class ImageRun(ForeignFile):
             raise DamageError(
                 f"{self.path(record)}: the file is not there, and had {size:,} bytes when it was "
                 "indexed. If the folder lies elsewhere (`shardio index --out`), say where: --root, "
-                "in Python root=; else restore it, or index the folder anew"
+                "in Python storage=shardio.Storage(root=...); else restore it, or index the folder "
+                "anew"
             ) from None
         if file.size != size:
             found = file.size

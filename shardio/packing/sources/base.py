@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_KEY, Sample
 from ...names import KEY
-from ...order.subset import where as chosen
+from ...order.subset import select_where
 from ..process_pool import Progress
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -91,7 +91,7 @@ class SourceRequest:
         assert self.where is not None
         if not count:
             raise SourceError(f"{self.shown}: there is nothing in it that could be selected")
-        return chosen(self.where, column, np.array([0, count]), classes).numbers
+        return select_where(self.where, column, np.array([0, count]), classes).numbers
 
     def refuse_where_and_root(self, kind: str) -> None:
         """Raise OptionError for options that a source of whole files does not take."""

@@ -1,0 +1,45 @@
+"""How the stored bytes of a dataset are reached, and how far they are trusted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import KW_ONLY, dataclass
+
+from ..errors import OptionError, printable
+from ..units import check_int, check_size
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Say how the stored bytes of a dataset are reached, and how far they are trusted.
+
+    root          where the data lies, when `shardio index --out` put its index elsewhere
+    buffer_bytes  memory of this machine for records on network file systems, or "1GiB"; default
+                  256 MiB
+    verify_open   False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
+    max_pixels    of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF, JPEG2000,
+                  HEIF and JPEG XL, whose decoders take four times the memory
+
+    Raises OptionError.
+    """
+
+    _: KW_ONLY
+    root: str | os.PathLike[str] | None = None
+    buffer_bytes: int | str | None = None
+    verify_open: bool = True
+    max_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options, and turn buffer_bytes into bytes. Raises OptionError."""
+        if self.root is not None and not isinstance(self.root, (str, bytes, os.PathLike)):
+            raise OptionError(f"root is {printable(repr(self.root))}: expected a directory")
+        if not isinstance(self.verify_open, bool):
+            raise OptionError(
+                f"verify_open is {printable(repr(self.verify_open))}: expected True or False"
+            )
+        if self.buffer_bytes is not None:
+            object.__setattr__(
+                self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)
+            )
+        if self.max_pixels is not None:
+            object.__setattr__(self, "max_pixels", check_int("max_pixels", self.max_pixels, 1))
