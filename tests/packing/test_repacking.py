@@ -197,7 +197,9 @@ def test_words_are_numbers_where_the_column_has_numbers_and_texts_where_it_has_t
 
     def chosen(*texts: str) -> list[int]:
         asked = selection.conditions(texts)
-        return selection.select_where(asked, columns.__getitem__, np.array([0, 3]), None).numbers.tolist()
+        return selection.select_where(
+            asked, columns.__getitem__, np.array([0, 3]), None
+        ).numbers.tolist()
 
     assert chosen("name=007") == [0]
     assert chosen("name=null") == [2]
