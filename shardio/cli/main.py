@@ -455,7 +455,7 @@ def _explain(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         shuffle_buffer=options.shuffle_buffer,
         tail=options.tail,
-        canonical_workers=options.canonical_workers,
+        spans=options.canonical_workers,
         unit=options.unit,
     )
     if options.json:
