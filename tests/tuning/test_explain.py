@@ -562,9 +562,7 @@ def test_explain_and_tune_agree_on_a_pack_in_class_order(
     counts, names = [1250] * 16, [str(i) for i in range(10)]
     made = imagined(counts, classes=names, options={"shuffle": False})
     labels = np.arange(20_000) // 2000
-    found = recommend(
-        counts, labels, batch_size=256, mean_bytes=1000, spans=spans, units=True
-    )
+    found = recommend(counts, labels, batch_size=256, mean_bytes=1000, spans=spans, units=True)
     for row in found.rows:
         buffer = "all" if row.shuffle_buffer is None else row.shuffle_buffer
         given = {"shuffle_buffer": buffer, "unit": row.unit, "spans": spans}
