@@ -9,9 +9,8 @@ import pytest
 
 from shardio.packing import build_shard
 from shardio.packing.options import GROUPS
-from shardio.packing.pack import commit
 from shardio.packing.shard_writer import ShardWriter
-from support.trees import content, shards
+from support.trees import shards
 
 
 def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,14 +48,3 @@ def interrupted(
     with pytest.raises(KeyboardInterrupt):
         pack(source, out)
     assert len(shards(out)) == 2
-
-
-def same_by_jobs_and_parts(pack: Callable[..., Any], source: Path, folder: Path) -> Any:
-    """Pack by one process, by two, and in parts: the bytes are the same. What the first says."""
-    done = pack(source, folder / "one")
-    pack(source, folder / "two", jobs=2)
-    for part in (3, 1, 2):
-        pack(source, folder / "parts", part=(part, 3))
-    commit(folder / "parts", jobs=1)
-    assert content(folder / "one") == content(folder / "two") == content(folder / "parts")
-    return done
