@@ -197,7 +197,9 @@ def test_words_are_numbers_where_the_column_has_numbers_and_texts_where_it_has_t
 
     def chosen(*texts: str) -> list[int]:
         asked = selection.conditions(texts)
-        return selection.where(asked, columns.__getitem__, np.array([0, 3]), None).numbers.tolist()
+        return selection.select_where(
+            asked, columns.__getitem__, np.array([0, 3]), None
+        ).numbers.tolist()
 
     assert chosen("name=007") == [0]
     assert chosen("name=null") == [2]
@@ -471,7 +473,7 @@ def test_large_integers_are_compared_as_such(dtype: str) -> None:
         (f"id<{10**20 - 1}", [0, 1, 2]),
     ):
         asked = selection.conditions([text])
-        found = selection.where(asked, {"id": column}.__getitem__, np.array([0, 3]), None)
+        found = selection.select_where(asked, {"id": column}.__getitem__, np.array([0, 3]), None)
         assert found.numbers.tolist() == wanted, text
 
 
