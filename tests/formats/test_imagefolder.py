@@ -31,8 +31,8 @@ from shardio.formats.foreign import imagefolder
 from shardio.formats.foreign.base import dump, sidecar_name
 from shardio.formats.sample import Schema
 from shardio.names import key_bytes, key_text
-from shardio.packing import scan as scanning
 from shardio.packing.index import index
+from shardio.packing.scan import Found, scan_shard
 from shardio.storage.location import locate
 
 ID = bytes(range(16))
@@ -409,9 +409,9 @@ class TestImageFolderConformance(FormatConformance):
             np.array([len(s["image"]) for s in samples], np.int64),
             [s["label"] for s in samples] if samples else None,
         )
-        task = scanning.Task("imagefolder", str(data), "files-00000", 0, str(folder), ID, extra)
+        found = Found(str(data), "imagefolder", ["files-00000"], [0], [extra])
         self.folder = folder
-        info = scanning.scan_shard(task, lambda count: None).info
+        info = scan_shard(found, str(folder), ID, 0, lambda count: None).info
         assert info is not None
         self.info = info
         return (
