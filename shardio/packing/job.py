@@ -25,12 +25,12 @@ from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, process_pool, sources
-from .build_shard import Built, Task, Work
+from .build_shard import Built, Work
 from .options import PlanOptions
 from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
-from .reencode import ONE_SIZE, Reencoded
+from .reencode import ONE_SIZE
 from .sources.base import Problem
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -166,7 +166,7 @@ class Job:
             journal.remove_temporaries(self.directory)  # of packers that died
         noted = problems or (self._resumed is not None and self._resumed.problems)
         if not self.run.is_whole and noted and (self.run.skip or not problems):
-            journal.write_rejected_part(self.directory, _SCAN, problems)
+            journal.write_rejected(self.directory, problems, _SCAN)
         return self._build(problems, report)
 
     def check_parts(self, report: process_pool.Report) -> str | None:
@@ -202,27 +202,28 @@ class Job:
         """Build the shards, or check them; return all problems where nothing may be left out."""
         assert self._owner is not None
         self.result.unlocked = not self._owner.is_locked
-        finished, done = self._finished(), Reencoded()
         work = Work(
-            self.plan, self.source, self.directory, self._token, self.run.skip, self._dataset_id
+            self.plan,
+            self.source,
+            self.directory,
+            self._token,
+            self.run.skip,
+            self._dataset_id,
+            self._finished(),
         )
-        tasks = [Task(number, finished.get(number, ())) for number in self._shards]
         build = functools.partial(build_shard.build_or_keep, work)
         try:
-            for one in process_pool.run(build, tasks, jobs=self.run.jobs, report=report):
+            for one in process_pool.run(build, self._shards, jobs=self.run.jobs, report=report):
                 self._built.append(one)
                 self.result.kept += one.kept
                 self.result.built += one.info is not None and not one.kept
-                done.add(one.reencoded)
+                self.result.add(one.reencoded)
         except BaseException:
             journal.remove_temporaries(self.directory, self._token)  # of workers that were killed
             raise
         problems = [*problems, *(entry for one in self._built for entry in one.problems)]
         if problems and not self.run.skip:
             return problems
-        vars(self.result).update(vars(done))
-        if not self.plan.options.jpeg_tiles:
-            self.result.tiles = None
         self._problems = sorted(problems)
         self.result.rejected = _shown(self._problems)
         self.result.seconds = time.monotonic() - self._started
@@ -231,9 +232,8 @@ class Job:
     def _finished(self) -> dict[int, list[str]]:
         """Return the files that may be shards of this packing, by number."""
         found: dict[int, list[str]] = {}
-        for name, born in journal.shards_in(self.directory).items():
-            if self.plan.before.get(name) != born:
-                found.setdefault(journal.shard_number(name) or 0, []).append(name)
+        for name in sorted(journal.new_shards(self.directory, self.plan.before)):
+            found.setdefault(journal.shard_number(name) or 0, []).append(name)
         return found
 
     # --- the journal ------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Job:
         committed = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
-        self.result.rejected = _shown(journal.load_rejected(self.directory))
+        self.result.rejected = _shown(journal.own_rejected(self.directory) or [])
 
 
 def explained(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:

@@ -157,10 +157,10 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     commit(tmp_path / "parts", jobs=1)
     real = build_shard._build
 
-    def dying(work: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
+    def dying(work: Any, shard: int, add: Any) -> Any:
+        if shard == 2:
             raise KeyboardInterrupt
-        return real(work, task, add)
+        return real(work, shard, add)
 
     monkeypatch.setattr(build_shard, "_build", dying)
     with pytest.raises(KeyboardInterrupt):
