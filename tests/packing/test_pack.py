@@ -668,7 +668,7 @@ def test_an_option_of_a_group_that_is_given_by_itself_is_an_error_that_says_wher
         "jpeg_tiles": r"images=shardio\.ImageOptions\(jpeg_tiles=",
         "part": r"plan=shardio\.PlanOptions\(part=",
     }.items():
-        with pytest.raises(OptionError, match=f"{name} is given as {group}"):
+        with pytest.raises(OptionError, match=f"pack takes no {name}: give {group}"):
             pack(source, tmp_path / "out", **{name: None})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
         pack(source, tmp_path / "out", **{"shufle": True})  # type: ignore[arg-type]
