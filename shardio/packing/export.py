@@ -134,7 +134,7 @@ def export(
     if overwrite and before is not None:
         done.removed = _remove_older(target, before, written)
     if kind.ours is None:
-        receipt.remove(target)
+        local.remove(os.path.join(target, receipt.NAME))
     else:
         note.save(target)
     if before is not None and local.is_temporary(before.staging):  # what a kill left there

@@ -34,10 +34,10 @@ from .options import PackOptions
 from .plan import Plan
 
 
-def check(out: str, source: bytes, names: Sequence[str]) -> None:
+def check(out: str, source: bytes = b"", names: Sequence[str] = ("",)) -> None:
     """Raise OptionError, ExistsError where splits of these names cannot be packed into OUT.
 
-    names: [""] for a dataset without splits.
+    source: that lies outside of OUT. names: [""] for a dataset without splits.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
         raise OptionError(f"{printable(out)}: expected a directory, or nothing yet; this is a file")
@@ -50,9 +50,9 @@ def check(out: str, source: bytes, names: Sequence[str]) -> None:
                 "outside of it"
             )
     storage = locate(out)
-    if names == [""] and storage.exists(manifest.SPLITS):
+    if "" in names and storage.exists(manifest.SPLITS):
         raise ExistsError(f"{printable(out)}: splits are packed here; choose another directory")
-    if names != [""] and (storage.exists(manifest.MANIFEST) or storage.exists(JOURNAL)):
+    if "" not in names and (storage.exists(manifest.MANIFEST) or storage.exists(JOURNAL)):
         raise ExistsError(
             f"{printable(out)}: one dataset is packed here, and splits are to be; choose another "
             "directory"
@@ -89,8 +89,10 @@ def is_packed(directory: str, planned: Plan, sized: bool) -> bool:
     except NotPackedError:
         return False
     if there.dataset_id == planned.dataset_id:
-        infos = (there.shard(number) for number in range(there.shards))
-        return all(_size(directory, info.name) == info.size for info in infos)
+        infos = map(there.shard, range(there.shards))
+        with contextlib.suppress(OSError):
+            return all(os.stat(os.path.join(directory, o.name)).st_size == o.size for o in infos)
+        return False
     known = {"format": "record"} | {k: v for k, v in there.options.items() if k != "tiles"}
     options = {"format": "record"} | planned.options.record()
     if not sized:  # it follows from the records, and is no difference of its own where they differ
@@ -110,13 +112,6 @@ def _another(directory: str, there: manifest.Manifest, changed: Sequence[str]) -
         + ("\nGive the options that it has, choose" if changed else "\nChoose")
         + " another directory, or replace it with --overwrite"
     )
-
-
-def _size(directory: str, name: str) -> int | None:
-    try:
-        return os.stat(os.path.join(directory, name)).st_size
-    except OSError:
-        return None
 
 
 # --- its owner ------------------------------------------------------------------------------------

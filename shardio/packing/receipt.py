@@ -55,12 +55,8 @@ class Receipt:
 
     def save(self, directory: str) -> None:
         """Put it into place, over an older one."""
-        value = {
-            "what": self.what,
-            "complete": self.complete,
-            "staging": self.staging,
-            "files": {path: sorted(self.files[path]) for path in sorted(self.files)},
-        }
+        files = {path: sorted(self.files[path]) for path in sorted(self.files)}
+        value = vars(self) | {"files": files}
         local.write_file(directory, NAME, json.dumps(value).encode() + b"\n")
 
 
@@ -86,11 +82,6 @@ def load(directory: str) -> Receipt | None:
         return None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # another shape
         return None
-
-
-def remove(directory: str) -> None:
-    """Remove the receipt of a directory, if one is there."""
-    local.remove(os.path.join(directory, NAME))
 
 
 def _fingerprint(directory: str, path: str) -> Fingerprint | None:

@@ -86,10 +86,6 @@ class Writer:
         if not isinstance(id, (str, type(None))):
             raise OptionError(f"id is {id!r}; expected a str")
         self.out = local_path(out)
-        if os.path.lexists(self.out) and not os.path.isdir(self.out):
-            raise OptionError(
-                f"{printable(self.out)}: expected a directory, or nothing yet; this is a file"
-            )
         self._format = check_packed(format)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
@@ -108,7 +104,7 @@ class Writer:
         self._seen = _Seen()
         self._keys: list[bytes] = []  # of this shard
         self._shard: ShardWriter | None = None
-        self._check_free()  # before samples are made, which may take hours
+        self._check_free()  # before there are samples, which may take hours
 
     def __del__(self) -> None:
         # A fork's copy is not ours to end: the files are its parent's.
@@ -233,15 +229,11 @@ class Writer:
             self._check_free()  # again: another may have committed here a moment ago
 
     def _check_free(self) -> None:
-        storage = locate(self.out)
-        if storage.exists(manifest.SPLITS):
-            raise ExistsError(
-                f"{printable(self.out)}: splits are packed here; choose another directory"
-            )
+        output_dir.check(self.out)
         if self._overwrite:
             return
         with contextlib.suppress(NotPackedError):
-            there = manifest.load(storage)
+            there = manifest.load(locate(self.out))
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "
                 f"{show_count(there.records, 'record')}. Choose another "
@@ -269,7 +261,9 @@ class Writer:
 
     def _check_label(self, sample: Mapping[str, Any]) -> None:
         label = sample.get("label")
-        if isinstance(label, str) and self._takes_numbers():
+        if isinstance(label, str) and (
+            self._schema is None or dict(self._schema.fields).get("label") == "int"
+        ):
             raise SampleError(f"sample {_shown_key(sample)}: {self._not_a_number(label)}")
         if self._classes is None or not isinstance(label, (int, np.integer)):
             return  # what is no int, the encoder refuses
@@ -278,10 +272,6 @@ class Writer:
                 f"sample {_shown_key(sample)}: label {label} names none of the "
                 f"{show_count(len(self._classes), 'class', 'classes')}, counted from 0"
             )
-
-    def _takes_numbers(self) -> bool:
-        """Return whether `label` is to be a number; of nothing else it is said to be text."""
-        return self._schema is None or dict(self._schema.fields).get("label") == "int"
 
     def _not_a_number(self, label: str) -> str:
         """Say what to do about a label that is text."""
