@@ -21,6 +21,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +39,7 @@ from .shard_writer import open_own
 from .sources.base import Problem
 
 REJECTED = "rejected.jsonl"
+_SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
 # --- its bytes ------------------------------------------------------------------------------------
@@ -160,13 +162,8 @@ def clean(directory: str, journal: bytes) -> None:
 
 def shard_number(name: str) -> int | None:
     """Return the number in a shard's file name; None when it is no shard's name."""
-    number, dash, rest = name.partition("-")
-    digest, _, ending = rest.partition(".")
-    plain = number.isascii() and number.isdigit() and len(number) >= 5
-    known = f".{ending}" in manifest.SUFFIXES.values()
-    if not (plain and dash and known and len(digest) == 8):
-        return None
-    return int(number) if all(c in "0123456789abcdef" for c in digest) else None
+    match = _SHARD.fullmatch(name)
+    return int(match[1]) if match and match[2] in manifest.SUFFIXES.values() else None
 
 
 def shards_in(directory: str) -> Before:
