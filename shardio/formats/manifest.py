@@ -143,10 +143,11 @@ class Manifest:
         return _seal(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
 
 
-def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
+def make(shards: Sequence[ShardInfo], library: str = __version__, **values: Any) -> Manifest:
     """Build a manifest of these shards, in the order of their numbers."""
     digests = b"".join(shard.sha256 for shard in shards)
     return Manifest(
+        library=library,
         shard_records=np.array([shard.records for shard in shards], np.int64),
         shard_sizes=np.array([shard.size for shard in shards], np.int64),
         shard_sha256=np.frombuffer(digests, np.uint8).reshape(-1, 32),

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._version import __version__
 from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
 from ..formats import manifest
 from ..formats.sample import Schema
@@ -71,7 +70,7 @@ class Job:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.directory, self.source, self.run = plan, directory, source, run
         self._owner = owner
-        self._dataset_id, self._token = plan.dataset_id, local.token()
+        self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
@@ -152,13 +151,12 @@ class Job:
         owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
         owners.enter_context(owner)
         try:
-            faster = not owner.joined and self._is_packed()  # another packer was
+            if not owner.joined and self._is_packed():  # another packer was faster
+                owner.give_up(packed=True)
+                return self._leave()
         except ExistsError:
             owner.give_up(packed=False)
             raise
-        if faster:
-            owner.give_up(packed=True)
-            return self._leave()
         self._owner = owner
         self.result.already = False  # whatever `check` saw
         problems = self.plan.problems
@@ -202,14 +200,9 @@ class Job:
         """Build the shards, or check them; return all problems where nothing may be left out."""
         assert self._owner is not None
         self.result.unlocked = not self._owner.is_locked
+        finished = self._finished()
         work = Work(
-            self.plan,
-            self.source,
-            self.directory,
-            self._token,
-            self.run.skip,
-            self._dataset_id,
-            self._finished(),
+            self.plan, self.source, self.directory, self._token, self.run.skip, self._id, finished
         )
         build = functools.partial(build_shard.build_or_keep, work)
         try:
@@ -292,12 +285,11 @@ class Job:
             options["tiles"] = self.result.tiles
         written = manifest.make(
             [one.info for one in self._built if one.info is not None],
-            dataset_id=self._dataset_id,
+            dataset_id=self._id,
             format=self.plan.options.format,
             schema=Schema(self.plan.fields),
             classes=self.plan.classes,
             options=options,
-            library=__version__,
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
         if self._problems:

@@ -12,11 +12,11 @@ import functools
 import hashlib
 import json
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._version import __version__
 from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
@@ -122,16 +122,15 @@ def manifest_of(
     found: Found, scanned: Sequence[Scanned], wanted: Mapping[str, str], dataset_id: bytes
 ) -> tuple[manifest.Manifest, list[str]]:
     """Return the manifest of scanned shards, and the fields left out for their names."""
-    seen: dict[str, Seen] = {}
+    seen: dict[str, Seen] = defaultdict(Seen)
     for shard in scanned:
         for name, one in shard.seen.items():
-            seen.setdefault(name, Seen()).merge(one)
+            seen[name].merge(one)
     kinds = {name: _kind(one) for name, one in seen.items() if one.types}
     left_out = [name for name in kinds if not nameable(name) and name not in wanted.values()]
     for name in left_out:
         del kinds[name]
     sources = _mapping(kinds, wanted)
-    listed_ = [(name, kinds[source]) for name, source in sources.items()]
     renamed = {name: source for name, source in sources.items() if name != source}
     classes = found.classes
     if classes is None and kinds.get(sources.get("label", "")) == "int":
@@ -144,10 +143,9 @@ def manifest_of(
         [shard.info for shard in scanned if shard.info is not None],
         dataset_id=dataset_id,
         format=found.format,
-        schema=Schema([(KEY, "key"), *listed_]),
+        schema=Schema([(KEY, "key"), *((name, kinds[its]) for name, its in sources.items())]),
         classes=classes,
         options=options,
-        library=__version__,
         blob_bytes=sum(shard.blobs for shard in scanned),
         names=tuple(found.names),
     )
@@ -184,8 +182,8 @@ def scan_shard(
     file = FOREIGN[found.format].file(locate(found.root), name, extra, sweep=True)
     with contextlib.closing(file):
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
-        scalars: dict[str, list[Any]] = {}
-        seen: dict[str, Seen] = {}
+        scalars: dict[str, list[Any]] = defaultdict(list)
+        seen: dict[str, Seen] = defaultdict(Seen)
         passed = blobs = 0
         for record, (offset, length, data, values) in enumerate(file.walk()):
             key = values.pop(KEY, None)
@@ -244,20 +242,15 @@ def _observe(
         if lists and type(value) is not bytes:
             value = only(value)
         kind = type(value).__name__
-        one = seen.get(name)
-        if one is None:
-            one = seen[name] = Seen()
-        if kind not in one.types:
-            one.types.add(kind)
+        one = seen[name]
+        one.types.add(kind)
         if kind == "bytes":
             blobs += len(value)
             if one.looked < _SNIFFED:
                 one.looked += 1
                 one.images = one.images and image_type(value[:32]) is not None
         elif kind in _SCALARS:
-            column = scalars.get(name)
-            if column is None:
-                column = scalars[name] = []
+            column = scalars[name]
             if len(column) < record:
                 column += [None] * (record - len(column))
             column.append(value)

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from .._version import __version__
 from ..errors import (
     ExistsError,
     NotPackedError,
@@ -144,10 +143,15 @@ class Writer:
             self._images = self._schema.images
         self._check_images(sample)
         with self._ending_on_error(StorageError):
-            shard = self._shard or self._open_shard(self._schema)
+            if self._shard is None:
+                number, format = len(self._shards), self._format
+                self._shard = ShardWriter(
+                    self.out, self._token, self._schema, self._id, number, format
+                )
+                self._keys = []
+        shard = self._shard
         shard.write(sample)
-        key = sample[KEY]
-        self._keys.append(key_bytes(key))
+        self._keys.append(key_bytes(sample[KEY]))
         self.records += 1
         with self._ending_on_error(BaseException):
             shard.flush()
@@ -158,13 +162,12 @@ class Writer:
         """Write what is pending, and the manifest: from now on the dataset is there."""
         if self._closed:
             return
-        self._begin()
+        owner = self._begin()
         with self._ending_on_error(BaseException):
-            self._commit()
+            self._commit(owner)
         self._end()
 
-    def _commit(self) -> None:
-        assert self._owner is not None
+    def _commit(self, owner: output_dir.Owner) -> None:
         if self._shard is not None:
             self._close_shard(self._shard)
         if self._schema is None:
@@ -182,13 +185,12 @@ class Writer:
                 "shard_size": self._shard_size,
                 "max_records": self._max_records,
             },
-            library=__version__,
             blob_bytes=self._blob_bytes,
         )
         if os.path.lexists(os.path.join(self.out, manifest.MANIFEST)):
             journal.remove_rejected(self.out)  # of the dataset that is replaced
         local.write_file(self.out, manifest.MANIFEST, written.dump())
-        self._owner.clean()
+        owner.clean()
 
     def abort(self) -> None:
         """Give up: remove what was written, commit nothing."""
@@ -217,16 +219,16 @@ class Writer:
         if self._owner is not None:
             self._owner.release()
 
-    def _begin(self) -> None:
+    def _begin(self) -> output_dir.Owner:
         if self._closed:
             raise OptionError(f"{printable(self.out)}: this Writer is closed")
-        if self._owner is not None:
-            return
-        self._check_free()
-        local.make_directory(self.out)
-        self._owner = output_dir.own_afresh(self.out, self._id)
-        with self._ending_on_error(ExistsError):
-            self._check_free()  # again: another may have committed here a moment ago
+        if self._owner is None:
+            self._check_free()
+            local.make_directory(self.out)
+            self._owner = output_dir.own_afresh(self.out, self._id)
+            with self._ending_on_error(ExistsError):
+                self._check_free()  # again: another may have committed here a moment ago
+        return self._owner
 
     def _check_free(self) -> None:
         output_dir.check(self.out)
@@ -239,13 +241,6 @@ class Writer:
                 f"{show_count(there.records, 'record')}. Choose another "
                 "directory, or replace it with overwrite=True"
             )
-
-    def _open_shard(self, schema: Schema) -> ShardWriter:
-        self._shard = ShardWriter(
-            self.out, self._token, schema, self._id, len(self._shards), self._format
-        )
-        self._keys = []
-        return self._shard
 
     def _close_shard(self, shard: ShardWriter) -> None:
         if not shard.records:  # its only sample did not fit
