@@ -232,7 +232,8 @@ def _find(
         names = _matching(shown, names, files)
     claimed = claims(names)
     _refuse_packed(root, [name for some in claimed.values() for name in some])
-    if format == "imagefolder" or (format is None and not claimed and any(map(_is_image, names))):
+    images = any(name.rpartition(".")[2].lower() in ALL_ENDINGS for name in names)
+    if format == "imagefolder" or (format is None and images and not claimed):
         if files is not None:
             raise OptionError(
                 f"--files {printable(files)}: a folder of images is indexed as a whole; give the "
@@ -411,10 +412,6 @@ def _quoted(text: str) -> str:
 
 
 # --- folders of images ----------------------------------------------------------------------------
-
-
-def _is_image(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in ALL_ENDINGS
 
 
 def _images(

@@ -117,7 +117,7 @@ def _another(directory: str, there: manifest.Manifest, changed: Sequence[str]) -
 # --- its owner ------------------------------------------------------------------------------------
 
 
-class Owner:
+class Owner(contextlib.AbstractContextManager["Owner"]):
     """A directory that this process writes into: by the lock on its journal, until it is released.
 
     A context manager. `joined`: the journal was there before.
@@ -127,9 +127,6 @@ class Owner:
         self.directory, self._held = directory, held
         self.joined = ours is None
         self._seal = None if ours is None else ours[-32:]  # a journal may be large
-
-    def __enter__(self) -> Owner:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
