@@ -99,16 +99,14 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
                     add(done)
                     done = 0
         if problems and not work.skip:
-            shard.discard()
             return Built(None, problems=problems)
         info = shard.finish()
         if problems:
             journal.write_rejected(work.directory, problems, info.name)
         shard.commit(info.name)
         add(done)
-    except BaseException:
-        shard.discard()
-        raise
+    finally:
+        shard.discard()  # unless it has its name
     return Built(info, shard.blob_bytes, reencoded=reencoded, problems=problems)
 
 

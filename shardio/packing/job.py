@@ -185,7 +185,7 @@ class Job:
             )
         problems = journal.load_rejected_part(self.directory, _SCAN)
         if problems is None and self.plan.problems:
-            raise SourceError(explained(self.plan.problems, self.directory, "the parts"))
+            raise unpackable(self.plan.problems, self.directory, "the parts")
         self._build(problems or [], report)
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         if not missing:
@@ -322,10 +322,12 @@ class Job:
         self.result.rejected = _shown(journal.own_rejected(self.directory) or [])
 
 
-def explained(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:
-    """Say which files cannot be packed, and what to do about it."""
+def unpackable(
+    problems: Sequence[Problem], source: str, what: str = "the same command"
+) -> SourceError:
+    """Return the error that says which files cannot be packed, and what to do about it."""
     one_size = any(why.endswith(ONE_SIZE) for _, why in problems)
-    return (
+    return SourceError(
         f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
         "was committed:\n"
         f"{sources.listed(sorted(problems))}\n"

@@ -11,14 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ..errors import (
-    NotPackedError,
-    OptionError,
-    SourceChangedError,
-    SourceError,
-    StorageError,
-    printable,
-)
+from ..errors import NotPackedError, OptionError, SourceChangedError, StorageError, printable
 from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
@@ -27,7 +20,7 @@ from ..storage import local, lock
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
 from . import journal, output_dir, reencode, sources
-from .job import Job, Run, explained
+from .job import Job, Run, unpackable
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan
@@ -221,7 +214,7 @@ def _build(asked: Wanted, work: list[Job], owners: contextlib.ExitStack, report:
             folder = key_bytes(job.result.split) + b"/"
         problems += [(folder + key, why) for key, why in job.build(owners, report)]
     if problems:
-        raise SourceError(explained(problems, os.fsdecode(asked.path)))
+        raise unpackable(problems, os.fsdecode(asked.path))
 
 
 def _commit(out: str, work: list[Job], splits: Sequence[str]) -> None:
