@@ -135,17 +135,15 @@ def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unname
             continue
         if journal.shard_number(name) is not None:
             owner = None if name in named else journal.shard_id(folder, name)
-            born = status.st_mtime_ns
-            if owner is None or (owner == unfinished and before.get(name) != born):
-                continue
+            new = owner == unfinished and before.get(name) != status.st_mtime_ns
+            needed = owner is None or new
         elif name == JOURNAL:
-            if resumable or data is None:
-                continue
+            needed = resumable or data is None
         elif is_sidecar(folder, name):
-            if name in named:
-                continue
-        elif resumable or not (
-            journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
-        ):
-            continue
-        yield name, status, time.time() - max(status.st_mtime, replaced) >= keep_s
+            needed = name in named
+        else:
+            ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
+            needed = resumable or not ours
+        if not needed:
+            old = time.time() - max(status.st_mtime, replaced) >= keep_s
+            yield name, status, old

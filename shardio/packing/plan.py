@@ -155,9 +155,8 @@ def changed(
     lines = []
     for name in sorted(names):
         was, now = (shown_option(name, one.get(name)) for one in (before, after))
-        lines.append(
-            f"{name}: was {was}, now {now}" + (", the default" if name in by_default else "")
-        )
+        default = ", the default" if name in by_default else ""
+        lines.append(f"{name}: was {was}, now {now}{default}")
     return lines
 
 
