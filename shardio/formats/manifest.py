@@ -174,6 +174,13 @@ def load(storage: Storage) -> Manifest:
     return parse(data, f"{storage.url.rstrip('/')}/{MANIFEST}")
 
 
+def load_if_packed(storage: Storage) -> Manifest | None:
+    """Read a dataset's manifest as `load` does; None where no dataset is."""
+    with contextlib.suppress(NotPackedError):
+        return load(storage)
+    return None
+
+
 def parse(data: bytes, where: str) -> Manifest:
     """Read the bytes of manifest.json. Raises DamageError, VersionError."""
     where = printable(where, 4096)

@@ -183,9 +183,8 @@ def new_shards(directory: str, before: Before) -> set[str]:
 
 def named_shards(directory: str) -> set[str]:
     """Return the names of the shards that a manifest names here, if one is. Raises DamageError."""
-    try:
-        committed = manifest.load(locate(directory))
-    except NotPackedError:
+    committed = manifest.load_if_packed(locate(directory))
+    if committed is None:
         return set()
     return {committed.shard(number).name for number in range(committed.shards)}
 

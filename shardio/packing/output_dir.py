@@ -15,15 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..errors import (
-    BusyError,
-    DamageError,
-    ExistsError,
-    NotPackedError,
-    OptionError,
-    StorageError,
-    printable,
-)
+from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..storage import local, lock
 from ..storage.location import locate
@@ -61,9 +53,8 @@ def check(out: str, source: bytes = b"", names: Sequence[str] = ("",)) -> None:
 
 def refuse_other(directory: str, wanted: PackOptions) -> None:
     """Raise ExistsError when the dataset in a directory is another by its options alone."""
-    try:
-        there = manifest.load(locate(directory))
-    except NotPackedError:
+    there = manifest.load_if_packed(locate(directory))
+    if there is None:
         return
     asked = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted.record()
     # The source decides on the rest: `absent`, and what was not asked for.
@@ -84,9 +75,8 @@ def is_packed(directory: str, planned: Plan, sized: bool) -> bool:
     Raises ExistsError when another one is. sized: the size of shards was asked for, and is not a
     default. Files are looked at, not read.
     """
-    try:
-        there = manifest.load(locate(directory))
-    except NotPackedError:
+    there = manifest.load_if_packed(locate(directory))
+    if there is None:
         return False
     if there.dataset_id == planned.dataset_id:
         infos = map(there.shard, range(there.shards))

@@ -19,15 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..errors import (
-    ExistsError,
-    NotPackedError,
-    OptionError,
-    SampleError,
-    StorageError,
-    printable,
-    there_are,
-)
+from ..errors import ExistsError, OptionError, SampleError, StorageError, printable, there_are
 from ..formats import check_packed, manifest
 from ..formats.base import MAX_RECORDS, ShardInfo
 from ..formats.sample import Schema, infer_fields
@@ -232,10 +224,7 @@ class Writer:
 
     def _check_free(self) -> None:
         output_dir.check(self.out)
-        if self._overwrite:
-            return
-        with contextlib.suppress(NotPackedError):
-            there = manifest.load(locate(self.out))
+        if not self._overwrite and (there := manifest.load_if_packed(locate(self.out))):
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "
                 f"{show_count(there.records, 'record')}. Choose another "
