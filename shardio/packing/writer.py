@@ -157,7 +157,7 @@ class Writer:
         owner = self._begin()
         with self._ending_on_error(BaseException):
             self._commit(owner)
-        self._end()
+        self._closed = True
 
     def _commit(self, owner: output_dir.Owner) -> None:
         if self._shard is not None:
@@ -186,15 +186,15 @@ class Writer:
 
     def abort(self) -> None:
         """Give up: remove what was written, commit nothing."""
-        if self._closed or self._owner is None:
-            self._closed = True
+        closed, self._closed = self._closed, True
+        if closed or self._owner is None:
             return
         try:
             if self._shard is not None:
                 self._shard.discard()
             self._owner.clean()
         finally:
-            self._end()
+            self._owner.release()
 
     @contextlib.contextmanager
     def _ending_on_error(self, kind: type[BaseException]) -> Iterator[None]:
@@ -205,11 +205,6 @@ class Writer:
             with contextlib.suppress(StorageError):
                 self.abort()
             raise
-
-    def _end(self) -> None:
-        self._closed = True
-        if self._owner is not None:
-            self._owner.release()
 
     def _begin(self) -> output_dir.Owner:
         if self._closed:
