@@ -24,16 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..errors import (
-    ExistsError,
-    OptionError,
-    ShardioError,
-    SourceError,
-    StorageError,
-    printable,
-    there_are,
-)
-from ..formats import FOREIGN, claims, manifest
+from ..errors import ExistsError, OptionError, ShardioError, SourceError, StorageError, printable
+from ..formats import FOREIGN, check_foreign, claims, manifest
 from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
@@ -215,11 +207,8 @@ def _find(
     out: str | os.PathLike[str] | None,
 ) -> Found:
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
-    if format is not None and format not in FOREIGN:
-        raise OptionError(
-            f"--format {printable(format)}: not a format that is read in place; "
-            f"{there_are(FOREIGN, format)}"
-        )
+    if format is not None:
+        check_foreign(format)
     shown = printable(root)
     if os.path.isfile(root):
         _refuse_packed(os.path.dirname(root), [os.path.basename(root)])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
