@@ -146,9 +146,15 @@ def has_work(directory: str, journal: bytes) -> bool:
 def clean(directory: str, journal: bytes) -> None:
     """Remove what only an unfinished packing needs; the journal last, since it explains the rest.
 
-    `journal` was read through its lock: opening the file again would end the lock.
+    Shards go that carry its dataset's id, were not there before it, and are named by no manifest; a
+    damaged journal removes none. `journal` was read through its lock: opening the file again would
+    end the lock.
     """
-    _drop_shards(directory, journal)
+    with contextlib.suppress(DamageError, VersionError):
+        dataset_id, before = identity(journal)
+        for name in sorted(new_shards(directory, before) - named_shards(directory)):
+            if shard_id(directory, name) == dataset_id:
+                local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
         if is_rejected_part(directory, name):
             local.remove(os.path.join(directory, name))
@@ -196,18 +202,6 @@ def shard_id(directory: str, name: str) -> bytes | None:
             return open_own(file, name).dataset_id
     except (OSError, StorageError, DamageError, VersionError):
         return None
-
-
-def _drop_shards(directory: str, journal: bytes) -> None:
-    """Remove the shards of the packing that a journal belongs to, but those a manifest names.
-
-    They carry its dataset's id and were not there before it. A damaged journal removes nothing.
-    """
-    with contextlib.suppress(DamageError, VersionError):
-        dataset_id, before = identity(journal)
-        for name in sorted(new_shards(directory, before) - named_shards(directory)):
-            if shard_id(directory, name) == dataset_id:
-                local.remove(os.path.join(directory, name))
 
 
 # --- temporary files ------------------------------------------------------------------------------

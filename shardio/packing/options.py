@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OptionError, printable
@@ -221,10 +221,7 @@ class PackOptions:
         return always | given | dict(self.of_source)
 
 
-_DEFAULTS: dict[str, Any] = {
-    one.name: one.default if one.default_factory is MISSING else one.default_factory()
-    for one in fields(PackOptions)
-}
+_DEFAULTS = vars(PackOptions())
 _KNOWN = [name for name in _DEFAULTS if name != "of_source"]
 _ALWAYS = ("source", "shuffle", "seed", "shard_size", "max_records", "resize", "quality")
 
