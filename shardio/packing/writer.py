@@ -198,7 +198,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _ending_on_error(self, kind: type[BaseException]) -> Iterator[None]:
-        """After such an error nobody knows what is on disk: the Writer gives up."""
+        """Give up after such an error: nobody knows what is on disk."""
         try:
             yield
         except kind:
