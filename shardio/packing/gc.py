@@ -75,8 +75,7 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
     return done
 
 
-@contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _alone(folder: str) -> contextlib.AbstractContextManager[None]:
     """Own a folder that has no journal, by one of our own. Raises BusyError."""
 
     def refuse(data: bytes) -> bool:
@@ -87,11 +86,7 @@ def _alone(folder: str) -> Iterator[None]:
 
     # A Writer's: should we be killed, the next packer, Writer or gc removes it.
     ours = journal.of_writer(secrets.token_bytes(16), journal.shards_in(folder))
-    with output_dir.own(folder, lambda: ours, refuse) as owner:
-        try:
-            yield
-        finally:
-            owner.remove_journal()
+    return output_dir.own(folder, lambda: ours, refuse).briefly()
 
 
 def _clean(folder: str, found: Iterable[_Unnamed], done: Cleaned) -> None:

@@ -490,7 +490,7 @@ def _refuse_other(folder: str, overwrite: bool) -> None:
 @contextlib.contextmanager
 def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
     """Own a folder, as a Writer does; after an error, what was written into it is taken back."""
-    with output_dir.own_afresh(folder, dataset_id, " by --out") as owner:
+    with output_dir.own_afresh(folder, dataset_id, " by --out").briefly():
         before = set(os.listdir(folder))
         try:
             yield
@@ -499,5 +499,3 @@ def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
                 if is_sidecar(folder, name):
                     local.remove(os.path.join(folder, name))
             raise
-        finally:
-            owner.remove_journal()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
@@ -135,10 +135,15 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         journal.clean(self.directory, self._held.read())
         self.release()
 
-    def remove_journal(self) -> None:
-        """Remove the journal alone."""
-        local.remove(os.path.join(self.directory, JOURNAL))
-        local.sync_directory(self.directory)
+    @contextlib.contextmanager
+    def briefly(self) -> Iterator[None]:
+        """Remove the journal alone at the end, and release the directory."""
+        with self:
+            try:
+                yield
+            finally:
+                local.remove(os.path.join(self.directory, JOURNAL))
+                local.sync_directory(self.directory)
 
     def give_up(self, packed: bool) -> None:
         """Release the directory, where another packer was first, and remove our journal from it.
