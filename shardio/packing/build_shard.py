@@ -122,7 +122,7 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
             # Left out are only files that a part was told to skip; building anew finds out why.
             left_out: list[Problem] = []
             if work.source is None:
-                left_out = journal.load_rejected_part(work.directory, name) or []
+                left_out = journal.load_rejected(work.directory, journal.part_list(name)) or []
             part = plan.records_of(number)
             expected = part.stop - part.start - len(left_out)
             found = (shard.schema.fields, shard.number, shard.records)

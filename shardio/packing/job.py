@@ -183,7 +183,7 @@ class Job:
                 f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
-        problems = journal.load_rejected_part(self.directory, _SCAN)
+        problems = journal.load_rejected(self.directory, journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
         self._build(problems or [], report)

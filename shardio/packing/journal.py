@@ -247,7 +247,7 @@ def write_rejected(directory: str, problems: Sequence[Problem], part: str | None
 
     part: a shard, by its name, or the scan: what this one left out, until the commit.
     """
-    name = REJECTED if part is None else _part_list(part)
+    name = REJECTED if part is None else part_list(part)
     local.write_file(directory, name, _dump_rejected(problems))
 
 
@@ -287,7 +287,7 @@ def own_rejected(directory: str) -> list[Problem] | None:
         return None
     try:
         data = locate(directory).read(REJECTED, 1 << 30)
-        found = _load_rejected(directory, REJECTED)
+        found = load_rejected(directory, REJECTED)
     except (DamageError, StorageError):
         return None
     if not found or _dump_rejected(found) != data:
@@ -310,22 +310,17 @@ def _holds_one(directory: str, keys: Sequence[bytes]) -> bool:
     return False
 
 
-def load_rejected_part(directory: str, part: str) -> list[Problem] | None:
-    """Return what one shard, or the scan, left out; None when there is no such list."""
-    return _load_rejected(directory, _part_list(part))
-
-
 def is_rejected_part(directory: str, name: str) -> bool:
     """Return whether a file is the list of what one part left out."""
-    if not fnmatch.fnmatchcase(name, _part_list("*")):
+    if not fnmatch.fnmatchcase(name, part_list("*")):
         return False
     try:
-        return _load_rejected(directory, name) is not None
+        return load_rejected(directory, name) is not None
     except (DamageError, StorageError):
         return False
 
 
-def _part_list(part: str) -> str:
+def part_list(part: str) -> str:
     """Return the name of the list of what one part left out: a shard, by its name, or the scan."""
     return f".shardio-rejected-{part.partition('.')[0]}.jsonl"
 
@@ -335,7 +330,7 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _load_rejected(directory: str, name: str) -> list[Problem] | None:
+def load_rejected(directory: str, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
         lines = locate(directory).read(name, 1 << 30).splitlines()
