@@ -94,7 +94,8 @@ EXPLAIN = Command(
     "explain",
     "say what training with these options will be like",
     _explain,
-    "tuning.explain:explain dataset.shard_dataset:ShardDataset",
+    "tuning.explain:explain dataset.shard_dataset:ShardDataset order.options:Order "
+    "storage.options:Storage",
     option("dataset", "OUT", "the packed directory"),
     BATCH_SIZE,
     WORKERS,
@@ -103,7 +104,7 @@ EXPLAIN = Command(
     option("--shuffle-buffer", "BUFFER"),
     option("--unit", "N"),
     option("--tail", "TAIL", "pad (default), drop or exact"),
-    option("--canonical-workers", "N"),
+    option("--spans", "N"),
     ROOT,
 )
 

@@ -124,8 +124,9 @@ def test_descriptions_come_from_the_docstrings_tables() -> None:
     explain, dataset = "tuning.explain:explain", "dataset.shard_dataset:ShardDataset"
     assert descriptions([explain])["num_workers"] == "of each rank's loader"
     assert descriptions([dataset])["path"] == "what `shardio pack` made"
-    first, second = descriptions([explain, dataset]), descriptions([dataset, explain])
-    assert first["root"] == second["root"] == descriptions([dataset])["root"]  # its own row wins
+    storage = "storage.options:Storage"
+    first, second = descriptions([explain, storage]), descriptions([storage, explain])
+    assert first["root"] == second["root"] == descriptions([storage])["root"]  # its own row wins
     assert descriptions(["packing.pack:nothing"]) == {}
 
 
