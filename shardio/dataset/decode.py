@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import DecodeError, OptionError, printable, there_are
-from ..formats.sample import Sample, Schema, give_text_key
+from ..formats.sample import Sample, Schema
 from ..images import decode, transforms
 from ..names import KEY
 from ..units import check_int
@@ -163,8 +163,8 @@ class Decoder:
         planes: whether what a built-in transform makes becomes `planes` of it; before a map it does
         in any case. Raises DecodeError, naming the record; what functions of the user raise passes.
         """
-        if self._keyed:
-            give_text_key(sample)
+        if self._keyed:  # names.key_text, without the call
+            sample[KEY] = sample[KEY].decode("utf-8", "surrogateescape")
         try:
             for name, function in self._decoded:
                 if sample[name] is not None:
