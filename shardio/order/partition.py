@@ -129,12 +129,7 @@ class Partition:
     @property
     def sharers(self) -> int:
         """Count the consumers that touch each of this one's spans, this one included."""
-        return sharers(
-            self.epoch.spans,
-            self.num_workers,
-            world_size=self.world_size,
-            batch_units=self.batch_units,
-        )
+        return sharers(self.epoch.spans, self.world_size * self.num_workers, self.batch_units)
 
     @property
     def touched(self) -> int:
@@ -214,22 +209,13 @@ class RowRanges:
             yield Batch(step, tuple(self.epoch.pieces(start, stop)), NO_ROWS)
 
 
-def shared_spans(spans: int, num_workers: int, *, world_size: int, batch_units: int) -> bool:
-    """Return whether two consumers can touch one span. batch_units = m, the units of a batch.
-
-    The batch of unit g falls to consumer (g div m) mod P, P = num_workers * world_size. So when
-    P * m divides C = spans, the span g mod C says whose it is, and none is shared.
-    """
-    each = sharers(spans, num_workers, world_size=world_size, batch_units=batch_units)
-    return each > 1
-
-
-def sharers(spans: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
+def sharers(spans: int, consumers: int, batch_units: int) -> int:
     """Count the consumers that touch each span of an epoch that is long enough.
 
-    The arguments are those of shared_spans.
+    consumers = P, the workers of all ranks; batch_units = m, the units of a batch. The batch of
+    unit g falls to consumer (g div m) mod P. So when P * m divides C = spans, the span g mod C says
+    whose it is, and none is shared: the count is 1.
     """
-    consumers = num_workers * world_size
     # Their batches begin at every multiple of `step` units, on some span modulo C.
     step = math.gcd(consumers * batch_units, spans)
     return consumers * min(batch_units, step) // step

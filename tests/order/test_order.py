@@ -31,7 +31,7 @@ from support.naive_order import (
 from shardio.errors import OptionError
 from shardio.order import partition, rng, shuffle
 from shardio.order.epoch import ORDER_VERSION, Epoch, default_unit
-from shardio.order.partition import Partition, shared_spans, sharers
+from shardio.order.partition import Partition, sharers
 from shardio.order.shuffle import SpanOrder
 
 # --- the oracle ------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_sample_mode_reads_every_record_once_and_counts_samples(case, R, W, tail
 def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
     epoch = make([C * W * R * m * 2], 0, 0, C, 1, 4)
     readers: dict[int, set[tuple[int, int]]] = {}
-    each = sharers(C, W, world_size=R, batch_units=m)
+    each = sharers(C, W * R, m)
     for rank in range(R):
         for worker in range(W):
             for batch in Partition(
@@ -157,7 +157,6 @@ def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
                 for span, _, _ in batch.pieces:
                     readers.setdefault(span, set()).add((rank, worker))
     assert max(map(len, readers.values())) == each
-    assert (each > 1) == shared_spans(C, W, world_size=R, batch_units=m)
 
 
 def test_epochs_and_seeds_differ_and_repeat():
