@@ -38,11 +38,7 @@ from ..units import check_int
 from .assemble import PendingBatch
 from .collate import collate, ragged_fields
 from .decode import check_function
-from .epoch_state import (
-    EpochState,
-    Ticket,
-    starting_iterator,
-)
+from .epoch_state import EpochState, Ticket, starting_iterator
 from .iteration import STREAMS, Iteration, Source, new_ticket, steps_of
 from .ranks import Consumers, resolve_ranks
 from .stateful import STATE, check_state, state_of_workers
