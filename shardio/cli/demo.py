@@ -461,8 +461,8 @@ def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
     """A copy of a dataset, with one bit of one record flipped: all other files are links."""
     made = manifest.load(locate(out))
     packed = sequence.open(out, decode=None)
-    shard, record = packed._reader.locate(number)
-    opened = packed._reader.shard(shard)
+    shard, record = packed.reader.locate(number)
+    opened = packed.reader.shard(shard)
     at = opened.offset(record) + int(opened.sizes[record]) * 2 // 3
     os.mkdir(copy)
     for name in os.listdir(out):

@@ -51,6 +51,8 @@ class Mixture(Stream):
         """Check that the datasets can be mixed, and deal the rows. Raises OptionError."""
         first = _check_alike(datasets)
         self._datasets: Sequence[Component] = list(datasets)
+        places = {dataset.image_place for dataset in self._datasets}
+        self.image_place = places.pop() if len(places) == 1 else None
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
         self.length = epoch_rows(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
@@ -73,12 +75,6 @@ class Mixture(Stream):
     def name(self) -> str:
         """Return the words by which messages call the mixture."""
         return f"the mixture of {len(self._datasets)} datasets"
-
-    @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes, if all datasets agree."""
-        places = {dataset.image_place for dataset in self._datasets}
-        return places.pop() if len(places) == 1 else None
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:

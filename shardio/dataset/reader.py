@@ -181,12 +181,12 @@ def open_reader(path: str | os.PathLike[str], split: str | None, options: Storag
 class ManifestInfo:
     """Give what the manifest says, under the names that torchvision's datasets have for it."""
 
-    _reader: Reader
+    reader: Reader  # of the dataset's shards, those outside of a selection included
 
     @property
     def manifest(self) -> Manifest:
         """Return the dataset's manifest."""
-        return self._reader.manifest
+        return self.reader.manifest
 
     @property
     def classes(self) -> list[str] | None:

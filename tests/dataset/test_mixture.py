@@ -107,7 +107,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
             options, seed = mixture.options.parts[d], rng.key(rng.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
-        found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
+        found.append(f"{int(dataset.reader.storage.url[-1])}/{record:06d}")
         taken[d] += 1
     return found
 
@@ -131,8 +131,8 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
             assert walk.drawn == first
             shards, records = epoch.locate(epoch.position(span, walk.take(count)))
             found += (starts[shards] + records).tolist()
-    if dataset._selection is not None:
-        found = dataset._selection.numbers[found].tolist()
+    if dataset.selection is not None:
+        found = dataset.selection.numbers[found].tolist()
     return found
 
 
