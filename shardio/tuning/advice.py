@@ -30,7 +30,7 @@ _OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tun
 _LOOKED: Final = 64  # batches that a mixture is judged by
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
 _GIVEN: Final = {  # options that are given in an object
-    "canonical_workers": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
+    "spans": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
     "unit": "order=shardio.Order(unit={})",
     "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
 }
@@ -44,7 +44,8 @@ class Advice(Plain):
     code: str  # stable, for programs: "no_batch_size"
     what: str  # what is wrong, and what it costs
     mend: str  # the one change that mends it
-    change: dict[str, Any] = field(default_factory=dict)  # the same as options; {}: it is none
+    # The same as options, also those that are given in an Order or a Storage; {}: it is none.
+    change: dict[str, Any] = field(default_factory=dict)
 
 
 def advise(job: Job) -> tuple[Advice, ...]:
@@ -206,7 +207,7 @@ def _order(job: Job) -> Iterator[Advice]:
         sharers = job.reads.sharers
         what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
         what += f"order of the same one, some {max(1, sharers * _DRAW_US):,.0f} us a record"
-        yield _set("few_spans", what, canonical_workers=job.consumers)
+        yield _set("few_spans", what, spans=job.consumers)
     if epoch.shuffles_all or (epoch.shuffle_buffer or 0) <= 1:
         return
     span = max(1, epoch.units // spans) * unit  # the records of most spans, or a unit more
@@ -256,7 +257,7 @@ def _network(job: Job) -> Iterator[Advice]:
             yield _set("shared_spans", what, num_workers=fitting[-1])
         else:
             spans = consumers * job.share.batch_units
-            yield _set("shared_spans", what, canonical_workers=spans)
+            yield _set("shared_spans", what, spans=spans)
     elif job.plan.budget:
         yield from _left_out(job)
     if job.shards < consumers:
@@ -333,7 +334,7 @@ def _files(job: Job) -> Iterator[Advice]:
     elif job.epoch.shuffles_all:
         yield Advice(code, what, _REPACK.format("larger"))
     elif limit < 2 * touched:
-        yield _set(code, what, canonical_workers=max(1, spans * limit // (2 * touched)))
+        yield _set(code, what, spans=max(1, spans * limit // (2 * touched)))
     else:  # as Job.files_needed says it, for as many as there may be
         buffer = int(spans * (limit / touched - 1) * job.records / job.shards / 2)
         yield _set(code, what, shuffle_buffer=max(1, buffer // spans) * spans)

@@ -369,7 +369,7 @@ def request_of(plan: Bench, do: str, way: Row | None = None, **more: Any) -> dic
     if way is not None:
         ways = ("loader", "workers", "threads", "decodes", "cold")
         values |= {name: getattr(way, name) for name in ways}
-    return {"do": do, **values, **more}
+    return {"do": f"bench_process.{do}", **values, **more}
 
 
 def _summed(way: Row, runs: list[dict[str, Any]], record_bytes: float) -> Row:

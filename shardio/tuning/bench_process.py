@@ -24,10 +24,10 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import count
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import errors, machine
 from ..dataset import sequence
@@ -65,8 +65,7 @@ class Host:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._running = contextlib.ExitStack()  # the process, and what is to go with it
 
     def __enter__(self) -> Host:
         return self
@@ -113,59 +112,54 @@ class Host:
         return answer | {"pss_bytes": pss or None, "memory_left": min(left)}
 
     def _failed(self, what: str) -> FailedError:
-        if self._errors is not None:
-            self._errors.seek(0)
-            said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
-            what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
+        what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
         self._end()
         return FailedError(what)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-            # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
-            with _uninterrupted():
-                self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-                # For the sockets of torch's workers, which are killed and cannot remove them.
-                self._folder = tempfile.TemporaryDirectory(
-                    prefix="shardio", ignore_cleanup_errors=True
-                )
-                env = {name: value for name, value in os.environ.items() if name not in launcher}
-                # The same modules as here, wherever they are from; none of the current folder.
-                code = (
-                    f"import sys; sys.path[:] = {sys.path!r}\n"
-                    f"from shardio.tuning.bench_process import serve; serve({self._folder.name!r})"
-                )
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                    env=env | {"TMPDIR": self._folder.name},
-                    start_new_session=True,
-                )
+        if self._process is not None:
+            return self._process
+        launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        env = {name: value for name, value in os.environ.items() if name not in launcher}
+        # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
+        with _uninterrupted():
+            # For the sockets of torch's workers, which are killed and cannot remove them.
+            folder = self._running.enter_context(
+                tempfile.TemporaryDirectory(prefix="shardio", ignore_cleanup_errors=True)
+            )
+            self._errors = self._running.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            # The same modules as here, wherever they are from; none of the current folder.
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}\n"
+                f"from shardio.tuning.bench_process import serve; serve({folder!r})"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=env | {"TMPDIR": folder},
+                start_new_session=True,
+            )
+            self._running.callback(_kill, self._process)
         return self._process
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if self._errors is not None:
-            self._errors.close()
-        if process is not None:
-            self._kill(process)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        self._process = None
+        self._running.close()
 
-    @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin and process.stdout
-        # Not yet waited for, so the number of the session is still its own.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its session, which is its own while nobody has waited for the process."""
+    assert process.stdin and process.stdout
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 @contextlib.contextmanager
@@ -253,20 +247,11 @@ def _forked(request: dict[str, Any], folder: str) -> bytes:
 
 def _answer(request: dict[str, Any]) -> bytes:
     try:
-        found = _way(request["do"])(request)
+        module, function = request["do"].split(".")
+        found = getattr(import_module(f"{__package__}.{module}"), function)(request)
         return json.dumps(found).encode()
     except Exception as error:
         return _error(error)
-
-
-def _way(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that answers: one of these, or "module.function" of another module."""
-    module, _, function = name.rpartition(".")
-    if not module:
-        return {"probe": _probe, "measure": _measure}[name]
-    found: Callable[[dict[str, Any]], dict[str, Any]]
-    found = getattr(import_module(f"{__package__}.{module}"), function)
-    return found
 
 
 def _error(error: Exception) -> bytes:
@@ -277,7 +262,7 @@ def _error(error: Exception) -> bytes:
     return json.dumps({"error": text, "kind": kind}).encode()
 
 
-def _probe(request: dict[str, Any]) -> dict[str, Any]:
+def probe(request: dict[str, Any]) -> dict[str, Any]:
     """Return the size that images are to be cropped to, by the first ones."""
     field = request["fields"][0]
     found = sequence.open(request["path"], fields=(field,), storage=_storage(request))
@@ -314,16 +299,16 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
 
 @contextlib.contextmanager
 def loading(
-    dataset: ShardDataset, loader: str, workers: int, threads: int | None = None
+    dataset: ShardDataset, loader: str, workers: int, threads: int | None = None, **own: Any
 ) -> Iterator[Any]:
-    """Give a loader of a dataset: "DataLoader" or "ShardLoader"."""
+    """Give a loader of a dataset: "DataLoader", with options of its `own`, or "ShardLoader"."""
     from torch.utils.data import DataLoader
 
     from ..loader.shard_loader import ShardLoader
 
     if loader == "DataLoader":
-        keeps = workers > 0
-        yield DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=keeps)
+        own = {"batch_size": None, "persistent_workers": workers > 0} | own
+        yield DataLoader(dataset, num_workers=workers, **own)
     else:
         with ShardLoader(dataset, num_workers=workers, threads=threads) as started:
             yield started
@@ -355,7 +340,7 @@ class _Mark(NamedTuple):
         )
 
 
-def _measure(request: dict[str, Any]) -> dict[str, Any]:
+def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Run one repeat of a row, in this process."""
     dataset = _dataset(request)
     cold, seconds, limit = request["cold"], request["seconds"], request["limit_s"]
@@ -366,7 +351,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     with loading(dataset, *way) as loader:
         began = start = _Mark.now(0, 0)
         times: list[tuple[float, int]] = [(began.at, 0)]  # after each batch, and images so far
-        for images, ends in _batches(loader, dataset):
+        for images, ends in passes(loader, dataset):
             now = time.perf_counter()
             times.append((now, images))
             done = len(times) - 1 - start.batches
@@ -407,14 +392,17 @@ def _less(end: float | None, start: float | None) -> float | None:
     return None if end is None or start is None else end - start
 
 
-def _batches(loader: Any, dataset: ShardDataset) -> Iterator[tuple[int, bool]]:
-    """Yield after each batch of all epochs: images so far, and True if an epoch ends with it."""
+def passes(loader: Any, dataset: ShardDataset, first: int = 0) -> Iterator[tuple[int, bool]]:
+    """Yield after each batch of all epochs: images so far, and True if an epoch ends with it.
+
+    first: the epoch to begin with.
+    """
     images = 0
-    for epoch in count():
+    for epoch in count(first):
         dataset.set_epoch(epoch)
         for number, batch in enumerate(loader, 1):
             images += _touch(batch)
-            yield images, number == len(dataset)
+            yield images, number == len(loader)
 
 
 def _rates(times: Sequence[tuple[float, int]], builders: int, parts: int) -> list[float]:

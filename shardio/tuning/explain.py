@@ -83,7 +83,7 @@ def explain(
     batch_size: int | None = None,
     shuffle_buffer: int | str | None = None,
     tail: Tail | None = None,
-    canonical_workers: int | None = None,
+    spans: int | None = None,
     unit: int | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> Explanation:
@@ -97,20 +97,19 @@ def explain(
     num_workers       of each rank's loader
     world_size        ranks; default: those of a ShardDataset's job, and 1 for a path
     local_world_size  ranks on each machine; default: all, up to 8
-    batch_size, shuffle_buffer, tail, canonical_workers, unit, root    for a path: as ShardDataset
+    batch_size, shuffle_buffer, tail, spans, unit, root    for a path: as ShardDataset
                       has them. A ShardDataset has its own
 
     Raises OptionError; for a path also NotPackedError, DamageError, VersionError.
     """
-    given = RequestedOptions(batch_size, shuffle_buffer, None, tail, canonical_workers, unit)
+    given = RequestedOptions(batch_size, shuffle_buffer, None, tail, spans, unit)
     if isinstance(dataset, (str, os.PathLike)):
         storage = locate(dataset)
         reader = Reader(storage, load(storage), root=None if root is None else locate(root))
         options = given.resolve(reader.mean_bytes, records=reader.records)
         own: dict[str, Any] = {}
     else:
-        asked = vars(given) | {"spans": None, "canonical_workers": canonical_workers}
-        stream = check_dataset("explain", dataset, asked | {"root": root})
+        stream = check_dataset("explain", dataset, vars(given) | {"root": root})
         reader, options = stream.reader, stream.options
         world_size = stream.ranks()[1] if world_size is None else world_size
         calls = partial(buffering.calls_per_record, stream.manifest, stream.selection)

@@ -106,26 +106,31 @@ class Setup(NamedTuple):
             value = getattr(loader, name, None)
             return value if isinstance(value, int) else None
 
+        cores = _cores()
         if getattr(loader, "resident", None):
-            return Setup("resident", cores=_cores())  # its workers left when all was decoded
-        cores, workers, threads = _cores(), number("num_workers"), number("threads")
-        factor = number("prefetch_factor")
-        if workers is not None and threads is not None:
-            return Setup(
-                "ShardLoader",
-                workers,
-                max(1, threads),
-                factor,
-                cores=cores,
-                device=_device(loader),
-                copies=bool(getattr(loader, "copy", False)),
-                tiles=_tiles(loader),
-                torch_threads=_torch_threads(),
-            )
-        if workers is not None:
+            return Setup("resident", cores=cores)  # its workers left when all was decoded
+        workers, threads = number("num_workers"), number("threads")
+        if workers is None:
+            return Setup(cores=cores)
+        options = _attribute(loader, "dataset", "manifest", "options")  # any may be watched
+        found = Setup(
+            "DataLoader",
+            workers,
+            prefetch=number("prefetch_factor"),
+            cores=cores,
+            tiles=isinstance(options, dict) and bool(options.get("tiles")),
+        )
+        if threads is None:
             restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
-            return Setup("DataLoader", workers, 1, factor, restarts, cores, tiles=_tiles(loader))
-        return Setup(cores=cores)
+            return found._replace(restarts=restarts)
+        torch = sys.modules.get("torch")
+        return found._replace(
+            kind="ShardLoader",
+            threads=max(1, threads),
+            device=str(_attribute(loader, "target", "device", "type") or ""),
+            copies=bool(getattr(loader, "copy", False)),
+            torch_threads=torch.get_num_threads() if torch else 0,
+        )
 
 
 # --- what is told ---------------------------------------------------------------------------------
@@ -262,7 +267,7 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         print: Callable[[str], object] | None = to_stderr,
     ) -> None:
         self.loader = loader
-        self._every = None if every is None else check_int("every (batches)", every)
+        self._every = sys.maxsize if every is None else check_int("every (batches)", every)
         if isinstance(alarm, bool) or not isinstance(alarm, (int, float)) or not alarm >= 0:
             raise OptionError(
                 f"alarm is {printable(repr(alarm))}: expected data time over step time, 0 or more"
@@ -329,8 +334,8 @@ class _Batches(Iterator[T]):
 
     def __init__(self, watched: watch[T], seen: _Pass) -> None:
         self._watch, self._pass = watched, seen
-        self._every = watched._every or sys.maxsize
-        self._due = self._every  # batches of this pass at the next report
+        self._report_at = watched._every  # batches of this pass at the next report
+        self._look_at = min(watched._every, FOLD)
         self._began = perf_counter()
         self._given = 0.0  # when the last batch was given; 0: its step is not, or no more, measured
         self._ended = False
@@ -346,9 +351,9 @@ class _Batches(Iterator[T]):
     def __next__(self) -> T:
         asked, seen = perf_counter(), self._pass
         if self._given:
-            seen.new_step.append(asked - self._given)
+            seen.step.append(asked - self._given)
             self._given = 0.0
-        if seen.taken >= self._due or len(seen.new_step) >= FOLD:
+        if seen.taken >= self._look_at:
             self._look()
             asked = perf_counter()  # reporting is neither the loader's time nor the step's
         try:
@@ -366,20 +371,20 @@ class _Batches(Iterator[T]):
         # Waiting for a device that is steps behind is the step's time (device.DevicePrefetcher).
         given -= getattr(self._batches, "blocked_s", 0.0)
         self._given = given
-        seen.new_data.append(given - asked)
+        seen.data.append(given - asked)
         stats = getattr(self._batches, "batch_stats", None)
         if isinstance(stats, BatchStats):  # others may call other things so
-            seen.new_stats.append(stats)
+            seen.stats.append(stats)
         return batch
 
     def _look(self) -> None:
         seen = self._pass
-        if seen.taken < self._due:
-            seen.fold()
-            return
-        self._due += self._every
-        if seen.new:
-            self._watch._tell(seen)
+        seen.fold()
+        if seen.taken >= self._report_at:
+            self._report_at += self._watch._every
+            if seen.new:
+                self._watch._tell(seen)
+        self._look_at = min(self._report_at, seen.taken + FOLD)
 
 
 class _Pass:
@@ -391,11 +396,9 @@ class _Pass:
         self.batches = _length(loader)
         self.taken = 0
         self.first_s: float | None = None
-        self.new_data: list[float] = []  # not folded yet
-        self.new_step: list[float] = []
-        self.new_stats: list[BatchStats] = []
-        self._data, self._step = array("d"), array("d")  # folded; at most 2 x KEPT, the last ones
-        self._reported = 0  # of these, how many were reported
+        self.data, self.step = array("d"), array("d")  # at most 2 x KEPT + FOLD, the last ones
+        self.stats: list[BatchStats] = []  # not summed up yet
+        self._reported = 0  # of the steps that are kept, how many were reported
         self._since = BatchTotals()  # since the last report
         self._totals = BatchTotals()  # of the pass
         self._told_first = False
@@ -403,27 +406,24 @@ class _Pass:
     @property
     def new(self) -> bool:
         """Return True if there is something to report."""
-        return bool(self.new_step) or len(self._step) > self._reported
+        return len(self.step) > self._reported
 
     def fold(self) -> None:
-        """Sum up what is kept as it came."""
-        count = len(self.new_step)  # a data time whose step is under way waits for it
-        self._data.extend(self.new_data[:count])
-        self._step.extend(self.new_step)
-        self._since.add(self.new_stats)
-        self._totals.add(self.new_stats)
-        del self.new_data[:count], self.new_step[:], self.new_stats[:]
-        if len(self._step) >= 2 * KEPT:
-            dropped = len(self._step) - KEPT
-            del self._data[:dropped], self._step[:dropped]
+        """Sum up the stats, and drop the times of all but the last batches."""
+        self._since.add(self.stats)
+        self._totals.add(self.stats)
+        self.stats.clear()
+        dropped = len(self.step) - KEPT
+        if dropped >= KEPT:
+            del self.data[:dropped], self.step[:dropped]
             self._reported = max(0, self._reported - dropped)
 
     def report(self, watched: int, alarm: float) -> Report:
         """Report on what is new. watched: the batches of the passes before."""
         self.fold()
-        data, step = self._data[self._reported :], self._step[self._reported :]
+        data, step = self.data[self._reported :], self.step[self._reported :]
         totals, self._since = self._since, BatchTotals()
-        self._reported = len(self._step)
+        self._reported = len(self.step)
         first, self._told_first = None if self._told_first else self.first_s, True
         stages = totals.seconds if totals.batches else {}
         return Report(
@@ -443,8 +443,9 @@ class _Pass:
     def judge(self, alarm: float) -> Verdict:
         """Judge the pass so far."""
         self.fold()
+        data = self.data[: len(self.step)]  # without that whose step is under way
         first_s = self.first_s or 0.0
-        return judge(self._data, self._step, self._totals, self.setup, alarm=alarm, first_s=first_s)
+        return judge(data, self.step, self._totals, self.setup, alarm=alarm, first_s=first_s)
 
 
 # --- the verdict ----------------------------------------------------------------------------------
@@ -650,8 +651,13 @@ def _rank() -> int | None:
     distributed = torch and torch.distributed
     if distributed and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
+    return _number("RANK")
+
+
+def _number(name: str) -> int | None:
+    """Return a number that a launcher set in the environment; None without one."""
     try:
-        return int(os.environ["RANK"])
+        return int(os.environ[name])
     except (KeyError, ValueError):
         return None
 
@@ -664,31 +670,16 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _device(loader: Any) -> str:
-    """Return the type of device that a loader brings batches to; "" where it says nothing."""
-    return str(getattr(getattr(getattr(loader, "target", None), "device", None), "type", ""))
-
-
-def _tiles(loader: Any) -> bool:
-    """Return True if a loader reads a dataset whose JPEGs were made tiles."""
-    manifest = getattr(getattr(loader, "dataset", None), "manifest", None)
-    options = getattr(manifest, "options", None)
-    return isinstance(options, dict) and bool(options.get("tiles"))  # any dataset may be watched
-
-
-def _torch_threads() -> int:
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else 0
+def _attribute(value: Any, *names: str) -> Any:
+    """Return the attribute of an attribute of a value; None where one of them is missing."""
+    for name in names:
+        value = getattr(value, name, None)
+    return value
 
 
 def _cores() -> int:
     """Return the cores that this rank may use, a share where several were started here."""
-    cores = math.ceil(machine.cores())
-    try:
-        ranks = max(1, int(os.environ["LOCAL_WORLD_SIZE"]))
-    except (KeyError, ValueError):
-        ranks = 1
-    return max(1, cores // ranks)
+    return max(1, math.ceil(machine.cores()) // max(1, _number("LOCAL_WORLD_SIZE") or 1))
 
 
 def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:

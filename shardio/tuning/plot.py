@@ -16,10 +16,12 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
-import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import DependencyError, OptionError, printable
 from ..storage.local import check_target, write_file
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("png", "svg", "html")
 _DPI: Final = 150
+
+Places = dict[int | None, float]  # of each shuffle buffer on the axis
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 _CLASSES, _PAIRS, _COST, _GOOD = "#0072b2", "#d55e00", "#444444", "#009e73"
@@ -124,22 +128,24 @@ def _mixing_and_cost(tuning: Tuning) -> Figure:
     places = {row.shuffle_buffer: float(row.shuffle_buffer or 0) for row in tuning.rows}
     if None in places:  # "all": apart from the others
         places[None] = max(float(tuning.records), 2.2 * max(places.values()))
+    measures = (
+        (_PAIRS, _parted, "renews", "new neighbours: pairs of a batch that were apart in the epoch "
+         "before"),
+        (_CLASSES, _mixed, "mixes", f"mixed {kind}: how many of them a batch has"),
+    )  # fmt: skip
     ladder = tuning.ladder()
-    x = [places[row.shuffle_buffer] for row in ladder]
-    classes = f"mixed {kind}: how many of them a batch has"
-    pairs = "new neighbours: pairs of a batch that were apart in the epoch before"
     if tuning.with_units:
         _others(upper, tuning, places)
-    _line(upper, x, [_parted(tuning, row) for row in ladder], _PAIRS, pairs,
-          [row.renews for row in ladder])  # fmt: skip
-    _line(upper, x, [_mixed(tuning, row) for row in ladder], _CLASSES, classes,
-          [row.mixes for row in ladder])  # fmt: skip
+    for colour, measure, passes, label in measures:
+        heights = [measure(tuning, row) for row in ladder]
+        _line(upper, places, ladder, heights, colour, passes, label)
     _mixing(upper, tuning)
-    _cost(lower, ladder, x)
+    _cost(lower, places, ladder)
     _buffers(lower, tuning, places)
     _mark(upper, lower, tuning, places)
     below.axis("off")
-    below.legend(handles=_legend(upper), loc="center", ncols=2, frameon=False, fontsize=9.5)
+    handles, _ = upper.get_legend_handles_labels()
+    below.legend(handles=handles, loc="center", ncols=2, frameon=False, fontsize=9.5)
     figure.supxlabel(_caption(tuning), fontsize=10, family="monospace")
     return figure
 
@@ -161,16 +167,6 @@ def _headline(tuning: Tuning) -> str:
     return f"Set a shuffle buffer of {buffer} records{unit}"
 
 
-def _legend(axes: Axes) -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles, _ = axes.get_legend_handles_labels()
-    hollow = Line2D([], [], linestyle="none", marker="o", color=_GREY, markerfacecolor="white")
-    hollow.set_label("hollow: not as good")
-    return [*handles, Patch(color=_GOOD, alpha=0.15, label="as good as a uniform shuffle"), hollow]
-
-
 def _mixed(tuning: Tuning, row: Row) -> float:
     """Return the measure of mixture that tells more, in percent of a uniform shuffle."""
     part = row.even / tuning.even if tuning.saturated else row.classes / tuning.uniform
@@ -183,22 +179,19 @@ def _parted(tuning: Tuning, row: Row) -> float:
 
 
 def _line(
-    axes: Axes, x: list[float], y: list[float], colour: str, label: str, passes: list[bool]
+    axes: Axes,
+    places: Places,
+    rows: Sequence[Row],
+    heights: list[float],
+    colour: str,
+    passes: str,
+    label: str | None = None,
 ) -> None:
-    axes.plot(x, y, color=colour, linewidth=2.2, label=label, zorder=3)
-    for face, chosen in ((colour, True), ("white", False)):
-        points = [(at, to) for at, to, passed in zip(x, y, passes, strict=True) if passed == chosen]
-        axes.plot(
-            [at for at, _ in points],
-            [height for _, height in points],
-            linestyle="none",
-            marker="o",
-            markersize=7,
-            markerfacecolor=face,
-            markeredgecolor=colour,
-            markeredgewidth=1.6,
-            zorder=4,
-        )
+    """Draw a line through rows. passes: the member of a row that is False where it is hollow."""
+    x = [places[row.shuffle_buffer] for row in rows]
+    axes.plot(x, heights, color=colour, linewidth=2.2, label=label, zorder=3)
+    faces = [colour if getattr(row, passes) else "white" for row in rows]
+    axes.scatter(x, heights, 49, faces, edgecolors=colour, linewidths=1.6, zorder=4)
 
 
 def _note(
@@ -214,19 +207,16 @@ def _note(
     axes.annotate(text, at, fontsize=size, **where, **options)
 
 
-def _others(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
+def _others(axes: Axes, tuning: Tuning, places: Places) -> None:
     """Draw the other units that were tried: thin, each named where it begins."""
     for number, unit in enumerate(sorted({row.unit for row in tuning.rows} - {tuning.unit})):
         rows = [row for row in tuning.rows if row.unit == unit]
         dashes = _DASHES[number % len(_DASHES)]
-        for colour, height, name in (
-            (_CLASSES, _mixed, ""), (_PAIRS, _parted, f"unit {unit:,}")
-        ):  # fmt: skip
-            x = [places[row.shuffle_buffer] for row in rows]
-            y = [height(tuning, row) for row in rows]
+        x = [places[row.shuffle_buffer] for row in rows]
+        for colour, measure in ((_CLASSES, _mixed), (_PAIRS, _parted)):
+            y = [measure(tuning, row) for row in rows]
             axes.plot(x, y, color=colour, linewidth=1, dashes=dashes, alpha=0.8, zorder=2)
-            if name:
-                _note(axes, name, (x[0], y[0]), (-4, 0), 7.5, ha="right", color=_GREY)
+        _note(axes, f"unit {unit:,}", (x[0], y[0]), (-4, 0), 7.5, ha="right", color=_GREY)
 
 
 def _mixing(axes: Axes, tuning: Tuning) -> None:
@@ -234,15 +224,17 @@ def _mixing(axes: Axes, tuning: Tuning) -> None:
     axes.set_ylim(0, 106)  # whatever the values: what looks small is small
     axes.set_yticks(range(0, 101, 20))
     limit = 100 * (1 - tuning.chance - AGAIN) / max(1e-9, 1 - tuning.chance)
-    axes.axhspan(max(0.0, limit), 106, color=_GOOD, alpha=0.15, linewidth=0, zorder=0)
+    good = axes.axhspan(max(0.0, limit), 106, color=_GOOD, alpha=0.15, linewidth=0, zorder=0)
+    good.set_label("as good as a uniform shuffle")
+    axes.scatter([], [], 49, "white", edgecolors=_GREY, label="hollow: not as good")
     axes.grid(alpha=0.25)
 
 
-def _cost(axes: Axes, ladder: Sequence[Row], x: list[float]) -> None:
+def _cost(axes: Axes, places: Places, ladder: Sequence[Row]) -> None:
     """Draw the requests of a cold epoch, over those of the cheapest."""
     least = max(1, min(row.requests for row in ladder))
     y = [row.requests / least for row in ladder]
-    _line(axes, x, y, _COST, "", [row.is_cheap for row in ladder])
+    _line(axes, places, ladder, y, _COST, "is_cheap")
     axes.set_ylabel("requests\n(cheapest: 1)")
     axes.set_yscale("log")
     top = max(4.0, 1.6 * max(y))
@@ -260,7 +252,7 @@ def _cost(axes: Axes, ladder: Sequence[Row], x: list[float]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _buffers(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
+def _buffers(axes: Axes, tuning: Tuning, places: Places) -> None:
     axes.set_xscale("log")
     least, most = min(places.values()), max(places.values())
     margin = max(1.4, (most / least) ** 0.08)
@@ -292,7 +284,7 @@ def _memory(row: Row) -> str:
     return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
-def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
+def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: Places) -> None:
     """Draw a line at the default, and one at what is recommended; often they are one."""
     names: dict[float, list[str]] = {}
     for name, row in tuning.marks():
@@ -304,7 +296,7 @@ def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, flo
         colour = _RING if "recommended" in said else "black"
         for axes in (upper, lower):
             axes.axvline(x, color=colour, linewidth=1.2, linestyle="--", zorder=2)
-        right = (math.log(x) - math.log(low)) / (math.log(high) - math.log(low)) > 0.5
+        right = x * x > low * high  # of the middle of a logarithmic axis
         side: dict[str, Any] = {"ha": "right" if right else "left", "color": colour, "zorder": 6}
         box = {"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9}
         offset = (-6 if right else 6, 0)
@@ -334,30 +326,22 @@ def _bars(bench: Bench) -> Figure:
     )
     for (title, rows), (left, right) in zip(groups, panels, strict=True):
         left.set_title(title.removesuffix(":"), fontsize=10.5, loc="left")
-        rates = [row.images_per_s for row in rows]
-        bounds = [(min(row.rates, default=rate), max(row.rates, default=rate))
-                  for row, rate in zip(rows, rates, strict=True)]  # fmt: skip
+        rates = np.array([row.images_per_s for row in rows])
+        bounds = np.array([(min(row.rates, default=0.0), max(row.rates, default=0.0))
+                           for row in rows])  # fmt: skip
         _barred(left, rows, rates)
+        whiskers: dict[str, Any] = {"ecolor": _GREY, "capsize": 2.5, "linewidth": 1}
         left.errorbar(
-            rates,
-            range(len(rows)),
-            xerr=[
-                [rate - least for rate, (least, _) in zip(rates, bounds, strict=True)],
-                [most - rate for rate, (_, most) in zip(rates, bounds, strict=True)],
-            ],
-            fmt="none",
-            ecolor=_GREY,
-            capsize=2.5,
-            linewidth=1,
+            rates, range(len(rows)), xerr=np.abs(bounds.T - rates), fmt="none", **whiskers
         )
         left.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8.5)
-        for place, row in enumerate(rows):
+        for place, (row, (_, most)) in enumerate(zip(rows, bounds, strict=True)):
             text = "failed" if row.error is not None else f"{row.images_per_s:,.0f}  {row.short}"
             if row is bench.best:
                 text += "  (recommended)"
             weight = "bold" if row is bench.best else None
-            _note(left, text, (max(row.rates, default=0.0), place), (5, 0), 8, fontweight=weight)
-        left.set_xlim(0, 2.1 * max([1e-9, *(max(row.rates, default=0.0) for row in rows)]))
+            _note(left, text, (most, place), (5, 0), 8, fontweight=weight)
+        left.set_xlim(0, 2.1 * max(1e-9, bounds.max()))
         _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])
         for axes in (left, right):
@@ -368,7 +352,7 @@ def _bars(bench: Bench) -> Figure:
     return figure
 
 
-def _barred(axes: Axes, rows: Sequence[BenchRow], lengths: list[float]) -> None:
+def _barred(axes: Axes, rows: Sequence[BenchRow], lengths: ArrayLike) -> None:
     axes.barh(range(len(rows)), lengths, height=0.72, color=[_LOADERS[row.loader] for row in rows])
 
 
@@ -388,26 +372,25 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
 def _page(found: Tuning | Bench) -> str:
     svg = draw(found, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
-    rows: list[tuple[tuple[str, ...], bool]] = []  # cells, and whether it is recommended
+    rows: list[tuple[Row | BenchRow, tuple[str, ...]]]  # each with its cells
+    told = list(found.notes)
     if isinstance(found, Bench):
         title = "What this machine can do"
         names: tuple[str, ...] = ("what", "", *found.columns[1:])
-        told = [*found.notes, *(f"{row.name}: {row.why}" for row in found.rows if row.why)]
-        rows += [
-            ((what.removesuffix(":"), *row.cells()), row is found.best)
+        told += [f"{row.name}: {row.why}" for row in found.rows if row.why]
+        rows = [
+            (row, (what.removesuffix(":"), *row.cells()))
             for what, some in found.groups()
             for row in some
         ]
     else:
         title = "How large a shuffle buffer?"
         names = (*found.columns[:5], "moves", *found.columns[5:])
-        told = list(found.notes)
-        for row in found.rows:
-            cells = found.cells(row)
-            rows.append(((*cells[:5], f"{row.moved:,.0f}", *cells[5:]), row is found.best))
+        told_of = [(row, found.cells(row)) for row in found.rows]
+        rows = [(row, (*c[:5], f"{row.moved:,.0f}", *c[5:])) for row, c in told_of]
     notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in told)
     head = "".join(f"<th>{name}</th>" for name in names)
-    body = "".join(_line_of(values, is_best) for values, is_best in rows)
+    body = "".join(_line_of(values, row is found.best) for row, values in rows)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n{svg}\n{notes}"

@@ -68,7 +68,7 @@ class Simulation:
     counts: Int64s  # (shards,) records
     classes: Classes  # (N,)
     seed: int
-    canonical_workers: int
+    spans: int
     batch_size: int
     sample: Sample
     _layouts: dict[int, Int64s] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Simulation:
             self.counts,
             seed=self.seed,
             epoch=number,
-            spans=self.canonical_workers,
+            spans=self.spans,
             unit=unit,
             shuffle_buffer=buffer,
         )

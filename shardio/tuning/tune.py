@@ -189,7 +189,7 @@ class Tuning(Result, Uniform):
     batch_size: int
     num_workers: int
     world_size: int
-    canonical_workers: int
+    spans: int
     seed: int
     memory: int  # bytes that a row may take
     batches: int  # looked at for each (buffer, unit), in all epochs
@@ -226,7 +226,7 @@ class Tuning(Result, Uniform):
 
     def window(self, buffer: int | None) -> int:
         """Count the records that wait in the windows of all spans."""
-        spans = self.canonical_workers
+        spans = self.spans
         return self.records if buffer is None else min(self.records, -(-buffer // spans) * spans)
 
     def buffer_bytes(self, buffer: int | None) -> int:
@@ -297,7 +297,7 @@ class Tuning(Result, Uniform):
         lines = [
             f"{show_count(self.records, 'record')} of {show_size(self.mean_bytes)} in "
             f"{show_count(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
-            f"{show_count(self.canonical_workers, 'span')}"
+            f"{show_count(self.spans, 'span')}"
         ]
         if not self.rows:
             return lines[0]
@@ -420,7 +420,7 @@ def tune(
         path = stream.path if selection is None else None
         options = {"seed": stream.seed}
         if stream.shuffle:
-            options["canonical_workers"] = stream.options.spans
+            options["spans"] = stream.options.spans
     return recommend(
         counts,
         labels,
@@ -456,7 +456,7 @@ def recommend(
     memory: int | str | None = None,
     units: bool = False,
     seed: int = 0,
-    canonical_workers: int = SPANS,
+    spans: int = SPANS,
     progress: Progress | None = None,
     path: str | None = "out/",
     root: str | None = None,
@@ -493,7 +493,7 @@ def recommend(
         batch_size=batch_size,
         num_workers=check_int("num_workers", num_workers, 0),
         world_size=check_int("world_size", world_size),
-        canonical_workers=check_int("canonical_workers", canonical_workers),
+        spans=check_int("spans", spans),
         seed=seed,
         memory=MEMORY if memory is None else check_size("memory", memory),
         batches=sample.batches * sample.passes,
@@ -504,9 +504,9 @@ def recommend(
     usual = None if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER
     if memory is None:
         plan = replace(plan, memory=max(MEMORY, plan.buffer_bytes(usual)))
-    ladder, others = _choices(records, batch_size, canonical_workers)
+    ladder, others = _choices(records, batch_size, spans)
     choices = [*ladder, *(others if units else ())] if sample.batches else []
-    simulation = Simulation(counts, classes, seed, canonical_workers, batch_size, sample)
+    simulation = Simulation(counts, classes, seed, spans, batch_size, sample)
     tell = progress or (lambda done, total: None)
     tell(0, len(choices) + 1)
     search = _Search(plan, simulation, is_network, (usual, plan.unit), tell)
@@ -666,8 +666,8 @@ def _call(tuning: Tuning, path: str | None, root: str | None) -> str:
     if path is not None:
         options = {} if root is None else {"storage": f"Storage(root={quoted(root)})"}
         options["batch_size"] = tuning.batch_size
-        if tuning.canonical_workers != SPANS:
-            order["spans"] = tuning.canonical_workers
+        if tuning.spans != SPANS:
+            order["spans"] = tuning.spans
     if chosen is not None and usual is not None:
         buffer = chosen.shuffle_buffer
         if buffer != usual.shuffle_buffer:

@@ -373,15 +373,15 @@ def test_a_cold_repeat_is_one_pass(photos: Path, monkeypatch: pytest.MonkeyPatch
     batches: list[int] = []
     touch = bench_process._touch
     monkeypatch.setattr(bench_process, "_touch", lambda batch: batches.append(1) or touch(batch))
-    found = bench_process._measure(asked(photos, cold=True, seconds=60.0))
+    found = bench_process.measure(asked(photos, cold=True, seconds=60.0))
     assert len(batches) == 12 and len(found["rates"]) == 1
     batches.clear()
-    bench_process._measure(
+    bench_process.measure(
         asked(photos, cold=False, seconds=60.0, limit_s=0.0)
     )  # as after that long
     assert len(batches) == 1
     batches.clear()
-    bench_process._measure(asked(photos, seconds=0.02))
+    bench_process.measure(asked(photos, seconds=0.02))
     assert len(batches) >= 3  # one to begin, and some that count
 
 
@@ -389,9 +389,9 @@ def test_a_repeat_does_what_its_row_says(photos: Path, monkeypatch: pytest.Monke
     seen: list[Any] = []
     touch = bench_process._touch
     monkeypatch.setattr(bench_process, "_touch", lambda batch: seen.append(batch) or touch(batch))
-    bench_process._measure(asked(photos, limit_s=0.0))
+    bench_process.measure(asked(photos, limit_s=0.0))
     assert seen[-1][0].shape == (8, 3, 16, 16)
-    bench_process._measure(asked(photos, limit_s=0.0, decodes=False))
+    bench_process.measure(asked(photos, limit_s=0.0, decodes=False))
     assert isinstance(seen[-1][0][0], bytes)
 
 

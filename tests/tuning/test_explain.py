@@ -60,8 +60,6 @@ def told(made: Manifest, job: dict[str, Any] | None = None, **given: Any) -> Exp
     """Of a machine with much memory; `job`: keywords of Job."""
     mean = max(1.0, made.size / max(1, made.records))
     job = {"available_bytes": 1 << 50, "files_limit": 256} | (job or {})
-    if "canonical_workers" in given:  # as explain's keyword, and its advice, have it
-        given["spans"] = given.pop("canonical_workers")
     return explain_job(Job(made, RequestedOptions(**given).resolve(mean), **job))
 
 
@@ -202,7 +200,7 @@ def test_a_billion_records_are_not_counted_one_by_one():
 
 def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
     made = imagined([50, 31, 40])
-    e = told(made, {"world_size": 2}, batch_size=12, unit=3, canonical_workers=5)
+    e = told(made, {"world_size": 2}, batch_size=12, unit=3, spans=5)
     assert e.law_world_sizes == (1, 2, 4, 8)
     total = 24
 
@@ -300,7 +298,7 @@ def test_the_policy_is_what_fetch_does(
 def test_files_and_indexes_are_of_the_largest_shards_that_may_be_open():
     made = imagined([10, 500, 30, 400, 0])
     job = {"files_limit": 2}
-    e = told(made, job, batch_size=4, canonical_workers=1, shuffle_buffer=2)
+    e = told(made, job, batch_size=4, spans=1, shuffle_buffer=2)
     assert (e.files_open, e.memory.index_bytes) == (2, 24 * 900)
     assert told(made, batch_size=4).files_open == 4  # the empty one is never opened
 
@@ -388,7 +386,7 @@ WRONG: dict[str, tuple[Manifest, dict[str, Any], dict[str, Any]]] = {
     "few_records": (FEW, {"world_size": 4}, {"batch_size": 32}),
     "few_records drop": (FEW, {"world_size": 4}, {"batch_size": 32, "tail": "drop"}),
     "few_records workers": (FEW, {"world_size": 4, "num_workers": 16}, {"batch_size": 1}),
-    "few_records ranks": (FEW, {"world_size": 100}, {"batch_size": 1, "canonical_workers": 100}),
+    "few_records ranks": (FEW, {"world_size": 100}, {"batch_size": 1, "spans": 100}),
     "idle_workers": (FEW, {"num_workers": 8}, {"batch_size": 16}),
     "window_over_span": (TINY, {}, {"batch_size": 256, "shuffle_buffer": 50_900}),
     "window_under_unit": (TINY, {}, {"batch_size": 256, "shuffle_buffer": 1000}),
@@ -431,7 +429,7 @@ WRONG: dict[str, tuple[Manifest, dict[str, Any], dict[str, Any]]] = {
     "files_reopened spans": (
         PHOTOS,
         {},
-        {"batch_size": 256, "canonical_workers": 256, "shuffle_buffer": 10_000},
+        {"batch_size": 256, "spans": 256, "shuffle_buffer": 10_000},
     ),
     "files_reopened window": (PHOTOS, {}, {"batch_size": 256, "shuffle_buffer": 200_000}),
 }
@@ -564,16 +562,14 @@ def test_explain_and_tune_agree_on_a_pack_in_class_order(
     counts, names = [1250] * 16, [str(i) for i in range(10)]
     made = imagined(counts, classes=names, options={"shuffle": False})
     labels = np.arange(20_000) // 2000
-    found = recommend(
-        counts, labels, batch_size=256, mean_bytes=1000, canonical_workers=spans, units=True
-    )
+    found = recommend(counts, labels, batch_size=256, mean_bytes=1000, spans=spans, units=True)
     for row in found.rows:
         buffer = "all" if row.shuffle_buffer is None else row.shuffle_buffer
-        given = {"shuffle_buffer": buffer, "unit": row.unit, "canonical_workers": spans}
+        given = {"shuffle_buffer": buffer, "unit": row.unit, "spans": spans}
         assert ("class_order" not in codes(told(made, batch_size=256, **given))) == row.mixes, row
     even = [row for row in found.rows if row.classes > 9.99 and row.shuffle_buffer is not None]
     assert even and not even[-1].mixes
-    given = {"unit": even[-1].unit, "canonical_workers": spans}
+    given = {"unit": even[-1].unit, "spans": spans}
     e = told(made, batch_size=256, shuffle_buffer=even[-1].shuffle_buffer, **given)
     assert "a batch has its classes in too equal parts" in str(e).replace("\n  ", "")
 
@@ -764,7 +760,7 @@ def test_the_command_says_what_explain_says(
         "4",
         "--tail",
         "drop",
-        "--canonical-workers",
+        "--spans",
         "4",
         "--local-world-size",
         "1",

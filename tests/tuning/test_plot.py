@@ -29,7 +29,7 @@ LABELS = np.arange(2000) * 40 // 2000
 @pytest.fixture(scope="module")
 def found() -> Tuning:
     return recommend(
-        COUNTS, LABELS, batch_size=32, canonical_workers=8, mean_bytes=1000, path="a<b>/",
+        COUNTS, LABELS, batch_size=32, spans=8, mean_bytes=1000, path="a<b>/",
         units=True,
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ CLASSES = 200
 ORDERED = np.arange(N) * CLASSES // N
 SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
 OPTIONS: dict[str, Any] = {
-    "batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000, "units": True
+    "batch_size": 64, "spans": 16, "mean_bytes": 100_000, "units": True
 }  # fmt: skip
 PASSES = simulate.PASSES
 
@@ -427,7 +427,7 @@ def test_rows_are_judged_by_their_bands_and_sorted_by_memory(shuffled: Tuning) -
     assert buffers == [20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, None]  # and never 0 or 1
     assert {row.unit for row in rows} == {64, 16, 4}
     assert all(64 % row.unit == 0 for row in rows)
-    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"canonical_workers": 1, "units": False})
+    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"spans": 1, "units": False})
     assert min(row.window for row in one.rows) >= 2 and {row.unit for row in one.rows} == {16}
 
 
@@ -519,7 +519,7 @@ def test_wrong_options_are_named() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"num_workers": -1}, "num_workers"),
         ({"world_size": 0}, "world_size"),
-        ({"canonical_workers": 0}, "canonical_workers"),
+        ({"spans": 0}, "spans"),
         ({"memory": "much"}, "memory"),
     ):
         with pytest.raises(OptionError, match=what):
@@ -594,7 +594,7 @@ def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, order
     assert some.best is not None
     assert named["shuffle_buffer"] == some.best.shuffle_buffer
     assert named.get("unit", 16) == some.best.unit and named["spans"] == 16
-    part = recommend(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
+    part = recommend(SMALL, None, batch_size=100, spans=3, mean_bytes=9, path=None)
     assert part.call == ""
 
 
