@@ -38,7 +38,7 @@ import torch
 
 from ..errors import EpochError
 from ..order.rng import Int64s
-from ..stack import frames
+from ..stack import callers
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 
@@ -315,11 +315,9 @@ _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.statef
 
 def loading_iterator() -> Any:
     """Return the DataLoader's iterator that is at work on this thread's stack, or None."""
-    for frame in frames():
-        if frame.f_globals.get("__name__") in _LOADERS:
-            owner = frame.f_locals.get("self")
-            if hasattr(owner, "_dataset_kind") and hasattr(owner, "_sampler_iter"):
-                return owner  # an iterator; the loader itself has the one, and not the other
+    for owner in callers(_LOADERS):
+        if hasattr(owner, "_dataset_kind") and hasattr(owner, "_sampler_iter"):
+            return owner  # an iterator; the loader itself has the one, and not the other
     return None
 
 

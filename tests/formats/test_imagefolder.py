@@ -228,7 +228,7 @@ def test_a_file_that_differs_is_named(folder: Path, harm: Any, what: str) -> Non
         if number != bad:
             assert data[number] == right[number]
     kind = DamageError if "expected a file" not in what else ShardioError
-    reader = data._reader
+    reader = data.reader
     shard, record = reader.locate(bad)
     for read in (
         lambda: data[bad],
@@ -260,8 +260,8 @@ def test_no_descriptor_stays_open_and_few_are_at_once(
 
     monkeypatch.setattr(os, "open", counting)
     list(data)
-    data._reader.shard(0).will_need(0, 10)
-    data._reader.shard(1).hold(0, 10)
+    data.reader.shard(0).will_need(0, 10)
+    data.reader.shard(1).hold(0, 10)
     monkeypatch.undo()
     assert most <= 2  # the file, and the folder that lists the descriptors
     assert set(os.listdir("/proc/self/fd")) == open_now
@@ -269,7 +269,7 @@ def test_no_descriptor_stays_open_and_few_are_at_once(
 
 def test_files_are_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index(folder)
-    shard = library.open(folder)._reader.shard(0)
+    shard = library.open(folder).reader.shard(0)
     told: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: told.append(arguments[2]))
     shard.will_need(3, 7)
