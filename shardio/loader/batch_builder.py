@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass
+from operator import is_
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from ..errors import as_error
 from ..names import key_text
 from .buffer_pool import Buffer, BufferPool
 from .stats import BatchStats
-from .transport import SMALL
+from .transport import SMALL, is_only_values
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
@@ -105,8 +106,7 @@ class Batch:
         """Return the tensor whose rows these values are; None: they are not all in place."""
         for column in self._columns.values():
             if values[0] is column.rows[0]:
-                same = len(values) == len(column.rows)
-                same = same and all(a is b for a, b in zip(values, column.rows, strict=True))
+                same = len(values) == len(column.rows) and all(map(is_, values, column.rows))
                 return column.tensor if same else None
         return None
 
@@ -147,7 +147,7 @@ class Batch:
         is_tensor = type(value) is torch.Tensor
         if is_tensor and is_planes(value):
             is_tensor, value = False, rows_of(value)
-        if is_tensor and not _is_plain_cpu(value):
+        if is_tensor and not is_only_values(value):  # copying it would lose the rest
             return value
         like = is_tensor, value.shape, value.dtype
         if column is None or column.like != like:
@@ -170,12 +170,6 @@ class Batch:
         return row
 
 
-def _is_plain_cpu(tensor: torch.Tensor) -> bool:
-    """Return True if copying the values of a tensor to a dense one loses nothing of it."""
-    strided = tensor.device.type == "cpu" and tensor.layout == torch.strided
-    return strided and not tensor.requires_grad and not tensor.is_quantized
-
-
 class _Column:
     """Hold a field of a batch, and views of its rows."""
 
@@ -185,9 +179,7 @@ class _Column:
         self.is_tensor, shape, dtype = like
         kind = dtype if self.is_tensor else torch.from_numpy(np.empty(0, dtype)).dtype
         self.tensor = batch.empty((len(batch.items), *shape), kind)
-        self.rows: Sequence[Any] = (
-            self.tensor.unbind() if self.is_tensor else list(self.tensor.numpy())
-        )
+        self.rows: Any = self.tensor.unbind() if self.is_tensor else list(self.tensor.numpy())
 
 
 class BatchBuilder:
