@@ -97,7 +97,6 @@ class _Worker:
         os.register_at_fork(after_in_child=self._socket.close)
         self._worker, self._job = worker, job
         self._buffers = BufferPool()
-        self._known: set[int] = set()  # buffers whose descriptors the trainer has
         self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
@@ -146,12 +145,11 @@ class _Worker:
         assert batch is not None
         buffer = batch.buffer
         buffer.hand_over()
-        fresh = buffer.number not in self._known
+        fresh, buffer.sent = not buffer.sent, True
         before, self._cpu_s = self._cpu_s, process_time()
         stats = batch.stats(self._worker)._replace(cpu_s=self._cpu_s - before)
         shown = buffer.number, buffer.size, buffer.used, fresh
         sent = Sent(number, *shown, self._buffers.spare(), packed, stats)
-        self._known.add(buffer.number)
         self._send(sent, buffer.fd if fresh else -1)
 
     def _send(self, sent: Sent, fd: int = -1) -> None:
@@ -167,18 +165,16 @@ class _Worker:
 
     def _listen(self) -> NoReturn:
         """Do what the trainer says; leave when it is gone, whatever the other threads are at."""
-        code = 1
         try:
             while True:
                 try:
                     message = self._connection.recv_bytes()
                 except (EOFError, OSError):
-                    code = 0
-                    break
+                    _leave(0)
                 self._do(*pickle.loads(message))
         except BaseException:
             traceback.print_exc()
-        _leave(code)
+        _leave(1)
 
     def _do(
         self,
@@ -192,7 +188,6 @@ class _Worker:
         for buffer in free:
             self._buffers.free(buffer)
         for buffer in gone:
-            self._known.discard(buffer)
             self._buffers.free(buffer, reuse=False)
         with self._lock:
             if what is not None:
