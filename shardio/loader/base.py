@@ -81,6 +81,7 @@ class WorkerPool(ABC):
 
     def __init__(self, options: PoolOptions, end: Callable[..., None], *args: Any) -> None:
         """Note how to end what the pool runs: end(*args), by `close`, or when nobody has it."""
+        self.options = options
         self.workers = max(1, options.workers)  # readers of the dataset
         self.passes = 0  # that were begun
         self.batch_stats: BatchStats | None = None  # of the batch that was taken last
@@ -120,7 +121,7 @@ def _end(owner: int, end: Callable[..., None], *args: Any) -> None:
 
 
 class PlainBatches(BatchIterator):
-    """Iterate over the batches of any iterator, which tells about them what it can."""
+    """Iterate over the batches of any iterator, which may have `batch_stats`."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
@@ -132,16 +133,6 @@ class PlainBatches(BatchIterator):
     def batch_stats(self) -> Any:
         """Return what the iterator says of its last batch; None: nothing."""
         return getattr(self._iterator, "batch_stats", None)
-
-    @property
-    def blocked_s(self) -> float:
-        """Return the seconds that the iterator says it waited for a device."""
-        return float(getattr(self._iterator, "blocked_s", 0.0))
-
-    def ready(self) -> bool | None:
-        """Return what the iterator's own `ready` says; None where it has none."""
-        ready = getattr(self._iterator, "ready", None)
-        return bool(ready()) if callable(ready) else None
 
 
 def batch_iterator(batches: Iterable[Any]) -> BatchIterator:

@@ -27,9 +27,6 @@ class InProcessWorkers(WorkerPool):
 
     def __init__(self, stream: Stream, options: PoolOptions) -> None:
         self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
-        self._threads, self._prefetch = options.threads, options.prefetch
-        nowhere = Whereabouts(0, 0, shared=False)
-        self._late = Late(nowhere, options.timeout_s, options.patience_s)
         self._buffers = BufferPool(private=True)
         self._layout: Layout = {}
         self._builders: list[BatchBuilder] = []  # at most one
@@ -40,7 +37,7 @@ class InProcessWorkers(WorkerPool):
     @property
     def figures(self) -> PoolFigures:
         """Return what the buffers take; there are no processes."""
-        return PoolFigures([], self._buffers.most, self._prefetch + 2, self._buffers.bytes)
+        return PoolFigures([], self._buffers.most, self.options.prefetch + 2, self._buffers.bytes)
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass. What was left of the last one is dropped."""
@@ -55,18 +52,20 @@ class InProcessWorkers(WorkerPool):
             queue.put((batch, packed))
 
         reads = what.reads(self._stream, 0, 1)
+        threads = self.options.threads
         # Anew for each pass: a thread that hung in another one may still write there.
-        self._late.whereabouts = Whereabouts(1, max(1, self._threads), shared=False)
+        whereabouts = Whereabouts(1, max(1, threads), shared=False)
+        self._late = Late(whereabouts, self.options.timeout_s, self.options.patience_s)
         builder = BatchBuilder(
             *(self._stream, reads, buffers, lambda collated, _: collated, emit, self._layout),
-            places=self._late.whereabouts.places(0),
-            interrupts=not self._threads,
+            places=whereabouts.places(0),
+            interrupts=not threads,
         )
         self._builders.append(builder)
-        if self._threads:
-            builder.more(self._prefetch)
+        if threads:
+            builder.more(self.options.prefetch)
             self._thread = threading.Thread(
-                target=builder.run, args=(self._threads,), name="shardio-0", daemon=True
+                target=builder.run, args=(threads,), name="shardio-0", daemon=True
             )
             self._thread.start()
 
@@ -77,7 +76,7 @@ class InProcessWorkers(WorkerPool):
         builder = self._builders[0]
         start = perf_counter()
         builder.more()
-        if not self._threads:
+        if not self.options.threads:
             work = Progress()
             while self._queue.empty():
                 if not builder.turn(work) and self._queue.empty():

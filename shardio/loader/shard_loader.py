@@ -228,13 +228,8 @@ class ShardLoader:
             figures = self._pool.figures
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
-            num_workers=self.num_workers,
-            threads=self.threads,
-            prefetch_factor=self.prefetch_factor,
-            pids=figures.pids,
-            buffers=figures.buffers,
-            ring=figures.ring,
-            batch_bytes=figures.bytes,
+            *(self.num_workers, self.threads, self.prefetch_factor),
+            *figures,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
@@ -251,12 +246,11 @@ class ShardLoader:
             pool.close()
 
     def _start(self) -> WorkerPool:
-        lock = None
-        if self.target is not None and self.target.locks_pages:
-            lock = partial(_lock, self.target.device)
+        target = self.target
         options = PoolOptions(
-            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout),
-            *(self.copy, lock, self._context),
+            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout, self.copy),
+            lock=None if target is None or not target.locks_pages else target.lock,
+            context=self._context,
         )
         return (WorkerProcesses if self.num_workers else InProcessWorkers)(self.dataset, options)
 
@@ -305,11 +299,9 @@ def _build(
 def _gather(resident: Resident, target: Target | None, share: Partition) -> BatchIterator:
     """Iterate over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
-    if target is None:
-        return batch_iterator(batches)
-    if resident.device == target.device:
-        return batch_iterator(map(target.images.finish, batches))
-    return DevicePrefetcher(batches, target)
+    if target is not None and resident.device != target.device:
+        return DevicePrefetcher(batches, target)
+    return batch_iterator(batches if target is None else map(target.images.finish, batches))
 
 
 def _place(resident: str, target: Target | None) -> torch.device:
@@ -337,12 +329,6 @@ def _timeout(given: Any) -> float:
 def cores(ranks: int) -> int:
     """Return the cores of this process, shared among the ranks of this machine; at least 1."""
     return max(1, math.ceil(machine.cores()) // machines_of(ranks)[1])
-
-
-def _lock(device: torch.device, address: int, nbytes: int) -> Any:
-    """Page-lock memory, and return the function that unlocks it."""
-    pinned.page_lock(address, nbytes, device)
-    return partial(pinned.page_unlock, address)
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:

@@ -50,10 +50,9 @@ class WorkerProcesses(WorkerPool):
                 "num_workers=0, or start this process with daemon=False"
             )
         workers, lock = options.workers, options.lock
-        self._prefetch, most = options.prefetch, options.prefetch + 2
+        most = options.prefetch + 2
         self._ring = workers * most
         self._own = PrivateBuffers(lock, most)
-        self._copies = options.copy  # every batch, to memory of its own
         self._kept = min(_KEPT, spare_descriptors() // 2)
         self._step = self._steps = 0
         self._now = -1  # the number of the pass that is being taken
@@ -106,9 +105,9 @@ class WorkerProcesses(WorkerPool):
             for process in self._all:
                 if process.told != self._now:
                     process.discard()
-                    process.tell(self._now, what, self._prefetch)
-                elif process.asked < self._prefetch:
-                    process.more(self._prefetch - process.asked)
+                    process.tell(self._now, what, self.options.prefetch)
+                elif process.asked < self.options.prefetch:
+                    process.more(self.options.prefetch - process.asked)
 
     def take(self) -> Any:
         """Return the next batch of the pass. Raises what building it raised, WorkerError."""
@@ -137,7 +136,7 @@ class WorkerProcesses(WorkerPool):
         self._most = max(self._most, buffers)
         mapped, freed, buffer = process.mapped[sent.buffer], process.freed, sent.buffer
         view = mapped.view(lambda _: freed.append(buffer))
-        if self._copies or buffers > self._ring + self._kept:
+        if self.options.copy or buffers > self._ring + self._kept:
             view = self._own.copy(view[: sent.used])
         return unwrap(wrapped, view)
 
@@ -192,11 +191,9 @@ def _start(process: Any, method: str) -> None:
 
 def _raise(sent: Sent) -> NoReturn:
     """Raise the error of a row, as it was raised, with where that was as its cause."""
-    if sent.error is None:
-        raise WorkerError(f"{sent.where}: {sent.text}")
     try:
-        error = pickle.loads(sent.error)
-    except Exception:  # it could there
+        error = pickle.loads(sent.error or b"")
+    except Exception:  # it could be there, or it was not sent
         raise WorkerError(f"{sent.where}: {sent.text}") from None
     raise error from RowError(f"{sent.where}\n\n{sent.text}")
 
