@@ -62,7 +62,7 @@ class Resident:
 
     def fill(self, epoch: Epoch, batches: Iterator[Any]) -> None:
         """Take up all records: the batches of an epoch of one rank, with no tail."""
-        rows = torch.from_numpy(self._numbers(epoch))
+        rows = torch.from_numpy(self._numbers(epoch, epoch.flat()))
         done = 0
         columns: dict[int | str, _Column] = {}
         for batch in batches:
@@ -93,31 +93,25 @@ class Resident:
         assert self._columns is not None
         return self._batches(self._columns, share)
 
-    def _batches(self, all_columns: dict[int | str, _Column], share: Partition) -> Iterator[Any]:
+    def _batches(self, columns: dict[int | str, _Column], share: Partition) -> Iterator[Any]:
         epoch, size = share.epoch, share.batch_size or 1
-        rows = torch.from_numpy(self._numbers(epoch)).to(self.device)
-        columns = list(all_columns.values())
-        takes = [column.take for column in columns]
-        names = list(all_columns)
+        rows = torch.from_numpy(self._numbers(epoch, epoch.flat())).to(self.device)
+        takes = [column.take for column in columns.values()]
         exact = share.tail == "exact"
-        first, stride = share.start * epoch.unit, size * share.world_size
-        first += share.rank * size
+        first = share.start * epoch.unit + share.rank * size
         for step in range(share.steps):
-            at = first + step * stride
+            at = first + step * share.world_size * size
             chosen = rows[at : at + size]
             valid = len(chosen)
             if valid < size:
-                again = self._located(epoch, share.batch(step).repeats)
+                again = self._numbers(epoch, share.batch(step).repeats)
                 chosen = torch.cat([chosen, torch.from_numpy(again).to(self.device)])
             values = [take(chosen) for take in takes]
-            batch: Any = tuple(values) if self._tuple else dict(zip(names, values, strict=True))
+            batch: Any = tuple(values) if self._tuple else dict(zip(columns, values, strict=True))
             yield mark_all(batch, valid, len(chosen)) if exact else batch
 
-    def _numbers(self, epoch: Epoch) -> Int64s:
-        """(N,) int64: the record of each place of the flat order."""
-        return self._located(epoch, epoch.flat())
-
-    def _located(self, epoch: Epoch, virtual: Int64s) -> Int64s:
+    def _numbers(self, epoch: Epoch, virtual: Int64s) -> Int64s:
+        """Return the numbers of records in the dataset, (n,) int64, by their virtual positions."""
         shards, records = epoch.locate(virtual)
         numbers: Int64s = self._starts[shards] + records
         return numbers
