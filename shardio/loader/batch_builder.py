@@ -186,8 +186,8 @@ class BatchBuilder:
     """Build the batches of one share, in order.
 
     pack(batch, buffer)  makes of a collated batch what is handed over; in any thread
-    emit(batch, packed)  is called for each batch, in order, by one thread at a time; with the
-                         Failure that ends the pass, if there is one
+    emit(batch, packed)  is called for each batch, in order, by one thread at a time; and, if there
+                         is one, with the Failure that ends the pass in place of a batch
     places               where each thread says what it is at
     interrupts           `turn` is called by the training loop: Ctrl-C passes
 
@@ -200,7 +200,7 @@ class BatchBuilder:
         reads: Iterator[PendingBatch],
         buffers: BufferPool,
         pack: Callable[[Any, Buffer], Any],
-        emit: Callable[[Batch | None, Any], None],
+        emit: Callable[[Batch | Failure, Any], None],
         layout: Layout,
         *,
         places: Sequence[Place],
@@ -224,7 +224,7 @@ class BatchBuilder:
         self._begun = 0  # batches
         self._at: Batch | None = None  # whose rows are being handed out
         self._open: dict[int, Batch] = {}  # begun, and not handed over
-        self._done: dict[int, tuple[Batch | None, Any]] = {}  # by number, to be handed over
+        self._done: dict[int, tuple[Batch | Failure, Any]] = {}  # by number, to be handed over
         self._next = 0  # the one that is to be handed over next
         self._tasks = self._rows(reads)
 
@@ -359,26 +359,23 @@ class BatchBuilder:
 
     def _fail(self, batch: Batch | None, error: BaseException, work: Progress) -> None:
         """End the pass by an error; batches before it are handed over first."""
-        where = ""
+        where = "" if batch is None else work.record
         if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end
             stop, error = error, RuntimeError("a transform, or collate_fn, raised StopIteration")
             error.__cause__ = stop
-        if batch is None:
-            batch = self._at
-        else:
-            where = work.record
         error = as_error(error, where, interrupts=self._interrupts)
         self.drop()
+        batch = batch or self._at
         number = self._begun if batch is None else batch.number
-        self._hand_over(number, batch, Failure(error, where))
+        self._hand_over(number, Failure(error, where))
 
-    def _hand_over(self, number: int, batch: Batch | None, packed: Any) -> None:
-        """Emit what comes next, in order, now that this batch is done, or has failed."""
+    def _hand_over(self, number: int, done: Batch | Failure, packed: Any = None) -> None:
+        """Emit what comes next, in order, now that the batch of this number is done, or failed."""
         with self._emitting:
-            self._done.setdefault(number, (batch, packed))
+            self._done.setdefault(number, (done, packed))
             while self._next in self._done:
-                batch, packed = self._done.pop(self._next)
-                self._next = -1 if isinstance(packed, Failure) else self._next + 1
-                if batch is not None and self._next >= 0:
-                    self._open.pop(batch.number, None)
-                self._emit(batch, packed)
+                done, packed = self._done.pop(self._next)
+                if isinstance(done, Batch):
+                    self._open.pop(self._next, None)
+                self._next = self._next + 1 if isinstance(done, Batch) else -1
+                self._emit(done, packed)

@@ -12,9 +12,10 @@ from ..dataset.decode import Progress
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
-from .base import OVER, Pass, PoolFigures, PoolOptions, WorkerPool
+from .base import OVER, Pass, PoolOptions, WorkerPool
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
+from .stats import BatchStats, PoolFigures
 
 _WAIT_S = 5.0  # for a thread that was told to end
 
@@ -31,25 +32,26 @@ class InProcessWorkers(WorkerPool):
         self._layout: Layout = {}
         self._builders: list[BatchBuilder] = []  # at most one
         self._thread: threading.Thread | None = None
-        self._queue = SimpleQueue[tuple[Batch | None, Any]]()
+        self._queue = SimpleQueue[tuple[Batch | Failure, Any]]()
         super().__init__(options, _end, self._builders, self._buffers)
 
     @property
     def figures(self) -> PoolFigures:
         """Return what the buffers take; there are no processes."""
-        return PoolFigures([], self._buffers.most, self.options.prefetch + 2, self._buffers.bytes)
+        ring, buffers = self.options.prefetch + 2, self._buffers
+        return PoolFigures(buffers=buffers.most, ring=ring, batch_bytes=buffers.bytes)
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass. What was left of the last one is dropped."""
         self._stop()
         self.passes += 1
-        queue = self._queue = SimpleQueue[tuple[Batch | None, Any]]()
+        queue = self._queue = SimpleQueue[tuple[Batch | Failure, Any]]()
         buffers = self._buffers
 
-        def emit(batch: Batch | None, packed: Any) -> None:
-            if batch is not None and not isinstance(packed, Failure):
-                batch.buffer.hand_out(buffers.free)
-            queue.put((batch, packed))
+        def emit(done: Batch | Failure, packed: Any) -> None:
+            if isinstance(done, Batch):
+                done.buffer.hand_out(buffers.free)
+            queue.put((done, packed))
 
         reads = what.reads(self._stream, 0, 1)
         threads = self.options.threads
@@ -69,8 +71,8 @@ class InProcessWorkers(WorkerPool):
             )
             self._thread.start()
 
-    def take(self) -> Any:
-        """Return the next batch of the pass. Raises what building it raised, WorkerError."""
+    def take(self) -> tuple[Any, BatchStats]:
+        """Return the next batch of the pass, and how it was made."""
         if not self._builders or self.closed:
             raise WorkerError(OVER)
         builder = self._builders[0]
@@ -81,21 +83,19 @@ class InProcessWorkers(WorkerPool):
             while self._queue.empty():
                 if not builder.turn(work) and self._queue.empty():
                     raise WorkerError(OVER)
-        batch, packed = self._next(start)
-        if isinstance(packed, Failure):
+        done, batch = self._next(start)
+        if isinstance(done, Failure):
             self._stop()
-            error = packed.error
-            if packed.where and not isinstance(error, ShardioError):
-                row = RowError(packed.where)
+            error = done.error
+            if done.where and not isinstance(error, ShardioError):
+                row = RowError(done.where)
                 row.__cause__, row.__context__ = error.__cause__, error.__context__
                 row.__suppress_context__ = error.__suppress_context__
                 raise error from row
             raise error
-        assert batch is not None
-        self.batch_stats = batch.stats(0)._replace(wait_s=perf_counter() - start)
-        return packed
+        return batch, done.stats(0)._replace(wait_s=perf_counter() - start)
 
-    def _next(self, since: float) -> tuple[Batch | None, Any]:
+    def _next(self, since: float) -> tuple[Batch | Failure, Any]:
         """Return what is built next, waited for since then. Raises WorkerError when it is late."""
         while True:
             try:
@@ -127,7 +127,7 @@ class InProcessWorkers(WorkerPool):
             return
         builder = self._builders.pop()
         builder.drop()
-        self._queue.put((None, Failure(WorkerError(OVER), "")))  # a thread may wait in `take`
+        self._queue.put((Failure(WorkerError(OVER), ""), None))  # a thread may wait in `take`
         if self._thread is not None:
             self._thread.join(wait_s)
             self._thread = None

@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -25,7 +26,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from .. import machine
-from ..dataset.iteration import Iteration, Source
+from ..dataset.iteration import Iteration
 from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
@@ -34,12 +35,12 @@ from ..order.options import Options, refuse_options
 from ..order.partition import Partition
 from ..units import check_int
 from . import pinned
-from .base import Pass, PoolFigures, PoolOptions, WorkerPool, batch_iterator
+from .base import Pass, PoolOptions, WorkerPool, batch_iterator
 from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
-from .stats import BatchStats, LoaderExplanation
+from .stats import BatchStats, LoaderExplanation, PoolFigures
 from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
@@ -127,9 +128,8 @@ class ShardLoader:
         least = int(self.num_workers > 0)
         self.threads = 1 if threads is None else check_int("threads", threads, least)
         # None is DataLoader's own default, and what is passed to it where there are no workers.
-        self.prefetch_factor = (
-            2 if prefetch_factor is None else check_int("prefetch_factor", prefetch_factor, 1)
-        )
+        prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+        self.prefetch_factor = check_int("prefetch_factor", prefetch_factor)
         self.timeout = _timeout(timeout)
         if self.timeout and not self.num_workers and not self.threads:
             raise OptionError(
@@ -155,7 +155,6 @@ class ShardLoader:
         raise OptionError("ShardLoader is a loader itself: iterate over it, without a DataLoader")
 
     def __iter__(self) -> Iteration:
-        source: Source
         if self._resident is not None:
             if not self._resident.filled:
                 self._fill(self._resident)
@@ -223,13 +222,15 @@ class ShardLoader:
 
     def explain(self) -> LoaderExplanation:
         """Return what this loader runs and holds, with the memory of its batches: print it."""
-        figures = PoolFigures([])
+        figures = PoolFigures()
         if self._pool is not None and not self._pool.closed:
             figures = self._pool.figures
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
-            *(self.num_workers, self.threads, self.prefetch_factor),
-            *figures,
+            **vars(figures),
+            num_workers=self.num_workers,
+            threads=self.threads,
+            prefetch_factor=self.prefetch_factor,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
@@ -239,11 +240,8 @@ class ShardLoader:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
         options = replace(self.dataset.options, shuffle_buffer=1, tail="pad")
         share = options.partition(options.epoch(self.dataset.counts, 0))
-        pool = self._start()
-        try:
+        with closing(self._start()) as pool:
             resident.fill(share.epoch, _PoolBatches(pool, options, share))
-        finally:
-            pool.close()
 
     def _start(self) -> WorkerPool:
         target = self.target
@@ -278,8 +276,7 @@ class _PoolBatches(BatchIterator):
                     "another pass over this loader has begun, and ended this one: iterate one at a "
                     "time, or make a second ShardLoader"
                 )
-            batch = self._pool.take()
-            self.batch_stats = self._pool.batch_stats
+            batch, self.batch_stats = self._pool.take()
             self._left -= 1
             return batch
 

@@ -100,7 +100,6 @@ class _Worker:
         self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
-        self._oldest = 0  # the first pass that is still wanted
         self._building = -1  # the pass of the builder
         self._builder: BatchBuilder | None = None
         self._layout: Layout = {}
@@ -120,15 +119,15 @@ class _Worker:
         try:
             reads = what.reads(job.stream, self._worker, job.workers)
         except Exception as error:
-            emit(None, Failure(error, ""))
+            emit(Failure(error, ""), None)
             return
         builder = BatchBuilder(
             *(job.stream, reads, self._buffers, wrap, emit, self._layout),
             places=job.whereabouts.places(self._worker),
         )
         with self._lock:
-            wanted = self._wanted.pop(number, 0)
-            if number < self._oldest:
+            wanted = self._wanted.pop(number, None)
+            if wanted is None:  # nobody wants it any more
                 return
             self._builder, self._building = builder, number
             builder.more(wanted + int(bool(self._wanted)))  # see _do
@@ -137,12 +136,14 @@ class _Worker:
         with self._lock:
             self._builder = None
 
-    def _emit(self, number: int, batch: Batch | None, packed: Any) -> None:
+    def _emit(self, number: int, batch: Batch | Failure, packed: Any) -> None:
         """Send a batch of a pass, or the Failure that ends it."""
-        if isinstance(packed, Failure):
-            self._send(_failed(number, packed, f"loader process {self._worker}"))
+        if isinstance(batch, Failure):
+            text = "".join(traceback.format_exception(batch.error)).rstrip()
+            where = f"in loader process {self._worker}"
+            where = f"{batch.where}, {where}" if batch.where else where
+            self._send(Sent(number, error=_pickled(batch.error), text=text, where=where))
             return
-        assert batch is not None
         buffer = batch.buffer
         buffer.hand_over()
         fresh, buffer.sent = not buffer.sent, True
@@ -192,7 +193,6 @@ class _Worker:
         with self._lock:
             if what is not None:
                 if not follows:
-                    self._oldest = number
                     self._wanted.clear()
                 if self._builder is not None:
                     # All batches of a pass were asked for before the next one follows it; with one
@@ -212,14 +212,6 @@ def _leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def _failed(number: int, failure: Failure, where: str) -> Sent:
-    """Return what is sent instead of a batch that could not be built."""
-    error = failure.error
-    text = "".join(traceback.format_exception(error)).rstrip()
-    where = f"{failure.where}, in {where}" if failure.where else f"in {where}"
-    return Sent(number, error=_pickled(error), text=text, where=where)
 
 
 class _Bare:
