@@ -24,10 +24,10 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import count
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import errors, machine
 from ..dataset import sequence
@@ -37,6 +37,8 @@ from ..storage.local import memory_available
 from ..storage.options import Storage
 
 if TYPE_CHECKING:
+    import torch
+
     from ..dataset.shard_dataset import ShardDataset
 
 WARM_S: Final = 0.5  # before a warm repeat counts: pages, allocators and caches of its processes
@@ -63,8 +65,7 @@ class Host:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._running = contextlib.ExitStack()  # the process, and what is to go with it
 
     def __enter__(self) -> Host:
         return self
@@ -73,7 +74,7 @@ class Host:
         self._end()
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer, with pss_bytes and memory_left while it was made.
+        """Return the answer, with pss_bytes and memory_left while it was made.
 
         Raises FailedError, whose text says why; DamageError and the like are raised as they are.
         """
@@ -111,64 +112,59 @@ class Host:
         return answer | {"pss_bytes": pss or None, "memory_left": min(left)}
 
     def _failed(self, what: str) -> FailedError:
-        if self._errors is not None:
-            self._errors.seek(0)
-            said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
-            what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
+        what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
         self._end()
         return FailedError(what)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-            # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
-            with _uninterrupted():
-                self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-                # For the sockets of torch's workers, which are killed and cannot remove them.
-                self._folder = tempfile.TemporaryDirectory(
-                    prefix="shardio", ignore_cleanup_errors=True
-                )
-                env = {name: value for name, value in os.environ.items() if name not in launcher}
-                # The same modules as here, wherever they are from; none of the current folder.
-                code = (
-                    f"import sys; sys.path[:] = {sys.path!r}\n"
-                    f"from shardio.tuning.bench_process import serve; serve({self._folder.name!r})"
-                )
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                    env=env | {"TMPDIR": self._folder.name},
-                    start_new_session=True,
-                )
+        if self._process is not None:
+            return self._process
+        launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        env = {name: value for name, value in os.environ.items() if name not in launcher}
+        # Ctrl-C comes before or after: a process that nobody knows of would go on for a while.
+        with _uninterrupted():
+            # For the sockets of torch's workers, which are killed and cannot remove them.
+            folder = self._running.enter_context(
+                tempfile.TemporaryDirectory(prefix="shardio", ignore_cleanup_errors=True)
+            )
+            self._errors = self._running.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            # The same modules as here, wherever they are from; none of the current folder.
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}\n"
+                f"from shardio.tuning.bench_process import serve; serve({folder!r})"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=env | {"TMPDIR": folder},
+                start_new_session=True,
+            )
+            self._running.callback(_kill, self._process)
         return self._process
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if self._errors is not None:
-            self._errors.close()
-        if process is not None:
-            self._kill(process)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        self._process = None
+        self._running.close()
 
-    @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin and process.stdout
-        # Not yet waited for, so the number of the session is still its own.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its session, which is its own while nobody has waited for the process."""
+    assert process.stdin and process.stdout
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C off until the end. Only the main thread gets one.
+    """Put Ctrl-C off until the end. Only the main thread gets one.
 
     A mask would not do: the system gives the signal to any thread (numpy has some), and Python
     raises KeyboardInterrupt in the main thread all the same.
@@ -188,7 +184,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _pss(host: int) -> int:
-    """Memory of a row's processes. What they share with the host that forked them is theirs."""
+    """Return the memory of a row's processes, with what they share with the host."""
     tree = machine.family(host)
     private = machine.private_bytes(host)
     each = [machine.pss_bytes([pid]) for pid in tree]
@@ -199,7 +195,7 @@ def _pss(host: int) -> int:
 
 
 def serve(folder: str) -> None:
-    """Life of the host: a request a line, and an answer a line. Removes the folder in the end."""
+    """Answer requests, each a line of JSON, until there are no more. Removes the folder then."""
     import torch.utils.data  # noqa: F401 - for all that it forks
 
     from ..loader import shard_loader as loader  # noqa: F401
@@ -215,7 +211,7 @@ def serve(folder: str) -> None:
 
 
 def _forked(request: dict[str, Any], folder: str) -> bytes:
-    """The answer of a process of its own. Ends with all of the session when nobody waits for it."""
+    """Answer in a process of its own. Ends the whole session when nobody waits for the answer."""
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
@@ -251,20 +247,11 @@ def _forked(request: dict[str, Any], folder: str) -> bytes:
 
 def _answer(request: dict[str, Any]) -> bytes:
     try:
-        found = _way(request["do"])(request)
+        module, function = request["do"].split(".")
+        found = getattr(import_module(f"{__package__}.{module}"), function)(request)
         return json.dumps(found).encode()
     except Exception as error:
         return _error(error)
-
-
-def _way(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that answers: one of these, or "module.function" of another module of ours."""
-    module, _, function = name.rpartition(".")
-    if not module:
-        return {"probe": _probe, "measure": _measure}[name]
-    found: Callable[[dict[str, Any]], dict[str, Any]]
-    found = getattr(import_module(f"{__package__}.{module}"), function)
-    return found
 
 
 def _error(error: Exception) -> bytes:
@@ -275,8 +262,8 @@ def _error(error: Exception) -> bytes:
     return json.dumps({"error": text, "kind": kind}).encode()
 
 
-def _probe(request: dict[str, Any]) -> dict[str, Any]:
-    """The size that images are to be cropped to, by the first ones."""
+def probe(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the size that images are to be cropped to, by the first ones."""
     field = request["fields"][0]
     found = sequence.open(request["path"], fields=(field,), storage=_storage(request))
     sides = [image.size for (image,) in found[:8] if image is not None]
@@ -289,43 +276,42 @@ def _storage(request: dict[str, Any]) -> Storage:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    from .. import native
     from ..dataset.shard_dataset import ShardDataset
     from ..images.transforms import RandomResizedCrop
+    from ..native import PerformanceWarning
 
-    warnings.simplefilter("ignore", native.PerformanceWarning)  # what it costs is measured here
+    warnings.simplefilter("ignore", PerformanceWarning)  # what it costs is measured here
     decodes, raw = request["decodes"], request["raw"]
     records = request["measured_records"]
-    whole = records == request["records"]
-    made = ShardDataset(
+    reads_all = records == request["records"]
+    dataset = ShardDataset(
         request["path"],
         batch_size=request["batch_size"],
         fields=request["fields"],
         decode=("numpy" if raw else "pil") if decodes else None,
         transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
         # A buffer that holds all of a part would read it in another way than the whole is read.
-        shuffle_buffer=None if whole else min(SHUFFLE_BUFFER, records // 4),
+        shuffle_buffer=None if reads_all else min(SHUFFLE_BUFFER, records // 4),
         storage=_storage(request),
     )
-    return made if whole else made.select(range(records))
+    return dataset if reads_all else dataset.select(range(records))
 
 
 @contextlib.contextmanager
-def _loading(request: dict[str, Any], dataset: ShardDataset) -> Iterator[Any]:
-    """The loader of a row."""
+def loading(
+    dataset: ShardDataset, loader: str, workers: int, threads: int | None = None, **own: Any
+) -> Iterator[Any]:
+    """Give a loader of a dataset: "DataLoader", with options of its `own`, or "ShardLoader"."""
     from torch.utils.data import DataLoader
 
-    warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
-    workers = request["workers"]
-    if request["loader"] == "DataLoader":
-        yield DataLoader(
-            dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0
-        )
-        return
     from ..loader.shard_loader import ShardLoader
 
-    with ShardLoader(dataset, num_workers=workers, threads=request["threads"]) as loader:
-        yield loader
+    if loader == "DataLoader":
+        own = {"batch_size": None, "persistent_workers": workers > 0} | own
+        yield DataLoader(dataset, num_workers=workers, **own)
+    else:
+        with ShardLoader(dataset, num_workers=workers, threads=threads) as started:
+            yield started
 
 
 class _Mark(NamedTuple):
@@ -341,6 +327,7 @@ class _Mark(NamedTuple):
 
     @staticmethod
     def now(images: int, batches: int) -> _Mark:
+        """Look at this process and all that it started."""
         tree = machine.family(os.getpid())
         return _Mark(
             time.perf_counter(),
@@ -353,24 +340,26 @@ class _Mark(NamedTuple):
         )
 
 
-def _measure(request: dict[str, Any]) -> dict[str, Any]:
-    """One repeat of a row, in this process."""
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """Run one repeat of a row, in this process."""
     dataset = _dataset(request)
     cold, seconds, limit = request["cold"], request["seconds"], request["limit_s"]
-    makers = max(1, request["workers"]) * request["threads"]
+    builders = max(1, request["workers"]) * request["threads"]
     settled = 0.0 if cold else min(WARM_S, seconds / 2)
-    with _loading(request, dataset) as loader:
+    warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
+    way = request["loader"], request["workers"], request["threads"]
+    with loading(dataset, *way) as loader:
         began = start = _Mark.now(0, 0)
         times: list[tuple[float, int]] = [(began.at, 0)]  # after each batch, and images so far
-        for images, ends in _batches(loader, dataset):
+        for images, ends in passes(loader, dataset):
             now = time.perf_counter()
             times.append((now, images))
             done = len(times) - 1 - start.batches
             if start is began:
-                if done >= makers and now - began.at >= settled:
+                if done >= builders and now - began.at >= settled:
                     start = _Mark.now(images, len(times) - 1)
                     times[-1] = (start.at, images)
-            elif now - start.at >= seconds and done % makers == 0:
+            elif now - start.at >= seconds and done % builders == 0:
                 break
             if (ends and cold) or now - began.at >= limit:
                 break
@@ -387,7 +376,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     others = None if cpu is None or busy is None else max(0.0, busy - cpu) / wall
     trainer = end.trainer_s - start.trainer_s
     return {
-        "rates": _rates(times[start.batches :], makers, request["parts"]),
+        "rates": _rates(times[start.batches :], builders, request["parts"]),
         "cpu_ms": None if cpu is None else 1000 * cpu / (images - start.images),
         "cores_busy": None if cpu is None else cpu / wall,
         "others_busy": others,
@@ -403,20 +392,25 @@ def _less(end: float | None, start: float | None) -> float | None:
     return None if end is None or start is None else end - start
 
 
-def _batches(loader: Any, dataset: ShardDataset) -> Iterator[tuple[int, bool]]:
-    """Epoch after epoch, after each batch: images so far, and whether an epoch ends with it."""
+def passes(loader: Any, dataset: ShardDataset, first: int = 0) -> Iterator[tuple[int, bool]]:
+    """Yield after each batch of all epochs: images so far, and True if an epoch ends with it.
+
+    first: the epoch to begin with.
+    """
     images = 0
-    for epoch in count():
+    for epoch in count(first):
         dataset.set_epoch(epoch)
         for number, batch in enumerate(loader, 1):
             images += _touch(batch)
-            yield images, number == len(dataset)
+            yield images, number == len(loader)
 
 
-def _rates(times: Sequence[tuple[float, int]], makers: int, parts: int) -> list[float]:
-    """Images/s of about equal parts of the time, each of equally many batches of every maker."""
+def _rates(times: Sequence[tuple[float, int]], builders: int, parts: int) -> list[float]:
+    """Return images/s of about equal parts of the time, each of equally many batches of every
+    builder.
+    """
     batches = len(times) - 1
-    step = batches // parts // makers * makers
+    step = batches // parts // builders * builders
     if not step or parts == 1:
         parts, step = 1, batches
     return [
@@ -427,7 +421,7 @@ def _rates(times: Sequence[tuple[float, int]], makers: int, parts: int) -> list[
 
 
 def _touch(batch: Any) -> int:
-    """Read a byte of each page of a batch, as its copy to a GPU reads all; how many rows it has."""
+    """Read a byte of each page of a batch, as its copy to a GPU reads all. Return its rows."""
     import torch
 
     values = list(batch.values()) if isinstance(batch, dict) else batch
@@ -435,8 +429,10 @@ def _touch(batch: Any) -> int:
         values = [values]
     for value in values:
         if isinstance(value, torch.Tensor) and value.numel():
-            # In the order of its strides a batch is one piece of memory, channels last or not.
-            order = sorted(range(value.dim()), key=value.stride, reverse=True)
-            flat = value.permute(order).reshape(-1).view(torch.uint8)
-            flat[::4096].sum().item()
+            in_memory_order(value).reshape(-1).view(torch.uint8)[::4096].sum().item()
     return len(values[0])
+
+
+def in_memory_order(batch: torch.Tensor) -> torch.Tensor:
+    """Order dimensions by their strides: a batch is one piece of memory, channels last or not."""
+    return batch.permute(sorted(range(batch.dim()), key=batch.stride, reverse=True))

@@ -1,4 +1,4 @@
-"""The ways to read that a demo compares, each in a process of its own (`measuring.Host`).
+"""The ways to read that a demo compares, each in a process of its own (`bench_process.Host`).
 
     folder       what one writes without a library, with torchvision: a map-style dataset that opens
                  a file by PIL, decodes all of it, crops, resizes and mirrors; DataLoader shuffles
@@ -11,7 +11,6 @@ many processes. Functions take a request and give an answer, both plain JSON.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -19,14 +18,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader
 
 from .. import machine
 from ..dataset import sequence
@@ -38,11 +35,16 @@ from ..loader.shard_loader import ShardLoader
 from ..names import file_name
 from ..storage.location import locate
 from . import throttle
+from .bench_process import in_memory_order, loading, passes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WAYS: Final = ("folder", "dataloader", "shardloader")
+_LOADERS: Final = {
+    "folder": "DataLoader",
+    "dataloader": "DataLoader",
+    "shardloader": "ShardLoader",
+}
 WARM: Final = 1 / 6  # of the seconds, at least, for warm passes: one over 10 MB takes 0.2 s
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crops: those of RandomResizedCrop, all three
 
@@ -60,6 +62,9 @@ class Folder:
     def __len__(self) -> int:
         return len(self.files)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: DataLoader shuffles each pass anew."""
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.files[index]
         with open(path, "rb") as file:
@@ -75,7 +80,7 @@ class Folder:
 
 
 def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
-    """The files that the first records were packed from, with their labels (0 where none are)."""
+    """Return the files of the first records as packed, with their labels (0 where none are)."""
     packed = sequence.open(out)
     paths = [os.path.join(source, file_name(key)) for key in packed[:records].keys()]  # noqa: SIM118
     labels = [0] * len(paths)
@@ -85,9 +90,9 @@ def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
 
 
 def shards(out: str) -> list[str]:
-    """The files of a dataset that hold its records."""
-    made = manifest.load(locate(out))
-    return [os.path.join(out, made.shard(number).name) for number in range(made.shards)]
+    """Return the files of a dataset that hold its records."""
+    found = manifest.load(locate(out))
+    return [os.path.join(out, found.shard(number).name) for number in range(found.shards)]
 
 
 def read(request: dict[str, Any]) -> dict[str, Any]:
@@ -95,26 +100,19 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
 
     With `members`, in that control group. Raises StorageError where pages cannot be dropped.
     """
-    way, cold, records = request["way"], request["cold"], request["records"]
-    listed = files(request["out"], request["source"], records)
-    with _loading(request, listed) as (loader, dataset):
+    way, cold, seconds = request["way"], request["cold"], request["seconds"]
+    listed = files(request["out"], request["source"], request["records"])
+    dataset: Any = Folder(listed, request["size"]) if way == "folder" else _dataset(request)
+    own = {"batch_size": request["batch_size"], "shuffle": True} if way == "folder" else {}
+    with loading(dataset, _LOADERS[way], request["workers"], **own) as loader:
         if cold:
             _forget([path for path, _ in listed] if way == "folder" else shards(request["out"]))
         if request.get("members"):
             throttle.join(request["members"])
-        found = _timed(loader, request["seconds"])
+        found: dict[str, Any] = _timed(passes(loader, dataset), seconds)
         if not cold:
-            found = _timed(_again(loader, dataset), request["seconds"], request["seconds"] * WARM)
+            found = _timed(passes(loader, dataset, first=1), seconds, seconds * WARM)
     return found
-
-
-def _again(loader: Iterable[Any], dataset: ShardDataset | None) -> Iterator[Any]:
-    """Pass after pass."""
-    for epoch in count(1):
-        if dataset is not None:
-            dataset.set_epoch(epoch)
-        yield from loader
-        yield None  # a pass has ended
 
 
 def train(request: dict[str, Any]) -> dict[str, Any]:
@@ -122,26 +120,20 @@ def train(request: dict[str, Any]) -> dict[str, Any]:
 
     With `dies_after`, this process is killed once it got so many batches.
     """
-    dataset = _dataset(request)
-    noted = 0
-    workers = request["workers"]
+    dataset, workers = _dataset(request), request["workers"]
     with ShardLoader(dataset, num_workers=workers) as loader, open(request["log"], "w") as log:
         if request["state"] is not None:
             loader.load_state_dict(request["state"])
-        for batch in loader:
-            print(
-                json.dumps({"batch": _digest(batch), "state": loader.state_dict()}),
-                file=log,
-                flush=True,
-            )
-            noted += 1
+        for noted, batch in enumerate(loader, 1):
+            note = {"batch": _digest(batch), "state": loader.state_dict()}
+            print(json.dumps(note), file=log, flush=True)
             if noted == request.get("dies_after"):
                 os.kill(os.getpid(), signal.SIGKILL)
-    return {"batches": noted}
+    return {}
 
 
 def flip_file(request: dict[str, Any]) -> dict[str, Any]:
-    """What PIL makes of an image file with one bit flipped, in the middle. Nothing is written.
+    """Open an image file with one bit flipped, in the middle, by PIL. Nothing is written.
 
     raised: what it raises, if it does; changed: pixels that are others; pixels: all of them.
     """
@@ -164,7 +156,7 @@ def _pixels(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
-    made = ShardDataset(
+    dataset = ShardDataset(
         request["out"],
         batch_size=request["batch_size"],
         fields=tuple(request["fields"]),
@@ -173,48 +165,20 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
         shuffle_buffer=max(request["batch_size"], request["records"] // 4),
     )
     only = request.get("only") or range(request["records"])
-    return made if len(only) == made.manifest.records else made.select(only)
+    return dataset if len(only) == dataset.manifest.records else dataset.select(only)
 
 
-@contextlib.contextmanager
-def _loading(
-    request: dict[str, Any], listed: list[tuple[str, int]]
-) -> Iterator[tuple[Iterable[Any], ShardDataset | None]]:
-    """The loader of a way, and its dataset, if that is shardio's."""
-    way, workers = request["way"], request["workers"]
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
-    if way == "folder":
-        folder: Any = Folder(listed, request["size"])
-        yield DataLoader(folder, batch_size=request["batch_size"], shuffle=True, **options), None
-        return
-    dataset = _dataset(request)
-    if way == "dataloader":
-        yield DataLoader(dataset, batch_size=None, **options), dataset
-        return
-    with ShardLoader(dataset, num_workers=workers) as loader:
-        yield loader, dataset
-
-
-def _timed(loader: Iterable[Any], seconds: float, least: float = 0.0) -> dict[str, Any]:
-    """From asking for the batches to the last one, or until the time is up.
+def _timed(batches: Iterable[tuple[int, bool]], seconds: float, least: float = 0.0) -> Any:
+    """Time batches, from asking for them to the end of a pass, or until the time is up.
 
     least: passes are whole, and read until so much time is over.
     """
     start = time.perf_counter()
-    images, elapsed, first = 0, 0.0, 0.0
-    for batch in loader:
+    for images, ends in batches:  # noqa: B007
         elapsed = time.perf_counter() - start
-        if batch is None and elapsed >= least:
+        if elapsed > seconds or (ends and elapsed >= least):
             break
-        images += 0 if batch is None else len(batch[0])
-        first = first or elapsed
-        if elapsed > seconds:
-            break
-    elapsed = time.perf_counter() - start
-    return {
-        "images_per_s": images / elapsed, "images": images, "seconds": elapsed,
-        "first_batch_s": first,
-    }  # fmt: skip
+    return {"images": images, "images_per_s": images / elapsed}
 
 
 def _forget(paths: list[str]) -> None:
@@ -225,9 +189,8 @@ def _forget(paths: list[str]) -> None:
 
 
 def _digest(batch: Any) -> str:
-    """A hash of all bytes of a batch, and of their order."""
+    """Return a hash of all bytes of a batch, and of their order."""
     found = hashlib.blake2b(digest_size=16)
     for value in batch:
-        order = sorted(range(value.dim()), key=value.stride, reverse=True)
-        found.update(value.permute(order).contiguous().numpy().tobytes())
+        found.update(in_memory_order(value).contiguous().numpy().tobytes())
     return found.hexdigest()

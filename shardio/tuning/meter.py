@@ -69,19 +69,13 @@ class BatchTotals:
     slowest: tuple[BatchStats, ...] = ()  # those with the SLOWEST records, the slowest first
 
     def add(self, stats: Sequence[BatchStats]) -> None:
-        seconds = self.seconds
+        """Add the stats of some batches."""
+        for stage, seconds in zip(STAGES, list(zip(*stats, strict=True))[2:8], strict=False):
+            self.seconds[stage] += sum(seconds)
         for one in stats:
-            read, decode, transform, collate, transport, device = one[2:8]
-            seconds["read"] += read
-            seconds["decode"] += decode
-            seconds["transform"] += transform
-            seconds["collate"] += collate
-            seconds["transport"] += transport
-            seconds["device"] += device
             spent, rows = self.workers.get(one.worker, (0.0, 0))
             self.cpu_s += one.cpu_s
-            spent += read + decode + transform + collate
-            self.workers[one.worker] = (spent, rows + one.rows)
+            self.workers[one.worker] = (spent + sum(one[2:6]), rows + one.rows)
         self.batches += len(stats)
         known = (one for one in stats if one.slowest_record >= 0 or one.slowest_key)
         by_time = sorted((*self.slowest, *known), key=lambda one: one.slowest_s)
@@ -112,26 +106,31 @@ class Setup(NamedTuple):
             value = getattr(loader, name, None)
             return value if isinstance(value, int) else None
 
+        cores = _cores()
         if getattr(loader, "resident", None):
-            return Setup("resident", cores=_cores())  # its workers left when all was decoded
-        cores, workers, threads = _cores(), number("num_workers"), number("threads")
-        factor = number("prefetch_factor")
-        if workers is not None and threads is not None:
-            return Setup(
-                "ShardLoader",
-                workers,
-                max(1, threads),
-                factor,
-                cores=cores,
-                device=_device(loader),
-                copies=bool(getattr(loader, "copy", False)),
-                tiles=_tiles(loader),
-                torch_threads=_torch_threads(),
-            )
-        if workers is not None:
+            return Setup("resident", cores=cores)  # its workers left when all was decoded
+        workers, threads = number("num_workers"), number("threads")
+        if workers is None:
+            return Setup(cores=cores)
+        options = _attribute(loader, "dataset", "manifest", "options")  # any may be watched
+        found = Setup(
+            "DataLoader",
+            workers,
+            prefetch=number("prefetch_factor"),
+            cores=cores,
+            tiles=isinstance(options, dict) and bool(options.get("tiles")),
+        )
+        if threads is None:
             restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
-            return Setup("DataLoader", workers, 1, factor, restarts, cores, tiles=_tiles(loader))
-        return Setup(cores=cores)
+            return found._replace(restarts=restarts)
+        torch = sys.modules.get("torch")
+        return found._replace(
+            kind="ShardLoader",
+            threads=max(1, threads),
+            device=str(_attribute(loader, "target", "device", "type") or ""),
+            copies=bool(getattr(loader, "copy", False)),
+            torch_threads=torch.get_num_threads() if torch else 0,
+        )
 
 
 # --- what is told ---------------------------------------------------------------------------------
@@ -148,6 +147,7 @@ class Times:
 
     @staticmethod
     def of(seconds: Iterable[float]) -> Times:
+        """Sum up some seconds, one at least."""
         # Sorted by Python: 4 us of 100 numbers. numpy.percentile takes 60 us, of however many.
         ordered = sorted(seconds)
         last = len(ordered) - 1
@@ -182,11 +182,12 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Data time over step time, of the means: waiting adds up, however rare it is."""
+        """Return data time over step time, of the means: waiting adds up, however rare it is."""
         return _ratio(self.data.mean, self.step.mean)
 
     @property
     def late(self) -> bool:
+        """Return True if the loop waited longer than the alarm allows."""
         return self.ratio > self.alarm
 
     def scalars(self) -> dict[str, float]:
@@ -232,6 +233,7 @@ class Verdict:
 
 
 def to_stderr(line: str) -> None:
+    """Print a line on stderr, at once."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -265,7 +267,7 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         print: Callable[[str], object] | None = to_stderr,
     ) -> None:
         self.loader = loader
-        self._every = None if every is None else check_int("every (batches)", every)
+        self._every = sys.maxsize if every is None else check_int("every (batches)", every)
         if isinstance(alarm, bool) or not isinstance(alarm, (int, float)) or not alarm >= 0:
             raise OptionError(
                 f"alarm is {printable(repr(alarm))}: expected data time over step time, 0 or more"
@@ -332,8 +334,8 @@ class _Batches(Iterator[T]):
 
     def __init__(self, watched: watch[T], seen: _Pass) -> None:
         self._watch, self._pass = watched, seen
-        self._every = watched._every or sys.maxsize
-        self._due = self._every  # batches of this pass at the next report
+        self._report_at = watched._every  # batches of this pass at the next report
+        self._look_at = min(watched._every, FOLD)
         self._began = perf_counter()
         self._given = 0.0  # when the last batch was given; 0: its step is not, or no more, measured
         self._ended = False
@@ -349,9 +351,9 @@ class _Batches(Iterator[T]):
     def __next__(self) -> T:
         asked, seen = perf_counter(), self._pass
         if self._given:
-            seen.new_step.append(asked - self._given)
+            seen.step.append(asked - self._given)
             self._given = 0.0
-        if seen.taken >= self._due or len(seen.new_step) >= FOLD:
+        if seen.taken >= self._look_at:
             self._look()
             asked = perf_counter()  # reporting is neither the loader's time nor the step's
         try:
@@ -369,20 +371,20 @@ class _Batches(Iterator[T]):
         # Waiting for a device that is steps behind is the step's time (device.DevicePrefetcher).
         given -= getattr(self._batches, "blocked_s", 0.0)
         self._given = given
-        seen.new_data.append(given - asked)
+        seen.data.append(given - asked)
         stats = getattr(self._batches, "batch_stats", None)
         if isinstance(stats, BatchStats):  # others may call other things so
-            seen.new_stats.append(stats)
+            seen.stats.append(stats)
         return batch
 
     def _look(self) -> None:
         seen = self._pass
-        if seen.taken < self._due:
-            seen.fold()
-            return
-        self._due += self._every
-        if seen.new:
-            self._watch._tell(seen)
+        seen.fold()
+        if seen.taken >= self._report_at:
+            self._report_at += self._watch._every
+            if seen.new:
+                self._watch._tell(seen)
+        self._look_at = min(self._report_at, seen.taken + FOLD)
 
 
 class _Pass:
@@ -394,11 +396,9 @@ class _Pass:
         self.batches = _length(loader)
         self.taken = 0
         self.first_s: float | None = None
-        self.new_data: list[float] = []  # not folded yet
-        self.new_step: list[float] = []
-        self.new_stats: list[BatchStats] = []
-        self._data, self._step = array("d"), array("d")  # folded; at most 2 x KEPT, the last ones
-        self._reported = 0  # of these, how many were reported
+        self.data, self.step = array("d"), array("d")  # at most 2 x KEPT + FOLD, the last ones
+        self.stats: list[BatchStats] = []  # not summed up yet
+        self._reported = 0  # of the steps that are kept, how many were reported
         self._since = BatchTotals()  # since the last report
         self._totals = BatchTotals()  # of the pass
         self._told_first = False
@@ -406,26 +406,24 @@ class _Pass:
     @property
     def new(self) -> bool:
         """Return True if there is something to report."""
-        return bool(self.new_step) or len(self._step) > self._reported
+        return len(self.step) > self._reported
 
     def fold(self) -> None:
-        """Sum up what is kept as it came."""
-        count = len(self.new_step)  # a data time whose step is under way waits for it
-        self._data.extend(self.new_data[:count])
-        self._step.extend(self.new_step)
-        self._since.add(self.new_stats)
-        self._totals.add(self.new_stats)
-        del self.new_data[:count], self.new_step[:], self.new_stats[:]
-        if len(self._step) >= 2 * KEPT:
-            dropped = len(self._step) - KEPT
-            del self._data[:dropped], self._step[:dropped]
+        """Sum up the stats, and drop the times of all but the last batches."""
+        self._since.add(self.stats)
+        self._totals.add(self.stats)
+        self.stats.clear()
+        dropped = len(self.step) - KEPT
+        if dropped >= KEPT:
+            del self.data[:dropped], self.step[:dropped]
             self._reported = max(0, self._reported - dropped)
 
     def report(self, watched: int, alarm: float) -> Report:
+        """Report on what is new. watched: the batches of the passes before."""
         self.fold()
-        data, step = self._data[self._reported :], self._step[self._reported :]
+        data, step = self.data[self._reported :], self.step[self._reported :]
         totals, self._since = self._since, BatchTotals()
-        self._reported = len(self._step)
+        self._reported = len(self.step)
         first, self._told_first = None if self._told_first else self.first_s, True
         stages = totals.seconds if totals.batches else {}
         return Report(
@@ -443,9 +441,11 @@ class _Pass:
         )
 
     def judge(self, alarm: float) -> Verdict:
+        """Judge the pass so far."""
         self.fold()
+        data = self.data[: len(self.step)]  # without that whose step is under way
         first_s = self.first_s or 0.0
-        return judge(self._data, self._step, self._totals, self.setup, alarm=alarm, first_s=first_s)
+        return judge(data, self.step, self._totals, self.setup, alarm=alarm, first_s=first_s)
 
 
 # --- the verdict ----------------------------------------------------------------------------------
@@ -604,43 +604,36 @@ def _few_late(late: float, step: float, totals: BatchTotals, setup: Setup) -> st
 
 def _knob(stage: str, setup: Setup) -> str:
     """Return the one thing to change for a stage."""
-    more = _more(setup)
-    if stage == "read":
-        return "put the shards on a local disk; a larger shuffle window does not help"
-    if stage == "decode":
-        tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
-        return more or f"less to decode: shardio pack {tiles}--resize"
-    if stage == "transform":
-        return more or "a cheaper transform; casting and normalising cost less on the device"
-    if stage == "collate":
-        return "let transforms return arrays of one shape, which are written into the batch at once"
-    if stage == "transport":
-        if setup.kind != "ShardLoader":
-            return "shardio.ShardLoader"
-        if setup.copies:
-            return "copy=False"
-        return (
-            "views take well under a millisecond, so this process is kept off its core meanwhile: "
-            "fewer workers, or fewer threads for torch (torch.set_num_threads)"
-        )
-    if stage == "device" and setup.device == "cpu":
-        fewer = "fewer threads for torch (torch.set_num_threads), or "
-        return (
-            "casting and normalising share the CPU with the workers: "
-            f"{'' if setup.torch_threads == 1 else fewer}leave them to the device that trains"
-        )
-    if stage == "device":
-        return "send uint8 from page-locked memory (pin=True), and cast it there"
-    if more:
-        return more
+    more, told = _more(setup), "ShardLoader says which stage is the limit"
+    unknown = f"more workers, if it has any; {told}"
     if setup.kind == "DataLoader":
-        busy = f"the workers ({setup.workers}) have no idle cores (of {setup.cores})"
-        return f"{busy}: ShardLoader says which stage is the limit"
-    return "more workers, if it has any; ShardLoader says which stage is the limit"
+        unknown = f"the workers ({setup.workers}) have no idle cores (of {setup.cores}): {told}"
+    transport = (
+        "views take well under a millisecond, so this process is kept off its core meanwhile: "
+        "fewer workers, or fewer threads for torch (torch.set_num_threads)"
+    )
+    if setup.kind != "ShardLoader" or setup.copies:
+        transport = "copy=False" if setup.kind == "ShardLoader" else "shardio.ShardLoader"
+    device = "send uint8 from page-locked memory (pin=True), and cast it there"
+    if setup.device == "cpu":
+        fewer = "fewer threads for torch (torch.set_num_threads), or "
+        device = "casting and normalising share the CPU with the workers: "
+        device += f"{fewer * (setup.torch_threads != 1)}leave them to the device that trains"
+    tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
+    return {
+        "": more or unknown,
+        "read": "put the shards on a local disk; a larger shuffle window does not help",
+        "decode": more or f"less to decode: shardio pack {tiles}--resize",
+        "transform": more or "a cheaper transform; casting and normalising cost less on the device",
+        "collate": "let transforms return arrays of one shape, which are written into the batch at "
+        "once",
+        "transport": transport,
+        "device": device,
+    }[stage]
 
 
 def _more(setup: Setup) -> str | None:
-    """More workers, where there are cores for them."""
+    """Advise more workers; None where there are no cores for them."""
     if setup.workers is None or (setup.workers and setup.workers * setup.threads >= setup.cores):
         return None
     threads = f" of {setup.threads} threads" if setup.threads > 1 else ""
@@ -653,50 +646,40 @@ def _more(setup: Setup) -> str | None:
 
 
 def _rank() -> int | None:
-    """This process's rank; None where nothing says that there are several."""
+    """Return this process's rank; None where nothing says that there are several."""
     torch = sys.modules.get("torch")  # who has not imported it has no process group
     distributed = torch and torch.distributed
     if distributed and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
+    return _number("RANK")
+
+
+def _number(name: str) -> int | None:
+    """Return a number that a launcher set in the environment; None without one."""
     try:
-        return int(os.environ["RANK"])
+        return int(os.environ[name])
     except (KeyError, ValueError):
         return None
 
 
 def _length(loader: Any) -> int | None:
-    """Batches of a pass; None where a loader does not know."""
+    """Return the batches of a pass; None where a loader does not know."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
 
 
-def _device(loader: Any) -> str:
-    """Return the type of device that a loader brings batches to; "" where it says nothing."""
-    return str(getattr(getattr(getattr(loader, "target", None), "device", None), "type", ""))
-
-
-def _tiles(loader: Any) -> bool:
-    """Return True if a loader reads a dataset whose JPEGs were made tiles."""
-    manifest = getattr(getattr(loader, "dataset", None), "manifest", None)
-    options = getattr(manifest, "options", None)
-    return isinstance(options, dict) and bool(options.get("tiles"))  # any dataset may be watched
-
-
-def _torch_threads() -> int:
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else 0
+def _attribute(value: Any, *names: str) -> Any:
+    """Return the attribute of an attribute of a value; None where one of them is missing."""
+    for name in names:
+        value = getattr(value, name, None)
+    return value
 
 
 def _cores() -> int:
     """Return the cores that this rank may use, a share where several were started here."""
-    cores = math.ceil(machine.cores())
-    try:
-        ranks = max(1, int(os.environ["LOCAL_WORLD_SIZE"]))
-    except (KeyError, ValueError):
-        ranks = 1
-    return max(1, cores // ranks)
+    return max(1, math.ceil(machine.cores()) // max(1, _number("LOCAL_WORLD_SIZE") or 1))
 
 
 def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:
@@ -735,7 +718,7 @@ def _percent(share: float) -> str:
 
 
 def _show(seconds: float) -> str:
-    """Three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
+    """Write seconds with three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     value, unit = (seconds * 1e3, "ms") if seconds < 1 else (seconds, "s")

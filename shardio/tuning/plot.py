@@ -16,17 +16,20 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
-import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from ..errors import DependencyError, OptionError, printable
 from ..storage.local import check_target, write_file
 from ..units import show_size
-from .bench import Bench, cells
-from .bench import Row as Way
-from .tune import AGAIN, Row, Tuning, show_buffer
+from .bench import Bench
+from .bench_row import Row as BenchRow
+from .text import show_buffer
+from .tune import AGAIN, Row, Tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("png", "svg", "html")
 _DPI: Final = 150
+
+Places = dict[int | None, float]  # of each shuffle buffer on the axis
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 _CLASSES, _PAIRS, _COST, _GOOD = "#0072b2", "#d55e00", "#444444", "#009e73"
@@ -44,7 +49,7 @@ _LOADERS: Final = {"DataLoader": "#56b4e9", "ShardLoader": "#e69f00"}
 
 
 def check(path: str | os.PathLike[str]) -> str:
-    """The kind of picture that a file is to be. Call it before the work that is to be drawn.
+    """Return the kind of picture that a file is to be. Call it before the work that is drawn.
 
     Raises OptionError for other endings, DependencyError without matplotlib, StorageError where no
     file can be written.
@@ -63,7 +68,7 @@ def check(path: str | os.PathLike[str]) -> str:
 
 
 def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
-    """Draw it into a file, whose ending says as what; one that exists is replaced.
+    """Draw a result into a file, whose ending says as what. A file that exists is replaced.
 
     Raises OptionError, DependencyError, StorageError.
     """
@@ -72,7 +77,7 @@ def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
 
 
 def draw(found: Tuning | Bench, kind: str) -> bytes:
-    """The content of such a file: "png", "svg" or "html"."""
+    """Draw a result as the content of such a file: "png", "svg" or "html"."""
     if kind == "html":
         return _page(found).encode()
     import matplotlib
@@ -82,21 +87,31 @@ def draw(found: Tuning | Bench, kind: str) -> bytes:
     # Text stays text: a third of the bytes.
     with matplotlib.rc_context({"svg.hashsalt": "shardio", "svg.fonttype": "none"}):
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        figure = _bars(found) if isinstance(found, Bench) else _figure(found)
-        figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
+        figure_of(found).savefig(out, format=kind, dpi=_DPI, metadata=metadata)
     return out.getvalue()
 
 
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def _figure(tuning: Tuning) -> Figure:
+def figure_of(found: Tuning | Bench) -> Figure:
+    """Draw a result as a figure of matplotlib."""
+    return _bars(found) if isinstance(found, Bench) else _mixing_and_cost(found)
+
+
+def _titled(title: str, height: float, size: int) -> Figure:
+    """Make a figure, 9.6 inches wide, of this height. size: of the title, in points."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 6.6), layout="constrained")
+    figure = Figure(figsize=(9.6, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(_headline(tuning), fontsize=14, fontweight="bold")
+    figure.suptitle(title, fontsize=size, fontweight="bold")
+    return figure
+
+
+def _mixing_and_cost(tuning: Tuning) -> Figure:
+    figure = _titled(_headline(tuning), 6.6, 14)
     if not tuning.rows:
         figure.text(0.5, 0.5, "\n".join(tuning.notes), ha="center", wrap=True)
         return figure
@@ -113,28 +128,30 @@ def _figure(tuning: Tuning) -> Figure:
     places = {row.shuffle_buffer: float(row.shuffle_buffer or 0) for row in tuning.rows}
     if None in places:  # "all": apart from the others
         places[None] = max(float(tuning.records), 2.2 * max(places.values()))
+    measures = (
+        (_PAIRS, _parted, "renews", "new neighbours: pairs of a batch that were apart in the epoch "
+         "before"),
+        (_CLASSES, _mixed, "mixes", f"mixed {kind}: how many of them a batch has"),
+    )  # fmt: skip
     ladder = tuning.ladder()
-    x = [places[row.shuffle_buffer] for row in ladder]
-    classes = f"mixed {kind}: how many of them a batch has"
-    pairs = "new neighbours: pairs of a batch that were apart in the epoch before"
     if tuning.with_units:
         _others(upper, tuning, places)
-    _line(upper, x, [_parted(tuning, row) for row in ladder], _PAIRS, pairs,
-          [row.renews for row in ladder])  # fmt: skip
-    _line(upper, x, [_mixed(tuning, row) for row in ladder], _CLASSES, classes,
-          [row.mixes for row in ladder])  # fmt: skip
+    for colour, measure, passes, label in measures:
+        heights = [measure(tuning, row) for row in ladder]
+        _line(upper, places, ladder, heights, colour, passes, label)
     _mixing(upper, tuning)
-    _cost(lower, ladder, x)
+    _cost(lower, places, ladder)
     _buffers(lower, tuning, places)
     _mark(upper, lower, tuning, places)
     below.axis("off")
-    below.legend(handles=_legend(upper), loc="center", ncols=2, frameon=False, fontsize=9.5)
+    handles, _ = upper.get_legend_handles_labels()
+    below.legend(handles=handles, loc="center", ncols=2, frameon=False, fontsize=9.5)
     figure.supxlabel(_caption(tuning), fontsize=10, family="monospace")
     return figure
 
 
 def _headline(tuning: Tuning) -> str:
-    """The answer, in a line."""
+    """Write the answer in a line."""
     best, usual = tuning.best, tuning.default
     if usual is None:
         return "Nothing to tune"
@@ -150,69 +167,56 @@ def _headline(tuning: Tuning) -> str:
     return f"Set a shuffle buffer of {buffer} records{unit}"
 
 
-def _legend(axes: Axes) -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles, _ = axes.get_legend_handles_labels()
-    hollow = Line2D([], [], linestyle="none", marker="o", color=_GREY, markerfacecolor="white")
-    hollow.set_label("hollow: not as good")
-    return [*handles, Patch(color=_GOOD, alpha=0.15, label="as good as a uniform shuffle"), hollow]
-
-
 def _mixed(tuning: Tuning, row: Row) -> float:
-    """The measure of mixture that tells more, in percent of a uniform shuffle; less is worse."""
+    """Return the measure of mixture that tells more, in percent of a uniform shuffle."""
     part = row.even / tuning.even if tuning.saturated else row.classes / tuning.uniform
     return 100 * max(0.0, min(part, 2 - part))  # too even is not better
 
 
 def _parted(tuning: Tuning, row: Row) -> float:
-    """Pairs that did not share a batch in the epoch before, in percent of a uniform shuffle."""
+    """Return the pairs that shared no batch an epoch before, in percent of a uniform shuffle."""
     return 100 * (1 - row.again) / max(1e-9, 1 - tuning.chance) if tuning.chance < 1 else 100.0
 
 
 def _line(
-    axes: Axes, x: list[float], y: list[float], colour: str, label: str, passes: list[bool]
+    axes: Axes,
+    places: Places,
+    rows: Sequence[Row],
+    heights: list[float],
+    colour: str,
+    passes: str,
+    label: str | None = None,
 ) -> None:
-    axes.plot(x, y, color=colour, linewidth=2.2, label=label, zorder=3)
-    for face, chosen in ((colour, True), ("white", False)):
-        points = [(at, to) for at, to, passed in zip(x, y, passes, strict=True) if passed == chosen]
-        axes.plot(
-            [at for at, _ in points],
-            [height for _, height in points],
-            linestyle="none",
-            marker="o",
-            markersize=7,
-            markerfacecolor=face,
-            markeredgecolor=colour,
-            markeredgewidth=1.6,
-            zorder=4,
-        )
+    """Draw a line through rows. passes: the member of a row that is False where it is hollow."""
+    x = [places[row.shuffle_buffer] for row in rows]
+    axes.plot(x, heights, color=colour, linewidth=2.2, label=label, zorder=3)
+    faces = [colour if getattr(row, passes) else "white" for row in rows]
+    axes.scatter(x, heights, 49, faces, edgecolors=colour, linewidths=1.6, zorder=4)
 
 
-def _others(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
-    """The other units that were tried: thin, each named where it begins."""
+def _note(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    size: float,
+    **options: Any,
+) -> None:
+    """Write a text beside a point, so many points away."""
+    where: dict[str, Any] = {"xytext": offset, "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, at, fontsize=size, **where, **options)
+
+
+def _others(axes: Axes, tuning: Tuning, places: Places) -> None:
+    """Draw the other units that were tried: thin, each named where it begins."""
     for number, unit in enumerate(sorted({row.unit for row in tuning.rows} - {tuning.unit})):
         rows = [row for row in tuning.rows if row.unit == unit]
         dashes = _DASHES[number % len(_DASHES)]
-        for colour, height, name in (
-            (_CLASSES, _mixed, ""),
-            (_PAIRS, _parted, f"unit {unit:,}"),
-        ):
-            x = [places[row.shuffle_buffer] for row in rows]
-            y = [height(tuning, row) for row in rows]
+        x = [places[row.shuffle_buffer] for row in rows]
+        for colour, measure in ((_CLASSES, _mixed), (_PAIRS, _parted)):
+            y = [measure(tuning, row) for row in rows]
             axes.plot(x, y, color=colour, linewidth=1, dashes=dashes, alpha=0.8, zorder=2)
-            if name:
-                axes.annotate(
-                    name,
-                    (x[0], y[0]),
-                    xytext=(-4, 0),
-                    textcoords="offset points",
-                    ha="right",
-                    va="center",
-                    fontsize=7.5,
-                    color=_GREY,
-                )
+        _note(axes, f"unit {unit:,}", (x[0], y[0]), (-4, 0), 7.5, ha="right", color=_GREY)
 
 
 def _mixing(axes: Axes, tuning: Tuning) -> None:
@@ -220,15 +224,17 @@ def _mixing(axes: Axes, tuning: Tuning) -> None:
     axes.set_ylim(0, 106)  # whatever the values: what looks small is small
     axes.set_yticks(range(0, 101, 20))
     limit = 100 * (1 - tuning.chance - AGAIN) / max(1e-9, 1 - tuning.chance)
-    axes.axhspan(max(0.0, limit), 106, color=_GOOD, alpha=0.15, linewidth=0, zorder=0)
+    good = axes.axhspan(max(0.0, limit), 106, color=_GOOD, alpha=0.15, linewidth=0, zorder=0)
+    good.set_label("as good as a uniform shuffle")
+    axes.scatter([], [], 49, "white", edgecolors=_GREY, label="hollow: not as good")
     axes.grid(alpha=0.25)
 
 
-def _cost(axes: Axes, ladder: Sequence[Row], x: list[float]) -> None:
-    """Requests of a cold epoch, over those of the cheapest."""
+def _cost(axes: Axes, places: Places, ladder: Sequence[Row]) -> None:
+    """Draw the requests of a cold epoch, over those of the cheapest."""
     least = max(1, min(row.requests for row in ladder))
     y = [row.requests / least for row in ladder]
-    _line(axes, x, y, _COST, "", [row.is_cheap for row in ladder])
+    _line(axes, places, ladder, y, _COST, "is_cheap")
     axes.set_ylabel("requests\n(cheapest: 1)")
     axes.set_yscale("log")
     top = max(4.0, 1.6 * max(y))
@@ -246,7 +252,7 @@ def _cost(axes: Axes, ladder: Sequence[Row], x: list[float]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _buffers(axes: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
+def _buffers(axes: Axes, tuning: Tuning, places: Places) -> None:
     axes.set_xscale("log")
     least, most = min(places.values()), max(places.values())
     margin = max(1.4, (most / least) ** 0.08)
@@ -272,14 +278,14 @@ def _short(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """In as many characters as fit under a tick."""
+    """Write the memory of a row in as many characters as fit under a tick."""
     number, unit = show_size(row.memory_bytes).split()
     size = float(number.replace(",", ""))
     return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
-def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, float]) -> None:
-    """A line at the default, and one at what is recommended; often they are one."""
+def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: Places) -> None:
+    """Draw a line at the default, and one at what is recommended; often they are one."""
     names: dict[float, list[str]] = {}
     for name, row in tuning.marks():
         if name == "least bad":
@@ -290,20 +296,11 @@ def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: dict[int | None, flo
         colour = _RING if "recommended" in said else "black"
         for axes in (upper, lower):
             axes.axvline(x, color=colour, linewidth=1.2, linestyle="--", zorder=2)
-        right = (math.log(x) - math.log(low)) / (math.log(high) - math.log(low)) > 0.5
-        upper.annotate(
-            " = ".join(said),
-            (x, 50),
-            xytext=(-6 if right else 6, 0),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="center",
-            fontsize=11,
-            fontweight="bold",
-            color=colour,
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9},
-            zorder=6,
-        )
+        right = x * x > low * high  # of the middle of a logarithmic axis
+        side: dict[str, Any] = {"ha": "right" if right else "left", "color": colour, "zorder": 6}
+        box = {"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9}
+        offset = (-6 if right else 6, 0)
+        _note(upper, " = ".join(said), (x, 50), offset, 11, fontweight="bold", bbox=box, **side)
 
 
 def _caption(tuning: Tuning) -> str:
@@ -315,20 +312,11 @@ def _caption(tuning: Tuning) -> str:
 
 
 def _bars(bench: Bench) -> Figure:
-    """Rates to the left, CPU time to the right; rows that can be compared share their axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Draw rates to the left, CPU time to the right; rows that can be compared share their axes."""
     groups = list(bench.groups())
     count = sum(len(rows) + 1.6 for _, rows in groups)
-    figure = Figure(figsize=(9.6, 1.2 + 0.36 * count), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"What this machine does with {bench.records:,} records, in batches of "
-        f"{bench.batch_size:,}",
-        fontsize=13,
-        fontweight="bold",
-    )
+    title = f"What this machine does with {bench.records:,} records, in batches of "
+    figure = _titled(f"{title}{bench.batch_size:,}", 1.2 + 0.36 * count, 13)
     panels = figure.subplots(
         len(groups),
         2,
@@ -338,33 +326,22 @@ def _bars(bench: Bench) -> Figure:
     )
     for (title, rows), (left, right) in zip(groups, panels, strict=True):
         left.set_title(title.removesuffix(":"), fontsize=10.5, loc="left")
-        places = range(len(rows))
-        names = [row.name for row in rows]
-        _barred(left, rows, [row.images_per_s for row in rows])
-        spread = [
-            [row.images_per_s - min(row.rates, default=row.images_per_s) for row in rows],
-            [max(row.rates, default=row.images_per_s) - row.images_per_s for row in rows],
-        ]
-        rates = [row.images_per_s for row in rows]
+        rates = np.array([row.images_per_s for row in rows])
+        bounds = np.array([(min(row.rates, default=0.0), max(row.rates, default=0.0))
+                           for row in rows])  # fmt: skip
+        _barred(left, rows, rates)
+        whiskers: dict[str, Any] = {"ecolor": _GREY, "capsize": 2.5, "linewidth": 1}
         left.errorbar(
-            rates, places, xerr=spread, fmt="none", ecolor=_GREY, capsize=2.5, linewidth=1
+            rates, range(len(rows)), xerr=np.abs(bounds.T - rates), fmt="none", **whiskers
         )
-        left.set_yticks(places, names, fontsize=8.5)
-        for place, row in zip(places, rows, strict=True):
-            said = "failed" if row.error is not None else f"{row.images_per_s:,.0f}  {row.short}"
+        left.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8.5)
+        for place, (row, (_, most)) in enumerate(zip(rows, bounds, strict=True)):
+            text = "failed" if row.error is not None else f"{row.images_per_s:,.0f}  {row.short}"
             if row is bench.best:
-                said += "  (recommended)"
-            end = max(row.rates, default=0.0)
-            left.annotate(
-                said,
-                (end, place),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                fontweight="bold" if row is bench.best else None,
-            )
-        left.set_xlim(0, 2.1 * max([1e-9, *(max(row.rates, default=0.0) for row in rows)]))
+                text += "  (recommended)"
+            weight = "bold" if row is bench.best else None
+            _note(left, text, (most, place), (5, 0), 8, fontweight=weight)
+        left.set_xlim(0, 2.1 * max(1e-9, bounds.max()))
         _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])
         for axes in (left, right):
@@ -375,7 +352,7 @@ def _bars(bench: Bench) -> Figure:
     return figure
 
 
-def _barred(axes: Axes, rows: Sequence[Way], lengths: list[float]) -> None:
+def _barred(axes: Axes, rows: Sequence[BenchRow], lengths: ArrayLike) -> None:
     axes.barh(range(len(rows)), lengths, height=0.72, color=[_LOADERS[row.loader] for row in rows])
 
 
@@ -395,43 +372,29 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
 def _page(found: Tuning | Bench) -> str:
     svg = draw(found, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
+    rows: list[tuple[Row | BenchRow, tuple[str, ...]]]  # each with its cells
+    told = list(found.notes)
     if isinstance(found, Bench):
         title = "What this machine can do"
         names: tuple[str, ...] = ("what", "", *found.columns[1:])
-        told = [*found.notes, *(f"{row.name}: {row.why}" for row in found.rows if row.why)]
+        told += [f"{row.name}: {row.why}" for row in found.rows if row.why]
         rows = [
-            ((what.removesuffix(":"), *cells(row)), row is found.best)
+            (row, (what.removesuffix(":"), *row.cells()))
             for what, some in found.groups()
             for row in some
         ]
     else:
         title = "How large a shuffle buffer?"
-        names = ("buffer", "unit", "memory", "requests", "1st batch", "moves", "classes", "even",
-                 "again", "")  # fmt: skip
-        told = list(found.notes)
-        rows = [(_cells(found, row), row is found.best) for row in found.rows]
+        names = (*found.columns[:5], "moves", *found.columns[5:])
+        told_of = [(row, found.cells(row)) for row in found.rows]
+        rows = [(row, (*c[:5], f"{row.moved:,.0f}", *c[5:])) for row, c in told_of]
     notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in told)
     head = "".join(f"<th>{name}</th>" for name in names)
-    body = "".join(_line_of(values, is_best) for values, is_best in rows)
+    body = "".join(_line_of(values, row is found.best) for row, values in rows)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n{svg}\n{notes}"
         f"<pre>{html.escape(found.call)}</pre>\n<table>\n<tr>{head}</tr>\n{body}</table>\n</html>\n"
-    )
-
-
-def _cells(tuning: Tuning, row: Row) -> tuple[str, ...]:
-    return (
-        show_buffer(row.shuffle_buffer),
-        f"{row.unit:,}",
-        show_size(row.memory_bytes),
-        f"{row.requests:,}",
-        show_size(row.first_batch_bytes),
-        f"{row.moved:,.0f}",
-        f"{row.classes:,.{tuning.decimals}f}",
-        f"{row.even:,.{tuning.decimals}f}" if tuning.saturated else "",
-        f"{row.again:.2%}",
-        tuning.verdict(row),
     )
 
 

@@ -1,7 +1,7 @@
 """A control group: processes whose reads from one disk are counted, and held to so many a second.
 
     with Group("/data", reads_per_s=500) as group:
-        ...  # in a process that is to be held: group.join()
+        ...  # in a process that is to be held: join(group.members)
         group.reads()
 
 How it works. Linux's block controller holds back the reads of a group's processes before they reach
@@ -20,6 +20,7 @@ and cgroup-v2.rst (IO interface files).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -41,20 +42,20 @@ class Controller:
     folder: str  # that new groups are made in
 
     def limit(self, device: str, reads_per_s: int) -> tuple[str, str]:
-        """The file that takes a limit, and what is written there."""
+        """Return the file that takes a limit, and what is written there."""
         if self.version == 1:
             return "blkio.throttle.read_iops_device", f"{device} {reads_per_s}"
         return "io.max", f"{device} riops={reads_per_s}"
 
     def count(self, device: str, text: str) -> int:
-        """Reads so far, in what the file `counts` holds."""
+        """Return the reads so far, from the text of the file `counts`."""
         form = r"^{} Read (\d+)$" if self.version == 1 else r"^{} .*\brios=(\d+)"
         found = re.search(form.format(re.escape(device)), text, re.MULTILINE)
         return int(found[1]) if found else 0
 
     @property
     def counts(self) -> str:
-        """The file of the counts."""
+        """Return the name of the file of the counts."""
         return "blkio.throttle.io_serviced" if self.version == 1 else "io.stat"
 
 
@@ -65,78 +66,62 @@ class Group:
     Raises StorageError on entering, where none can be made: its text says why.
     """
 
-    _made = 0
+    _numbers = itertools.count(1)
 
     def __init__(self, path: str | os.PathLike[str], reads_per_s: int | None = None) -> None:
         self.reads_per_s = reads_per_s
         self._path = os.fspath(path)
-        self._folder = ""
-        self._device = ""
-        self._controller = Controller(0, "")
-        self._enabled = False
 
     @property
     def members(self) -> str:
-        """The file that takes the ids of processes; "0" is who writes it."""
+        """Return the file that takes the ids of processes; "0" is who writes it."""
         return os.path.join(self._folder, "cgroup.procs")
 
     def __enter__(self) -> Group:
-        self._device = disk(self._path)
-        self._controller = controller()
-        Group._made += 1
-        name = _NAME.format(os.getpid(), Group._made)
-        self._folder = folder = os.path.join(self._controller.folder, name)
+        self._device, self._controller = disk(self._path), controller()
+        above = self._controller.folder
+        self._folder = os.path.join(above, _NAME.format(os.getpid(), next(self._numbers)))
         try:
-            os.mkdir(folder)
-            if self._controller.version == 2:
-                self._enable()
-            file, text = self._controller.limit(self._device, self.reads_per_s or _UNHELD)
-            _write(os.path.join(folder, file), text)
+            with contextlib.ExitStack() as undo:
+                if self._controller.version == 2 and _enable(above):
+                    undo.callback(_disable, above)
+                os.mkdir(self._folder)
+                undo.callback(self._remove)
+                file, text = self._controller.limit(self._device, self.reads_per_s or _UNHELD)
+                _write(os.path.join(self._folder, file), text)
+                self._undo = undo.pop_all()
         except OSError as error:
-            self.__exit__()
-            raise _refused(folder, error) from error
-        except BaseException:  # Ctrl-C
-            self.__exit__()
-            raise
+            raise StorageError(
+                f"reads cannot be held to a limit: {self._folder}: {error.strerror}; a control "
+                "group needs root"
+            ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def reads(self) -> int:
+        """Count the requests to read that the group's processes have made of the disk so far."""
+        with open(os.path.join(self._folder, self._controller.counts)) as file:
+            return self._controller.count(self._device, file.read())
+
+    def _remove(self) -> None:
+        """Remove the group, once who is in it has left, or was sent away."""
         until = time.monotonic() + _LEAVE_S
-        while self._folder:
+        while True:
             try:
                 with contextlib.suppress(FileNotFoundError):
                     os.rmdir(self._folder)
-                self._folder = ""
+                return
             except OSError:  # busy: someone has not left yet
                 if time.monotonic() > until + 1:
                     raise
                 if time.monotonic() > until:
                     self._send_away()
                 time.sleep(0.02)
-        if self._enabled:
-            self._enabled = False
-            with contextlib.suppress(OSError):
-                _write(os.path.join(self._controller.folder, "cgroup.subtree_control"), "-io")
-
-    def join(self) -> None:
-        """Let this process, and all that it starts from now on, belong to the group."""
-        join(self.members)
-
-    def reads(self) -> int:
-        """Requests to read that the group's processes have made of the disk so far."""
-        with open(os.path.join(self._folder, self._controller.counts)) as file:
-            return self._controller.count(self._device, file.read())
-
-    def _enable(self) -> None:
-        """In version 2, groups have the controllers that the group above gives to all below it."""
-        with open(os.path.join(self._folder, "cgroup.controllers")) as file:
-            if "io" in file.read().split():
-                return
-        _write(os.path.join(self._controller.folder, "cgroup.subtree_control"), "+io")
-        self._enabled = True
 
     def _send_away(self) -> None:
-        """Who is still in it after all that time goes back to where it came from."""
+        """Send those who are still in the group back to where they came from."""
         with open(self.members) as file:
             for pid in file.read().split():
                 with contextlib.suppress(OSError):
@@ -148,8 +133,23 @@ def join(members: str) -> None:
     _write(members, "0")
 
 
+def _enable(folder: str) -> bool:
+    """Give groups in a folder the controller; False: they have it. In version 2, it decides."""
+    control = os.path.join(folder, "cgroup.subtree_control")
+    with open(control) as file:
+        if "io" in file.read().split():
+            return False
+    _write(control, "+io")
+    return True
+
+
+def _disable(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        _write(os.path.join(folder, "cgroup.subtree_control"), "-io")
+
+
 def controller() -> Controller:
-    """The block controller of this machine. Raises StorageError where there is none."""
+    """Find the block controller of this machine. Raises StorageError where there is none."""
     try:
         with open("/proc/self/mounts") as file:
             mounts = [line.split() for line in file]
@@ -174,7 +174,7 @@ def controller() -> Controller:
 
 
 def disk(path: str) -> str:
-    """The disk that a path lies on, as "MAJOR:MINOR". Raises StorageError where there is none."""
+    """Find the disk that a path lies on, as "MAJOR:MINOR". Raises StorageError if there is none."""
     number = os.stat(path).st_dev
     block = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
     if not os.path.exists(block):
@@ -188,14 +188,8 @@ def disk(path: str) -> str:
         return file.read().strip()
 
 
-def _refused(folder: str, error: OSError) -> StorageError:
-    return StorageError(
-        f"reads cannot be held to a limit: {folder}: {error.strerror}; a control group needs root"
-    )
-
-
 def _write(path: str, text: str) -> None:
-    """In one system call: each is a command to the kernel."""
+    """Write a file in one system call: each is a command to the kernel."""
     file = os.open(path, os.O_WRONLY)
     try:
         os.write(file, text.encode())

@@ -23,10 +23,23 @@ from support.trees import command, environment, shardio, shardio_json
 from shardio import machine
 from shardio.dataset import sequence
 from shardio.errors import DecodeError, OptionError, StorageError
-from shardio.tuning import bench as benching
-from shardio.tuning import bench_process as measuring
-from shardio.tuning.bench import Bench, Row, bench, judge
+from shardio.tuning import bench_process
+from shardio.tuning.bench import (
+    LEAST_S,
+    PARTS,
+    QUICK_S,
+    Bench,
+    bench,
+    conclude,
+    files_of,
+    read_first,
+    request_of,
+    run_ways,
+    ways_to_try,
+    why_not_cold,
+)
 from shardio.tuning.bench_process import FailedError, Host
+from shardio.tuning.bench_row import LIMITS, Row, judge
 
 LINUX = sys.platform == "linux"
 DATALOADER = Row("DataLoader", 2, 1, True, False)
@@ -46,7 +59,7 @@ def found(photos: Path) -> tuple[Bench, list[tuple[int, int]], list[int]]:
     told: list[tuple[int, int]] = []
     before = set(machine.family(os.getpid()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benching, "ROUNDS", 2)
+        patch.setattr("shardio.tuning.bench.ROUNDS", 2)
         made = bench(
             photos,
             batch_size=8,
@@ -86,7 +99,7 @@ def test_every_way_is_measured_and_judged(found: Any, photos: Path) -> None:
         assert len(row.rates) == 2 and row.images_per_s == median(row.rates) > 0
         assert row.mb_per_s == pytest.approx(row.images_per_s * made.record_bytes / 1e6)
         assert row.pass_batches == 12 and row.first_batch_s > 0
-        assert row.limit in benching._SAYS and row.short and row.why
+        assert row.limit in LIMITS and row.short and row.why
         if LINUX:
             assert row.cpu_ms is not None and row.cores_busy is not None
             # torch alone is more than 50 MB, and the processes do not count what they share twice.
@@ -107,7 +120,7 @@ def test_progress_goes_from_nothing_to_all_and_nothing_is_left(found: Any) -> No
 
 def test_the_text_has_every_row_and_ends_with_the_call(found: Any) -> None:
     made = found[0]
-    said = made.text()
+    said = str(made)
     assert said.endswith(f"\n\n{made.call}")
     lines = said.splitlines()
     for row in made.rows:
@@ -121,7 +134,7 @@ def test_the_text_has_every_row_and_ends_with_the_call(found: Any) -> None:
 @pytest.mark.parametrize("best", [DATALOADER, Row("ShardLoader", 0, 2, True, False)])
 def test_the_call_runs_as_it_stands(found: Any, best: Row) -> None:
     made = replace(found[0], rows=(replace(best, rates=(9.0,), images_per_s=9.0),))
-    made = benching._conclude(made, [])
+    made = conclude(made, [])
     assert made.best is not None and made.best.way == best.way
     names: dict[str, Any] = {}
     exec(made.call, names)
@@ -152,7 +165,7 @@ def test_the_command_measures_what_has_no_images_and_draws_it(tmp_path: Path) ->
     rows = made["rows"]
     assert {row["decodes"] for row in rows} == {False} and made["fields"] is None
     assert rows[0]["name"] == "ShardLoader 1 x 2" or machine.cores() != 2
-    assert len(rows[0]["rates"]) == benching.PARTS  # the one repeat shows its spread, too
+    assert len(rows[0]["rates"]) == PARTS  # the one repeat shows its spread, too
     assert "transform" not in made["call"] and "fields" not in made["call"]
     assert made["seconds"] < 60  # and not a minute for each of its rows
     if picture:
@@ -212,31 +225,31 @@ def names(rows: list[Row]) -> list[str]:
 
 
 def test_threads_fill_the_cores_that_workers_leave() -> None:
-    ways = benching._ways(plan(), None, None, "shardloader")
+    ways = ways_to_try(plan(), None, None, "shardloader")
     warm = [one for one in ways if one.decodes and not one.cold]
     assert names(warm) == [
         *("ShardLoader 0 x 8", "ShardLoader 1 x 8", "ShardLoader 4 x 2", "ShardLoader 8 x 1"),
     ]
     others = [one for one in ways if one not in warm]
     assert names(others) == ["ShardLoader 8 x 1"] * 3
-    given = benching._ways(plan(), [2, 1], [3], "both")
+    given = ways_to_try(plan(), [2, 1], [3], "both")
     assert names(given[:4]) == [
         *("DataLoader 1", "DataLoader 2", "ShardLoader 1 x 3", "ShardLoader 2 x 3"),
     ]
 
 
 def test_what_does_not_decode_and_what_is_cold_use_no_more_than_the_cores() -> None:
-    ways = benching._ways(plan(cores=2.5), [0, 1, 2, 16], None, "dataloader")
+    ways = ways_to_try(plan(cores=2.5), [0, 1, 2, 16], None, "dataloader")
     assert [one.workers for one in ways if not one.decodes or one.cold] == [2, 2, 2]
 
 
 def test_quick_and_datasets_without_images_have_fewer_rows() -> None:
-    quick = benching._ways(plan(quick=True), None, None, "both")
+    quick = ways_to_try(plan(quick=True), None, None, "both")
     assert names(quick) == [
         *("DataLoader 8", "ShardLoader 1 x 8", "ShardLoader 8 x 1"),
         *("DataLoader 8", "ShardLoader 8 x 1", "ShardLoader 8 x 1", "ShardLoader 8 x 1"),
     ]
-    ways = benching._ways(plan(fields=None), [1], None, "dataloader")
+    ways = ways_to_try(plan(fields=None), [1], None, "dataloader")
     assert ways_of(ways) == [way("DataLoader 1", False), way("DataLoader 1", False, True)]
 
 
@@ -260,7 +273,7 @@ def test_warm_rows_take_turns_and_cold_ones_come_after_them(
     monkeypatch.setattr(machine, "evict", lambda files: order.append("evict") or 0.0)
     host, made = Answers(), plan()
     ways = [replace(DATALOADER, workers=w, cold=cold) for cold in (True, False) for w in (1, 3)]
-    runs = benching._run(made, ways, host, ["x"], 6.0, time.monotonic(), lambda *_: None)  # type: ignore[arg-type]
+    runs = run_ways(made, ways, host, ["x"], 6.0, time.monotonic(), lambda *_: None)  # type: ignore[arg-type]
     asked = [(one["workers"], one["cold"]) for one in host.asked]
     assert asked == [(1, False), (3, False)] * 3 + [(1, True), (3, True)] * 3
     assert len(order) == 6
@@ -271,23 +284,21 @@ def test_warm_rows_take_turns_and_cold_ones_come_after_them(
 def test_quick_leaves_out_what_does_not_fit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     host, made = Answers(), plan(quick=True)
     ways = [replace(DATALOADER, workers=w) for w in (1, 2, 4)]
-    began = time.monotonic() - benching.QUICK_S
-    runs = benching._run(made, ways, host, [], 1.5, began, lambda *_: None)  # type: ignore[arg-type]
+    began = time.monotonic() - QUICK_S
+    runs = run_ways(made, ways, host, [], 1.5, began, lambda *_: None)  # type: ignore[arg-type]
     assert [len(runs[one]) for one in ways] == [1, 0, 0]
     rows = [replace(ways[0], rates=(1.0,), images_per_s=1.0)]
-    notes = benching._conclude(replace(made, rows=tuple(rows)), ["DataLoader 2"]).notes
+    notes = conclude(replace(made, rows=tuple(rows)), ["DataLoader 2"]).notes
     assert notes[-1] == "For want of time these were left out: DataLoader 2."
-    assert (
-        benching._which(replace(ways[2], decodes=False, cold=True)) == "DataLoader 4, bytes, cold"
-    )
+    assert replace(ways[2], decodes=False, cold=True).full_name == "DataLoader 4, bytes, cold"
 
 
 def test_quick_leaves_out_nothing_because_it_was_asked_to_be_short() -> None:
     host, made = Answers(), plan(quick=True)
     ways = [replace(DATALOADER, workers=w) for w in (1, 2, 4)]
-    short = benching.LEAST_S / 4
+    short = LEAST_S / 4
     began = time.monotonic()
-    runs = benching._run(made, ways, host, [], short, began, lambda *_: None)  # type: ignore[arg-type]
+    runs = run_ways(made, ways, host, [], short, began, lambda *_: None)  # type: ignore[arg-type]
     assert [len(runs[one]) for one in ways] == [1, 1, 1]
     assert {one["seconds"] for one in host.asked} == {short}
 
@@ -295,7 +306,7 @@ def test_quick_leaves_out_nothing_because_it_was_asked_to_be_short() -> None:
 def test_a_cold_repeat_whose_pages_stay_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "evict", lambda files: 0.5)
     ways = [replace(DATALOADER, cold=True)]
-    runs = benching._run(plan(), ways, Answers(), ["x"], 1.0, 0.0, lambda *_: None)  # type: ignore[arg-type]
+    runs = run_ways(plan(), ways, Answers(), ["x"], 1.0, 0.0, lambda *_: None)  # type: ignore[arg-type]
     assert "stay in memory" in runs[ways[0]][0]["error"]
 
 
@@ -306,26 +317,26 @@ def test_of_a_large_dataset_the_first_records_are_measured(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = sequence.open(photos, decode=None)
-    monkeypatch.setattr(benching, "MOST_BYTES", int(10.5 * opened.manifest.mean_bytes))
-    assert benching._read(opened, 8, False) == 10
-    assert benching._read(opened, 8, False, 20) == 20  # as many as before
-    monkeypatch.setattr(benching, "MOST_BYTES", 1 << 40)
-    monkeypatch.setattr(benching, "QUICK_READ_S", 0.0)  # no time, and so the least
-    assert benching._read(opened, 8, True) == 64
-    assert benching._read(opened, 8, False) == 96
+    monkeypatch.setattr("shardio.tuning.bench.MOST_BYTES", int(10.5 * opened.manifest.mean_bytes))
+    assert read_first(opened, 8, False) == 10
+    assert read_first(opened, 8, False, 20) == 20  # as many as before
+    monkeypatch.setattr("shardio.tuning.bench.MOST_BYTES", 1 << 40)
+    monkeypatch.setattr("shardio.tuning.bench.QUICK_READ_S", 0.0)  # no time, and so the least
+    assert read_first(opened, 8, True) == 64
+    assert read_first(opened, 8, False) == 96
     made = replace(plan(), path=str(photos), records=96, measured_records=50, size=16)
-    data = measuring._dataset(benching._request(made, "measure", DATALOADER))
+    data = bench_process._dataset(request_of(made, "measure", DATALOADER))
     assert data.records == 50 and data.shuffle_buffer == 12  # no window holds all of a part
     whole = replace(made, measured_records=96)
-    assert measuring._dataset(benching._request(whole, "measure", DATALOADER)).records == 96
+    assert bench_process._dataset(request_of(whole, "measure", DATALOADER)).records == 96
 
 
 def test_the_files_of_the_first_records(photos: Path, tmp_path: Path) -> None:
     opened = sequence.open(photos, decode=None)
     shards = [str(path) for path in small_datasets.shard_files(photos)]
-    assert benching._files(opened, photos, 1) == shards[:1]
-    assert benching._files(opened, photos, 40) == shards[:1]
-    assert benching._files(opened, photos, 41) == shards
+    assert files_of(opened, photos, 1) == shards[:1]
+    assert files_of(opened, photos, 40) == shards[:1]
+    assert files_of(opened, photos, 41) == shards
     folder = tmp_path / "folder"
     for name in ("a/x.jpg", "b/y.jpg", "b/z.jpg"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -333,7 +344,7 @@ def test_the_files_of_the_first_records(photos: Path, tmp_path: Path) -> None:
     shardio("index", folder)
     opened = sequence.open(folder, decode=None)
     expected = [os.path.join(folder, os.fsdecode(key)) for key in opened.keys()[:2]]
-    assert benching._files(opened, folder, 2) == expected
+    assert files_of(opened, folder, 2) == expected
 
 
 def test_cold_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,11 +352,11 @@ def test_cold_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_bytes(b"x" * 100_000)
     for answer, reason in ((0.0, ""), (0.7, "70% of the files' pages stay"), (None, "cannot drop")):
         monkeypatch.setattr(machine, "evict", lambda files, answer=answer: answer)
-        assert reason in benching._refused([str(path)])
-        assert bool(benching._refused([str(path)])) == bool(reason)
-    assert "cannot drop" in benching._refused([])  # no files of this machine
+        assert reason in why_not_cold([str(path)])
+        assert bool(why_not_cold([str(path)])) == bool(reason)
+    assert "cannot drop" in why_not_cold([])  # no files of this machine
     monkeypatch.undo()
-    assert "No such file" in benching._refused([str(tmp_path / "y")])
+    assert "No such file" in why_not_cold([str(tmp_path / "y")])
 
 
 # --- one repeat -----------------------------------------------------------------------------------
@@ -354,49 +365,51 @@ def test_cold_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.Mon
 def asked(photos: Path, **options: Any) -> dict[str, Any]:
     made = replace(plan(), path=str(photos), records=96, measured_records=96, batch_size=8, size=16)
     one = Row("DataLoader", 0, 1, options.pop("decodes", True), options.pop("cold", False))
-    request = benching._request(made, "measure", one, seconds=0.0, limit_s=60.0, parts=1)
+    request = request_of(made, "measure", one, seconds=0.0, limit_s=60.0, parts=1)
     return request | options
 
 
 def test_a_cold_repeat_is_one_pass(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    touch = measuring._touch
-    monkeypatch.setattr(measuring, "_touch", lambda batch: batches.append(1) or touch(batch))
-    found = measuring._measure(asked(photos, cold=True, seconds=60.0))
+    touch = bench_process._touch
+    monkeypatch.setattr(bench_process, "_touch", lambda batch: batches.append(1) or touch(batch))
+    found = bench_process.measure(asked(photos, cold=True, seconds=60.0))
     assert len(batches) == 12 and len(found["rates"]) == 1
     batches.clear()
-    measuring._measure(asked(photos, cold=False, seconds=60.0, limit_s=0.0))  # as after that long
+    bench_process.measure(
+        asked(photos, cold=False, seconds=60.0, limit_s=0.0)
+    )  # as after that long
     assert len(batches) == 1
     batches.clear()
-    measuring._measure(asked(photos, seconds=0.02))
+    bench_process.measure(asked(photos, seconds=0.02))
     assert len(batches) >= 3  # one to begin, and some that count
 
 
 def test_a_repeat_does_what_its_row_says(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    touch = measuring._touch
-    monkeypatch.setattr(measuring, "_touch", lambda batch: seen.append(batch) or touch(batch))
-    measuring._measure(asked(photos, limit_s=0.0))
+    touch = bench_process._touch
+    monkeypatch.setattr(bench_process, "_touch", lambda batch: seen.append(batch) or touch(batch))
+    bench_process.measure(asked(photos, limit_s=0.0))
     assert seen[-1][0].shape == (8, 3, 16, 16)
-    measuring._measure(asked(photos, limit_s=0.0, decodes=False))
+    bench_process.measure(asked(photos, limit_s=0.0, decodes=False))
     assert isinstance(seen[-1][0][0], bytes)
 
 
 def test_parts_hold_equally_many_batches_of_every_worker() -> None:
     # Two workers, whose batches come in pairs: the second of each at once, the next after 1 s.
     times = [(float(k // 2), 10 * k) for k in range(13)]
-    assert measuring._rates(times, 2, 3) == [20.0] * 3
-    assert measuring._rates(times, 2, 1) == [20.0]
-    assert measuring._rates(times[:4], 2, 3) == [30.0]  # too few to be divided
+    assert bench_process._rates(times, 2, 3) == [20.0] * 3
+    assert bench_process._rates(times, 2, 1) == [20.0]
+    assert bench_process._rates(times[:4], 2, 3) == [30.0]  # too few to be divided
 
 
 def test_touching_counts_rows_of_any_batch() -> None:
     images = torch.zeros((5, 8, 8, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    assert measuring._touch((images, torch.zeros(5))) == 5
-    assert measuring._touch({"x": torch.zeros((3, 2, 2)), "y": ["a", "b", "c"]}) == 3
-    assert measuring._touch(([b"a", b"b"], torch.zeros(2, dtype=torch.bool))) == 2
-    assert measuring._touch(torch.zeros(4)) == 4
-    assert measuring._touch([torch.zeros(0, 4), 1]) == 0
+    assert bench_process._touch((images, torch.zeros(5))) == 5
+    assert bench_process._touch({"x": torch.zeros((3, 2, 2)), "y": ["a", "b", "c"]}) == 3
+    assert bench_process._touch(([b"a", b"b"], torch.zeros(2, dtype=torch.bool))) == 2
+    assert bench_process._touch(torch.zeros(4)) == 4
+    assert bench_process._touch([torch.zeros(0, 4), 1]) == 0
 
 
 # --- what limits a row ----------------------------------------------------------------------------
@@ -434,7 +447,7 @@ def test_a_row_is_judged_by_its_figures(code: str, changes: dict[str, Any]) -> N
     row, _ = judge([replace(BUSY, **changes), bare], cores, MEMORY)
     assert row.limit == code
     assert row.short.startswith((f"{code}: ", f"{code} "))
-    assert row.why and code in benching._SAYS
+    assert row.why and code in LIMITS
     assert len(row.short) <= 32
 
 
@@ -448,8 +461,8 @@ def test_storage_does_not_limit_what_is_as_fast_as_warm() -> None:
 def test_a_row_that_failed_is_not_judged_and_shows_why() -> None:
     failed = replace(DATALOADER, error="it was killed\nand more")
     assert judge([failed], 2.0, MEMORY) == [failed]
-    made = benching._conclude(replace(plan(), rows=(failed, BUSY)), [])
-    assert "failed: it was killed" in made.text() and "and more" not in made.text()
+    made = conclude(replace(plan(), rows=(failed, BUSY)), [])
+    assert "failed: it was killed" in str(made) and "and more" not in str(made)
     assert made.best is BUSY
 
 
@@ -475,11 +488,11 @@ def rated(rate: float, **changes: Any) -> Row:
 
 def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
     rows = [rated(100.0, workers=1), rated(970.0, workers=4), rated(1000.0, workers=8)]
-    made = benching._conclude(replace(plan(), rows=tuple(rows)), [])
+    made = conclude(replace(plan(), rows=tuple(rows)), [])
     assert made.best is rows[1]
     assert "within 5% of the fastest it has the fewest threads" in made.notes[0]
     fast = rated(1100.0, loader="ShardLoader", workers=8)
-    made = benching._conclude(replace(plan(), rows=(*rows, fast)), [])
+    made = conclude(replace(plan(), rows=(*rows, fast)), [])
     assert made.best is fast
     assert "this one 1.10 times as many" in made.notes[1]
     assert made.call.splitlines()[-1] == "loader = ShardLoader(train, num_workers=8, threads=1)"
@@ -488,46 +501,46 @@ def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
 @pytest.mark.parametrize("held_up", [0, 1])
 def test_a_rate_beside_other_programs_is_compared_by_cpu_time(held_up: int) -> None:
     rows = [rated(100.0, cpu_ms=1.0), rated(400.0, loader="ShardLoader", cpu_ms=0.5)]
-    notes = " ".join(benching._conclude(replace(plan(), rows=tuple(rows)), []).notes)
+    notes = " ".join(conclude(replace(plan(), rows=tuple(rows)), []).notes)
     assert "this one 4.00 times as many" in notes and "more than 400 images/s waits" in notes
     rows[held_up] = replace(rows[held_up], limit="load")
-    notes = " ".join(benching._conclude(replace(plan(), rows=tuple(rows)), []).notes)
+    notes = " ".join(conclude(replace(plan(), rows=tuple(rows)), []).notes)
     assert "times as many" not in notes and "1 ms, 2.00 times this one's" in notes
     assert ("more than 400 images/s waits" in notes) is (held_up == 0)
 
 
 def test_neither_cold_rows_nor_bytes_are_recommended_where_images_are() -> None:
     rows = (rated(10.0), rated(99.0, cold=True), rated(999.0, decodes=False))
-    made = benching._conclude(replace(plan(), rows=rows), [])
+    made = conclude(replace(plan(), rows=rows), [])
     assert made.best is rows[0]
     assert any(note.startswith("Cold, DataLoader 2 gives 99 images/s") for note in made.notes)
     assert not any("the start" in note for note in made.notes)
     short = (rows[0], replace(rows[1], pass_batches=1))
-    notes = " ".join(benching._conclude(replace(plan(), rows=short), []).notes)
+    notes = " ".join(conclude(replace(plan(), rows=short), []).notes)
     assert "warm. Most of it is the start: a pass has 1 batch." in notes
-    made = benching._conclude(replace(plan(fields=None), rows=rows[2:]), [])
+    made = conclude(replace(plan(fields=None), rows=rows[2:]), [])
     assert made.best is rows[2]
 
 
 def test_what_others_did_meanwhile_is_said() -> None:
-    quiet = benching._conclude(replace(plan(), rows=(rated(9.0),)), []).notes
+    quiet = conclude(replace(plan(), rows=(rated(9.0),)), []).notes
     assert not any("Other programs" in note or "busy before" in note for note in quiet)
     rows = (rated(9.0, others_busy=3.0, limit="load", why="others"),)
-    notes = " ".join(benching._conclude(replace(plan(), rows=rows, load_before=5.0), []).notes)
+    notes = " ".join(conclude(replace(plan(), rows=rows, load_before=5.0), []).notes)
     assert "measure again when they are done" in notes
     assert "a load of 5.0 on 8 cores" in notes
     held_up = (rated(9.0), rated(1.0, loader="ShardLoader", limit="load"))
-    best, *_ = benching._conclude(replace(plan(), rows=held_up), []).notes
+    best, *_ = conclude(replace(plan(), rows=held_up), []).notes
     assert best.endswith("Rows that other programs held up may be faster: measure again.")
     assert "more than 15% of the CPUs during 1 of 1 rows" in notes
 
 
 def test_pixels_are_read_as_they_are() -> None:
     made = replace(plan(), raw=True, size=None, root="da\nta", rows=(rated(9.0),))
-    made = benching._conclude(made, [])
+    made = conclude(made, [])
     assert 'decode="numpy"' in made.call and "Crop" not in made.call
     assert 'root="da\\nta"' in made.call
-    assert "Pixels, warm:" in made.text()
+    assert "Pixels, warm:" in str(made)
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -565,7 +578,7 @@ def test_a_row_that_dies_or_hangs_ends_alone(
             os.kill(tree[1], signal.SIGKILL)
         return 1 << 30
 
-    monkeypatch.setattr(measuring, "memory_available", kill)
+    monkeypatch.setattr(bench_process, "memory_available", kill)
     with pytest.raises(FailedError, match=r"killed \(out of memory\?\)"):
         host.ask(long, 60.0)
     monkeypatch.undo()
@@ -585,7 +598,7 @@ def test_a_row_that_dies_or_hangs_ends_alone(
         seen[:] = machine.family(host._process.pid)
         return 1 << 30
 
-    monkeypatch.setattr(measuring, "memory_available", look)
+    monkeypatch.setattr(bench_process, "memory_available", look)
     with pytest.raises(FailedError, match="no answer within 1 s"):
         host.ask(long, 0.9)
     assert len(seen) >= 2 and gone(seen)
@@ -593,15 +606,15 @@ def test_a_row_that_dies_or_hangs_ends_alone(
 
 ORPHAN = """
 import os, signal
-from shardio.tuning import bench_process as measuring
+from shardio.tuning import bench_process
 
 def answer(request):
     if not os.fork():
         signal.pause()
     os.kill(os.getpid(), signal.SIGKILL)
 
-measuring._answer = answer
-print(measuring._forked({}, "nowhere").decode(), flush=True)
+bench_process._answer = answer
+print(bench_process._forked({}, "nowhere").decode(), flush=True)
 """
 
 
@@ -702,7 +715,7 @@ def test_where_every_row_fails_the_error_says_why(
         def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             raise FailedError("no memory")
 
-    monkeypatch.setattr(benching, "Host", Failing)
+    monkeypatch.setattr("shardio.tuning.bench.Host", Failing)
     with pytest.raises(StorageError, match="DataLoader 1: no memory"):
         bench(photos, workers=[1], size=16)
 
@@ -739,7 +752,7 @@ def test_a_tree_of_processes_is_measured() -> None:
 def test_memory_that_a_repeat_writes_anew_counts_once() -> None:
     code = """
 import os
-from shardio.tuning import bench_process as measuring
+from shardio.tuning import bench_process
 data = bytearray(b"x" * (96 << 20))
 (ours, theirs), (wait, go) = os.pipe(), os.pipe()
 if not os.fork():
@@ -748,11 +761,11 @@ if not os.fork():
     os.write(theirs, b"1")
     os.read(wait, 1)
     os._exit(0)
-shared = measuring._pss(os.getpid())
+shared = bench_process._pss(os.getpid())
 os.write(go, b"1"), os.read(ours, 1)
-copied = measuring._pss(os.getpid())
+copied = bench_process._pss(os.getpid())
 os.write(go, b"1"), os.wait()
-print(shared >> 20, copied >> 20, measuring._pss(os.getpid()))
+print(shared >> 20, copied >> 20, bench_process._pss(os.getpid()))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True

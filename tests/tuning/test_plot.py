@@ -17,7 +17,7 @@ from PIL import Image
 from support.trees import environment, shardio, shardio_json
 
 from shardio.errors import DependencyError, OptionError
-from shardio.tuning import plot as plotting
+from shardio.tuning import plot
 from shardio.tuning.tune import Tuning, recommend
 
 pytest.importorskip("matplotlib", reason="NOT RUN: pictures need shardio-torch[plot]")
@@ -29,7 +29,7 @@ LABELS = np.arange(2000) * 40 // 2000
 @pytest.fixture(scope="module")
 def found() -> Tuning:
     return recommend(
-        COUNTS, LABELS, batch_size=32, canonical_workers=8, mean_bytes=1000, path="a<b>/",
+        COUNTS, LABELS, batch_size=32, spans=8, mean_bytes=1000, path="a<b>/",
         units=True,
     )  # fmt: skip
 
@@ -46,17 +46,17 @@ def texts(svg: bytes) -> str:
 
 
 def test_a_png_is_a_picture(found: Tuning) -> None:
-    with Image.open(io.BytesIO(plotting.draw(found, "png"))) as image:
+    with Image.open(io.BytesIO(plot.draw(found, "png"))) as image:
         assert image.format == "PNG"
         assert image.width >= 1000 and image.height >= 600
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
-    marks = (plotting._RING, plotting._CLASSES, plotting._PAIRS, plotting._COST)
+    marks = (plot._RING, plot._CLASSES, plot._PAIRS, plot._COST)
     wanted = {tuple(bytes.fromhex(name[1:])) for name in marks}
     assert wanted <= colours  # the recommendation is marked; what is good, and what it costs
 
 
 def test_an_svg_says_what_is_drawn(found: Tuning) -> None:
-    said = texts(plotting.draw(found, "svg"))
+    said = texts(plot.draw(found, "svg"))
     assert "Keep the default: a shuffle buffer of all 2,000 records" in said
     assert "default = recommended" in said
     assert "2,000 records of 1,000 B in 8 shards, 40 classes, batches of 32" in said
@@ -72,18 +72,18 @@ def test_an_svg_says_what_is_drawn(found: Tuning) -> None:
 def test_the_default_and_another_recommendation_are_both_marked(found: Tuning) -> None:
     """Units are drawn only where they were asked for."""
     row = next(row for row in found.rows if row.shuffle_buffer == 500)
-    said = texts(plotting.draw(replace(found, best=row, with_units=False), "svg"))
+    said = texts(plot.draw(replace(found, best=row, with_units=False), "svg"))
     assert "Set a shuffle buffer of 500 records" in said
     assert " recommended " in said and " default " in said and "unit 32" not in said
 
 
 def test_the_same_tuning_gives_the_same_bytes(found: Tuning) -> None:
     for kind in ("png", "svg"):
-        assert plotting.draw(found, kind) == plotting.draw(found, kind)
+        assert plot.draw(found, kind) == plot.draw(found, kind)
 
 
 def test_html_is_one_file_with_the_picture_and_every_row(found: Tuning) -> None:
-    page = plotting.draw(found, "html").decode()
+    page = plot.draw(found, "html").decode()
     assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 1
     assert not re.search(r"<(script|link|img|iframe|object)\b|@import|\bsrc=", page)
     assert set(re.findall(r'href="(.)', page)) == {"#"}  # markers drawn once, in the page itself
@@ -95,25 +95,25 @@ def test_html_is_one_file_with_the_picture_and_every_row(found: Tuning) -> None:
 
 
 def test_without_a_recommendation_the_picture_says_so(none: Tuning) -> None:
-    said = texts(plotting.draw(none, "svg"))
+    said = texts(plot.draw(none, "svg"))
     assert "no buffer mixes this pack" in said and "shardio pack SRC OUT" in said
     assert "recommended" not in said and "unit 32" not in said
-    page = plotting.draw(none, "html").decode()
+    page = plot.draw(none, "html").decode()
     assert 'class="best"' not in page and "No buffer mixes." in page
 
 
 @pytest.mark.parametrize("shards", [[], [5], [20], [9, 40]])
 def test_small_datasets_are_drawn_too(shards: list[int]) -> None:
     made = recommend(np.array(shards, np.int64), None, batch_size=16, mean_bytes=1)
-    assert made.call in texts(plotting.draw(made, "svg")) or not made.rows
-    assert made.call in plotting.draw(made, "html").decode().replace("&quot;", '"')
+    assert made.call in texts(plot.draw(made, "svg")) or not made.rows
+    assert made.call in plot.draw(made, "html").decode().replace("&quot;", '"')
 
 
 def test_noise_is_not_magnified() -> None:
     """The axis of the mixing is the same one whatever was found."""
     labels = np.random.default_rng(0).permutation(np.arange(5_000) % 10)
     shuffled = recommend(np.array([625] * 8), labels, batch_size=64, mean_bytes=1)
-    upper, lower, _ = plotting._figure(shuffled).axes
+    upper, lower, _ = plot.figure_of(shuffled).axes
     assert upper.get_ylim() == (0, 106)
     assert upper.get_ylabel() == "mixing, % of a uniform shuffle"
     assert lower.get_ylim()[1] >= 4  # nor are a few per cent of requests
@@ -124,7 +124,7 @@ def test_both_axes_can_be_read(records: int, found: Tuning) -> None:
     made = (
         found if records == 2000 else recommend(np.array([40]), None, batch_size=20, mean_bytes=1)
     )
-    upper, lower, _ = plotting._figure(made).axes
+    upper, lower, _ = plot.figure_of(made).axes
     left, right = lower.get_xlim()
     assert left < min(lower.get_xticks()) and right > max(lower.get_xticks())
     assert upper.get_xlim() == (left, right)
@@ -134,21 +134,21 @@ def test_both_axes_can_be_read(records: int, found: Tuning) -> None:
 
 def test_dollars_in_a_path_are_no_formula(found: Tuning) -> None:
     odd = replace(found, call='ShardDataset("$x_1$ \\\\frac $")')
-    assert '"$x_1$ \\\\frac $"' in texts(plotting.draw(odd, "svg"))
+    assert '"$x_1$ \\\\frac $"' in texts(plot.draw(odd, "svg"))
 
 
 def test_a_file_is_replaced_whole(found: Tuning, tmp_path: Path) -> None:
     path = tmp_path / "x.SVG"
     path.write_bytes(b"old")
-    plotting.save(found, path)
-    assert path.read_bytes() == plotting.draw(found, "svg")
+    plot.save(found, path)
+    assert path.read_bytes() == plot.draw(found, "svg")
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["x", "x.pdf", "x.png.gz", "png"])
 def test_other_endings_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match=r"ends in \.png, \.svg or \.html"):
-        plotting.check(name)
+        plot.check(name)
 
 
 def test_without_matplotlib_the_message_says_what_to_install(
@@ -159,12 +159,12 @@ def test_without_matplotlib_the_message_says_what_to_install(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name)
     )
     with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[plot\]'"):
-        plotting.check("x.png")
+        plot.check("x.png")
 
 
 def test_neither_tuning_nor_asking_imports_matplotlib_or_torch() -> None:
     code = (
-        "import sys; from shardio.tuning import plot as plotting; plotting.check('x.svg'); "
+        "import sys; from shardio.tuning import plot; plot.check('x.svg'); "
         "print([name for name in ('matplotlib', 'torch', 'PIL') if name in sys.modules])"
     )
     done = subprocess.run(
@@ -174,7 +174,7 @@ def test_neither_tuning_nor_asking_imports_matplotlib_or_torch() -> None:
 
 
 def test_a_picture_needs_no_display_and_no_pyplot(found: Tuning) -> None:
-    plotting.draw(found, "png")
+    plot.draw(found, "png")
     assert "matplotlib.pyplot" not in sys.modules  # it keeps figures, and picks a backend
 
 

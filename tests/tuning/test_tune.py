@@ -24,8 +24,18 @@ from shardio.order.epoch import Epoch, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
 from shardio.order.partition import Partition
 from shardio.storage.local import LocalStorage
-from shardio.tuning import tune as tuning
-from shardio.tuning.tune import Tuning, recommend, tune
+from shardio.tuning import simulate
+from shardio.tuning.cost import REQUEST, first_batch_bytes
+from shardio.tuning.simulate import (
+    Sample,
+    Simulation,
+    flat_positions,
+    pair_chance,
+    shuffled_batches,
+    uniform_mixture,
+    virtual_positions,
+)
+from shardio.tuning.tune import Row, Tuning, labels_of, recommend, tune, units_to_try
 
 SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
 ALIGNED = np.array([750] * 16)  # as many, one shard for each span
@@ -35,16 +45,16 @@ CLASSES = 200
 ORDERED = np.arange(N) * CLASSES // N
 SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
 OPTIONS: dict[str, Any] = {
-    "batch_size": 64, "canonical_workers": 16, "mean_bytes": 100_000, "units": True
+    "batch_size": 64, "spans": 16, "mean_bytes": 100_000, "units": True
 }  # fmt: skip
-PASSES = tuning.PASSES
+PASSES = simulate.PASSES
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_pass() -> Iterator[None]:
     """A pair of epochs is enough here, and a quarter of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "PASSES", 1)
+        patch.setattr(simulate, "PASSES", 1)
         yield
 
 
@@ -60,10 +70,10 @@ def ordered() -> Tuning:
 
 def said(found: Tuning) -> str:
     """The text, its lines joined."""
-    return " ".join(found.text().split())
+    return " ".join(str(found).split())
 
 
-def row_of(found: Tuning, buffer: int | None, unit: int) -> tuning.Row:
+def row_of(found: Tuning, buffer: int | None, unit: int) -> Row:
     return next(r for r in found.rows if (r.shuffle_buffer, r.unit) == (buffer, unit))
 
 
@@ -99,9 +109,9 @@ def test_the_order_simulated_is_the_order_that_is_read(epoch: Epoch, units: int)
     expected = drawn(epoch, units * epoch.unit)
     each = min(epoch.spans, max(1, epoch.units)) * epoch.unit
     rounds = -(-epoch.records // each)
-    assert tuning.virtual_positions(epoch, 0, rounds).tolist() == expected.tolist()
+    assert virtual_positions(epoch, 0, rounds).tolist() == expected.tolist()
     for first, stop in pairwise((0, rounds // 3, rounds // 2, rounds)):  # and any part of it
-        part = tuning.virtual_positions(epoch, first, stop)
+        part = virtual_positions(epoch, first, stop)
         assert part.tolist() == expected[first * each : stop * each].tolist()
 
 
@@ -111,7 +121,7 @@ def test_where_a_record_comes_is_the_inverse_of_the_order(epoch: Epoch, random: 
     expected = np.empty(epoch.records, np.int64)
     expected[drawn(epoch, epoch.unit)] = np.arange(epoch.records)
     some = np.array(random.sample(range(epoch.records), epoch.records // 2), np.int64)
-    assert tuning.flat_positions(epoch, some).tolist() == expected[some].tolist()
+    assert flat_positions(epoch, some).tolist() == expected[some].tolist()
 
 
 def test_where_a_record_comes_is_found_far_apart_without_drawing_all_between(
@@ -121,23 +131,23 @@ def test_where_a_record_comes_is_found_far_apart_without_drawing_all_between(
     expected = np.empty(epoch.records, np.int64)
     expected[drawn(epoch, 64)] = np.arange(epoch.records)
     taken = []
-    real = tuning.SpanOrder.take
+    real = simulate.SpanOrder.take
 
     def take(self: Any, count: int) -> Any:
         taken.append(count)
         return real(self, count)
 
-    monkeypatch.setattr(tuning.SpanOrder, "take", take)
+    monkeypatch.setattr(simulate.SpanOrder, "take", take)
     some = np.concatenate([np.arange(50) + at for at in (399_900, 10, 150_000, 210_000)])
-    assert tuning.flat_positions(epoch, some).tolist() == expected[some].tolist()
+    assert flat_positions(epoch, some).tolist() == expected[some].tolist()
     assert sum(taken) < epoch.records / 20
 
 
 def naive(labels: np.ndarray, batch: int, buffer: int | None, unit: int) -> tuple[float, ...]:
-    """What `_Simulation` says, the slow way, from whole epochs of records."""
+    """What `Simulation` says, the slow way, from whole epochs of records."""
     starts = np.cumsum(SMALL) - SMALL
     flat, still = [], []
-    for number in range(tuning.PASSES + 1):
+    for number in range(simulate.PASSES + 1):
         epoch = Epoch(SMALL, seed=3, epoch=number, spans=4, unit=unit, shuffle_buffer=buffer)
         shards, records = epoch.locate(drawn(epoch, batch))
         flat.append((starts[shards] + records).tolist())
@@ -169,37 +179,37 @@ SMALL = np.array([50, 0, 33, 48])  # 131 records: 10 batches of 12, and 11 recor
 def test_the_statistics_are_what_they_say(
     buffer: int | None, unit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "PASSES", 3)
+    monkeypatch.setattr(simulate, "PASSES", 3)
     labels = np.arange(131) // 20
-    sample = tuning._Sample.of(131, 12)
-    simulate = tuning._Simulation(SMALL, labels, 3, 4, 12, sample)
-    assert simulate(buffer, unit) == pytest.approx(naive(labels, 12, buffer, unit))
+    sample = Sample.of(131, 12)
+    simulation = Simulation(SMALL, labels, 3, 4, 12, sample)
+    assert simulation(buffer, unit) == pytest.approx(naive(labels, 12, buffer, unit))
 
 
 def test_chance_is_the_probability_that_a_pair_shares_a_batch() -> None:
     for records, batch in ((7, 3), (12, 4), (5, 5), (2, 1)):
         order = range(records)
         shared = [a // batch == b // batch for a, b in combinations(order, 2)]
-        assert tuning._chance(records, batch) == pytest.approx(np.mean(shared))
-    assert tuning._chance(1, 1) == tuning._chance(0, 1) == 0
+        assert pair_chance(records, batch) == pytest.approx(np.mean(shared))
+    assert pair_chance(1, 1) == pair_chance(0, 1) == 0
 
 
 def test_the_uniform_reference_is_uniform() -> None:
     """Its means agree with the hypergeometric expectation, for whole shuffles and for parts."""
     labels = np.repeat(np.arange(50), 40)
     missing = math.comb(1960, 32) / math.comb(2000, 32)  # of one class in a batch of 32
-    sample = tuning._Sample.of(2000, 32)
+    sample = Sample.of(2000, 32)
     for whole in (True, False):
-        made = tuning._Sample(sample.regions, sample.passes, whole)
-        means = tuning._uniform(labels, 32, made)
-        assert means.shape == (tuning.UNIFORM, 2)
-        error = means.std(axis=0) / math.sqrt(tuning.UNIFORM)
+        made = Sample(sample.regions, sample.passes, whole)
+        means = uniform_mixture(labels, 32, made)
+        assert means.shape == (simulate.UNIFORM, 2)
+        error = means.std(axis=0) / math.sqrt(simulate.UNIFORM)
         assert abs(means[:, 0].mean() - 50 * (1 - missing)) < 5 * error[0]
         assert abs(means[:, 1].mean() - 39 / 1999) < 5 * error[1]
 
 
 def test_the_reference_draws_no_record_twice_in_a_batch() -> None:
-    rows = next(tuning._shuffled(np.arange(20), 18, 50, False))
+    rows = next(shuffled_batches(np.arange(20), 18, 50, False))
     assert all(len(set(row)) == 18 for row in rows.tolist())
 
 
@@ -216,7 +226,7 @@ def test_the_default_is_kept_where_nothing_is_better(shuffled: Tuning) -> None:
     usual = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000)
     assert usual.call == 'ShardDataset("out/", batch_size=64)'
     part = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000, path=None)
-    assert part.call == "" and part.text().endswith("Nothing to set.")
+    assert part.call == "" and str(part).endswith("Nothing to set.")
 
 
 def test_a_shuffled_pack_mixes_in_a_small_buffer_of_small_units(shuffled: Tuning) -> None:
@@ -244,7 +254,7 @@ def test_the_default_does_for_shuffled_packs_of_any_size(
     batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal shards are the hardest: spans and shards are the same ones in every epoch."""
-    monkeypatch.setattr(tuning, "LOOKED", 1 << 16)
+    monkeypatch.setattr(simulate, "LOOKED", 1 << 16)
     for shards, mean, classes in (
         ([1562] * 16 + [7], 110_000, 1000),  # just above what is shuffled as a whole
         ([30] * 16 + [20], 110_000, 500),
@@ -256,7 +266,7 @@ def test_the_default_does_for_shuffled_packs_of_any_size(
         found = recommend(
             np.array(shards), labels, batch_size=batch_size, mean_bytes=mean, memory="2GiB"
         )
-        assert found.keeps_default, found.text()
+        assert found.keeps_default, str(found)
 
 
 @pytest.mark.slow
@@ -267,8 +277,8 @@ def test_the_default_does_for_18_of_20_seeds(
 ) -> None:
     """Of another order and another packing each, looked at as long as a user's own `tune`."""
     choices = [(SHUFFLE_BUFFER, default_unit(batch_size))]  # 20 times the others would take hours
-    monkeypatch.setattr(tuning, "_choices", lambda *_: (choices, []))
-    monkeypatch.setattr(tuning, "PASSES", PASSES)
+    monkeypatch.setattr("shardio.tuning.tune._choices", lambda *_: (choices, []))
+    monkeypatch.setattr(simulate, "PASSES", PASSES)
     labels = np.arange(sum(shards)) % 100
     good = 0
     for seed in range(20):
@@ -294,7 +304,7 @@ def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
 
 def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shuffle of all large records, or over a network, takes one each."""
-    monkeypatch.setattr(tuning, "LOOKED", 1 << 14)
+    monkeypatch.setattr(simulate, "LOOKED", 1 << 14)
     counts, labels = np.array([6000] * 16), np.arange(96_000) * 100 // 96_000
     found = recommend(
         counts, labels, batch_size=256, mean_bytes=20_000, is_network=True, memory="100GB"
@@ -307,7 +317,7 @@ def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyP
     assert found.verdict(every) == "as good, dear"
     # Up to 256 MiB are read in storage order, wherever they lie.
     small = recommend(counts, labels, batch_size=256, mean_bytes=2_000, is_network=True)
-    assert row_of(small, None, 32).requests == math.ceil(96_000 * 2_000 / tuning.REQUEST)
+    assert row_of(small, None, 32).requests == math.ceil(96_000 * 2_000 / REQUEST)
     assert small.keeps_default and row_of(small, None, 32).first_batch_bytes == 96_000 * 2_000
 
 
@@ -319,7 +329,7 @@ def test_a_pack_in_class_order_does_not_pass_by_even_parts_of_few_classes() -> N
     stratified = row_of(found, 200, 4)
     assert stratified.classes == 4 and stratified.even > found.even_band[1]
     assert found.best is not None and found.best.shuffle_buffer is None
-    assert found.in_class_order and " even " in found.text()
+    assert found.in_class_order and " even " in str(found)
     mixed = recommend(SHARDS, np.random.default_rng(1).permutation(labels), **OPTIONS)
     assert row_of(mixed, 500, 4).good and not mixed.in_class_order
 
@@ -342,9 +352,9 @@ def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
 def test_a_true_permutation_is_good_enough_whatever_its_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "TOLERATED", 0.0)
-    monkeypatch.setattr(tuning, "SIGMAS", 0.0)
-    monkeypatch.setattr(tuning, "AGAIN", 0.0)
+    monkeypatch.setattr("shardio.tuning.tune.TOLERATED", 0.0)
+    monkeypatch.setattr("shardio.tuning.tune.SIGMAS", 0.0)
+    monkeypatch.setattr("shardio.tuning.tune.AGAIN", 0.0)
     found = recommend(SHARDS, ORDERED, **OPTIONS)
     assert found.band[0] == found.band[1]
     assert [row.shuffle_buffer for row in found.rows if row.good] == [None]
@@ -366,8 +376,8 @@ def test_a_difference_that_does_not_matter_does_not_decide() -> None:
 def test_a_uniform_order_seldom_fails_the_test_of_its_mixture() -> None:
     """One in a thousand, by the test's own rate; a difference of 1.5 % of many batches fails."""
     labels = np.arange(20_000) % 200
-    sample = tuning._Sample.of(20_000, 64)
-    means = tuning._uniform(labels, 64, sample)[:, 0]
+    sample = Sample.of(20_000, 64)
+    means = uniform_mixture(labels, 64, sample)[:, 0]
     found = recommend(np.array([1250] * 16), labels, batch_size=64, mean_bytes=1, units=False)
     low, high = found.band
     assert ((means < low) | (means > high)).sum() <= 2  # of 200
@@ -390,7 +400,7 @@ def test_without_labels_or_with_one_the_tenth_of_the_pack_stands_for_the_class()
     assert same.as_dict() == found.as_dict()
     tenths = recommend(FEW, np.arange(2000) * 10 // 2000, **OPTIONS)
     assert [row.classes for row in tenths.rows] == [row.classes for row in found.rows]
-    assert "tenths of the pack" in found.text()
+    assert "tenths of the pack" in str(found)
 
 
 def test_labels_of_any_kind_are_the_same_classes() -> None:
@@ -417,16 +427,16 @@ def test_rows_are_judged_by_their_bands_and_sorted_by_memory(shuffled: Tuning) -
     assert buffers == [20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, None]  # and never 0 or 1
     assert {row.unit for row in rows} == {64, 16, 4}
     assert all(64 % row.unit == 0 for row in rows)
-    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"canonical_workers": 1, "units": False})
+    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"spans": 1, "units": False})
     assert min(row.window for row in one.rows) >= 2 and {row.unit for row in one.rows} == {16}
 
 
 def test_units_are_divisors_down_to_where_all_spans_are_in_a_batch() -> None:
-    assert tuning._units(256, 64) == [256, 64, 32, 16, 4]
-    assert tuning._units(97, 64) == [97, 1]
-    assert tuning._units(1, 64) == [1]
-    assert tuning._units(100, 64) == [100, 25, 10, 5, 1]
-    assert tuning._units(4096, 64) == [4096, 1024, 256, 64, 32]
+    assert units_to_try(256, 64) == [256, 64, 32, 16, 4]
+    assert units_to_try(97, 64) == [97, 1]
+    assert units_to_try(1, 64) == [1]
+    assert units_to_try(100, 64) == [100, 25, 10, 5, 1]
+    assert units_to_try(4096, 64) == [4096, 1024, 256, 64, 32]
 
 
 def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None:
@@ -438,7 +448,7 @@ def test_memory_is_of_the_window_and_limits_the_ladder(shuffled: Tuning) -> None
     fitting = [row for row in some.rows if row.fits]
     assert {row.shuffle_buffer for row in fitting} == {20, 50, 100, 200, 500}
     assert max(row.memory_bytes for row in fitting) <= 100_000_000
-    assert "Not tried" in some.text() and "1,000" in some.text()
+    assert "Not tried" in str(some) and "1,000" in str(some)
     assert some.best is not None and some.best.good and some.best.fits
     assert some.default is not None and shuffled.default is not None
     assert some.default == replace(shuffled.default, fits=False)
@@ -467,7 +477,7 @@ def test_a_reader_sees_why_a_row_fails(shuffled: Tuning, ordered: Tuning) -> Non
     assert shuffled.verdict(row_of(shuffled, 100, 64)).endswith("pairs stay")
     parts = recommend(ALIGNED, np.arange(N) * 4 // N, **OPTIONS)
     assert parts.verdict(row_of(parts, 200, 4)).startswith("too even")
-    assert "off band" not in parts.text()
+    assert "off band" not in str(parts)
     near = replace(shuffled, band=(shuffled.rows[0].classes + 1e-4, shuffled.band[1]))
     assert near.decimals == 4
 
@@ -483,11 +493,11 @@ def test_workers_and_ranks_do_not_change_the_batches(shuffled: Tuning) -> None:
 
 
 def test_the_last_incomplete_batch_is_ignored() -> None:
-    assert tuning._Sample.of(1000, 10).batches == 100
-    assert tuning._Sample.of(1009, 10).batches == 100
-    assert tuning._Sample.of(9, 10).batches == 0
-    assert tuning._Sample.of(3_000_000, 1_400_000).batches == 2
-    assert tuning._Sample.of(3_000_000, 3_000_001).batches == 0
+    assert Sample.of(1000, 10).batches == 100
+    assert Sample.of(1009, 10).batches == 100
+    assert Sample.of(9, 10).batches == 0
+    assert Sample.of(3_000_000, 1_400_000).batches == 2
+    assert Sample.of(3_000_000, 3_000_001).batches == 0
 
 
 @pytest.mark.parametrize(
@@ -499,7 +509,7 @@ def test_small_datasets_have_a_sane_answer(shards: list[int], batch: int) -> Non
         found = recommend(counts, labels, batch_size=batch, mean_bytes=10)
         assert bool(found.rows) == (counts.sum() >= batch)
         assert found.call == f'ShardDataset("out/", batch_size={batch})'
-        assert found.text().splitlines()[-1] == found.call
+        assert str(found).splitlines()[-1] == found.call
         assert json.loads(json.dumps(found.as_dict()))["call"] == found.call
         assert not math.isnan(found.uniform + found.chance)
 
@@ -509,7 +519,7 @@ def test_wrong_options_are_named() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"num_workers": -1}, "num_workers"),
         ({"world_size": 0}, "world_size"),
-        ({"canonical_workers": 0}, "canonical_workers"),
+        ({"spans": 0}, "spans"),
         ({"memory": "much"}, "memory"),
     ):
         with pytest.raises(OptionError, match=what):
@@ -524,13 +534,14 @@ def test_wrong_options_are_named() -> None:
 def test_large_datasets_are_sampled_by_seeking_and_say_so(
     shuffled: Tuning, ordered: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "WHOLE", 1 << 10)
-    monkeypatch.setattr(tuning, "MOST", 2000)
+    monkeypatch.setattr("shardio.tuning.tune.WHOLE", 1 << 10)
+    monkeypatch.setattr(simulate, "WHOLE", 1 << 10)
+    monkeypatch.setattr("shardio.tuning.tune.MOST", 2000)
     for labels, whole in ((SHUFFLED, shuffled), (ORDERED, ordered)):
         found = recommend(SHARDS, labels, memory="10GB", **OPTIONS)
         assert not found.whole_epochs and found.epochs == 1
-        assert "4 stretches of each" in found.text()
-        assert '"all" is a uniform shuffle by definition' in found.text().replace("\n", " ")
+        assert "4 stretches of each" in str(found)
+        assert '"all" is a uniform shuffle by definition' in str(found).replace("\n", " ")
         buffers = {20, 50, 100, 200, 500, 1000, 2000, None}
         assert {row.shuffle_buffer for row in found.rows} == buffers
         for row in found.rows:
@@ -542,19 +553,19 @@ def test_large_datasets_are_sampled_by_seeking_and_say_so(
 
 def test_a_hundred_million_records_are_not_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.full(100, 1_000_000)
-    sample = tuning._Sample.of(10**8, 256)
+    sample = Sample.of(10**8, 256)
     assert 900 <= sample.batches <= 1024 and int(sample.regions[-1][-1]) > 385_000
     labels = np.zeros(1, np.uint8)  # the same for each record, without 10^8 of them
-    simulate = tuning._Simulation(counts, np.broadcast_to(labels, 10**8), 0, 64, 256, sample)
+    simulation = Simulation(counts, np.broadcast_to(labels, 10**8), 0, 64, 256, sample)
     taken = []
-    real = tuning.SpanOrder.take
+    real = simulate.SpanOrder.take
 
     def take(self: Any, count: int) -> Any:
         taken.append(count)
         return real(self, count)
 
-    monkeypatch.setattr(tuning.SpanOrder, "take", take)
-    distinct, alike, again, moved = simulate(5000, 32)
+    monkeypatch.setattr(simulate.SpanOrder, "take", take)
+    distinct, alike, again, moved = simulation(5000, 32)
     assert (distinct, alike) == (1, 1)
     assert 0.003 < again < 0.03
     assert 2000 < moved < 6000
@@ -566,7 +577,7 @@ def test_a_hundred_million_records_are_not_all_drawn(monkeypatch: pytest.MonkeyP
 
 def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, ordered: Tuning) -> None:
     for found in (shuffled, ordered):
-        lines = found.text().splitlines()
+        lines = str(found).splitlines()
         assert max(map(len, lines)) <= 100
         assert lines[-1] == found.call
         assert sum("<- default, recommended" in line for line in lines) >= 1
@@ -583,7 +594,7 @@ def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, order
     assert some.best is not None
     assert named["shuffle_buffer"] == some.best.shuffle_buffer
     assert named.get("unit", 16) == some.best.unit and named["spans"] == 16
-    part = recommend(SMALL, None, batch_size=100, canonical_workers=3, mean_bytes=9, path=None)
+    part = recommend(SMALL, None, batch_size=100, spans=3, mean_bytes=9, path=None)
     assert part.call == ""
 
 
@@ -631,7 +642,7 @@ def test_a_dataset_without_labels_is_tuned_too(packed: Callable[..., Path]) -> N
         sample=lambda i: {"__key__": b"%d" % i, "n": i},
         classes=None,
     )
-    assert tuning.labels_of(sequence.open(out)) is None
+    assert labels_of(sequence.open(out)) is None
     assert tune(out, batch_size=8).labels == "position"
 
 
@@ -657,7 +668,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
         rows = next(iter(fetch))
         own = sum(map(len, filter(None, rows.held or [])))
         expected = fetch.held_bytes + own or 32 * reader.mean_bytes
-        estimate = tuning._first_batch(share, reader.mean_bytes, network)
+        estimate = first_batch_bytes(share, reader.mean_bytes, network)
         if buffer is None:  # all of a small dataset is read before it
             expected = 3500 * reader.mean_bytes
         assert estimate == pytest.approx(expected, rel=0.25), (buffer, unit)
@@ -674,7 +685,7 @@ def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
     assert found.best is not None and str(folder) in found.call
     part = tune(dataset.select(range(500)))
     assert part.records == 500 and part.keeps_default and part.call == ""
-    assert part.num_workers == 0 and "2 ranks of one process" in part.text()
+    assert part.num_workers == 0 and "2 ranks of one process" in str(part)
     with pytest.raises(OptionError, match="tune: batch_size with a ShardDataset"):
         tune(dataset, batch_size=16)
     with pytest.raises(OptionError, match="tune: give batch_size"):

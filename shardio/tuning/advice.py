@@ -1,0 +1,368 @@
+"""What to change about a job: each rule looks at one thing, and says what is wrong with it.
+
+An Advice says what is wrong, what it costs, and the one change that mends it. Rules are asked in
+order, the worst first. No record is read, but labels of a few shards may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ..dataset.buffering import KEPT, RUN
+from ..dataset.reader import OPEN_SHARDS
+from ..formats.foreign.parquet import cache_bytes
+from ..order.epoch import Epoch
+from ..order.options import SHUFFLE_BUFFER
+from ..order.shuffle import SpanOrder
+from ..units import show_count, show_size
+from .cost import ORDER_BYTES, Job, divisors
+from .simulate import batch_mixture
+from .text import Plain, paragraph
+
+WIDTH: Final = 80  # columns of the text
+_LARGE_INDEX: Final = 1 << 30  # bytes of indexes in one process that are worth a word anywhere
+_OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tune.TOLERATED
+_LOOKED: Final = 64  # batches that a mixture is judged by
+_DRAW_US: Final = 0.03  # to make one draw of a span's order
+_GIVEN: Final = {  # options that are given in an object
+    "spans": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
+    "unit": "order=shardio.Order(unit={})",
+    "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
+}
+_REPACK: Final = "pack again with a {} --shard-size"
+
+
+@dataclass(frozen=True)
+class Advice(Plain):
+    """Something to change."""
+
+    code: str  # stable, for programs: "no_batch_size"
+    what: str  # what is wrong, and what it costs
+    mend: str  # the one change that mends it
+    # The same as options, also those that are given in an Order or a Storage; {}: it is none.
+    change: dict[str, Any] = field(default_factory=dict)
+
+
+def advise(job: Job) -> tuple[Advice, ...]:
+    """Return all advice on a job, the worst first."""
+    if not job.records:
+        look = "look at what was packed: `shardio info`"
+        return (Advice("no_records", "there are no records", look),)
+    rules = (_counts, _class_order, _order, _network, _memory, _files, _row_groups)
+    return tuple(advice for rule in rules for advice in rule(job))
+
+
+def advice_text(warnings: Sequence[Advice]) -> str:
+    """Number the advice, each with its change on a line of its own."""
+    if not warnings:
+        return "no warnings"
+    lines = [show_count(len(warnings), "warning")]
+    for number, advice in enumerate(warnings, 1):
+        start = f"{number}. "
+        blank = " " * len(start)
+        lines.append(paragraph(advice.what, WIDTH, start, blank))
+        lines.append(paragraph(advice.mend, WIDTH, f"{blank}-> ", f"{blank}   "))
+    return "\n".join(lines)
+
+
+def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
+    """Advise to set one option. more: what to say after it."""
+    [(name, value)] = change.items()
+    given = f'"{value}"' if isinstance(value, str) else value
+    mend = _GIVEN.get(name, f"{name}={{}}").format(given)
+    return Advice(code, what, mend + more, change)
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+def _counts(job: Job) -> Iterator[Advice]:
+    """Look at the numbers of records, workers and steps."""
+    records, workers, ranks = job.records, job.num_workers, job.world_size
+    size, steps = job.share.batch_size, job.share.steps
+    is_short = records < max(job.consumers, (size or 1) * ranks)
+    if is_short:
+        if job.options.tail == "drop" and not steps:
+            cost = "tail='drop' leaves all of them out"
+        elif job.tail.repeated:
+            cost = f"in the only step {job.tail.repeated:,} rows are repeats"
+        else:
+            cost = "some workers get none" if size is None else "the only batch is a short one"
+        what = f"{records:,} records are fewer than the {job.consumers:,} workers that are to read "
+        what += f"them: {cost}"
+        if records >= job.consumers:
+            what = f"{records:,} records are fewer than batch_size x world_size, {size or 1:,} x "
+            what += f"{ranks:,}: {cost}"
+            yield _set("few_records", what, batch_size=records // job.consumers)
+        elif workers > 1 and records >= ranks:
+            yield _set("few_records", what, num_workers=records // ranks)
+        else:
+            fewer = max(1, records // max(1, workers))
+            change = {"world_size": fewer}
+            yield Advice("few_records", what, f"a world size of {fewer:,}", change)
+    if size is None:
+        size = 1 << min(256, max(1, records // job.consumers)).bit_length() - 1
+        yield Advice(
+            "no_batch_size",
+            "without batch_size the batches depend on num_workers, and each worker may end with a "
+            "short one",
+            f"ShardDataset(..., batch_size={size}) with DataLoader(..., batch_size=None)",
+            {"batch_size": size},
+        )
+    elif steps < workers and not is_short:
+        what = f"each rank has {steps:,} steps for {workers:,} workers: some get no batch"
+        yield _set("idle_workers", what, num_workers=steps)
+
+
+def _class_order(job: Job) -> Iterator[Advice]:
+    """Look at the classes of a batch."""
+    epoch, manifest, batch_size = job.epoch, job.manifest, job.share.batch_size
+    classes, size = len(manifest.classes or ()), min(batch_size or 256, job.records)
+    if epoch.shuffles_all or job.options.tail == "exact" or classes < 2:
+        return  # mixed, or evaluation, which wants no mixture
+    if not _in_class_order(job):
+        return
+    seen, alike, looked = mixture_seen(epoch, classes, size)
+    uniform = classes * (1 - (1 - 1 / classes) ** size)
+    chance = looked * math.comb(size, 2) / classes  # pairs of one class; noise: their square root
+    if seen < (1 - _OFF) * uniform:
+        has = f"has about {round(seen, 1):g} classes, a uniform one {round(uniform, 1):g}"
+    elif abs(chance - alike) > max(_OFF * chance, 4 * math.sqrt(chance)):
+        has = f"has its classes in too {'un' if alike > chance else ''}equal parts"
+    else:
+        return
+    rows = "batch" if batch_size else f"run of {size:,} samples"
+    buffer = f"the buffer of {job.shuffle_buffer:,} records does not mix it"
+    mend, evaluating = "pack again without --no-shuffle", ""
+    if manifest.options.get("source") == "writer":
+        mend = "write the samples in a shuffled order"
+    if epoch.window <= 1:
+        buffer, evaluating = "is read in that order", "; for evaluation, shuffle=False"
+    change = {} if job.is_network else {"shuffle_buffer": "all"}
+    mend += ', or shuffle_buffer="all"' if change else ""
+    what = f"the dataset was packed in class order, and {buffer}: a {rows} {has}"
+    yield Advice("class_order", what, mend + evaluating, change)
+
+
+def mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, int]:
+    """Return the mean of distinct classes in some batches, all their pairs of one class, and how
+    many batches these are.
+
+    As if each class were the same share of the dataset.
+    """
+    starts = np.cumsum(epoch.shard_records) - epoch.shard_records
+    spans: dict[int, SpanOrder] = {}
+    window, pieces = epoch.window, -(-size // epoch.unit)
+    draws = pieces * ((1 << 14) + window * window.bit_length())  # of a batch's seeks: 0.03 us each
+    batches = max(1, min(_LOOKED, epoch.records // size, (1 << 25) // draws))
+    found = []
+    for batch in range(batches):
+        first = (epoch.records - size) * (batch + 1) // (batches + 1)
+        first -= first % epoch.unit
+        for span, draw, count in epoch.pieces(first, first + size):
+            if span not in spans:
+                spans[span] = epoch.span_order(span)
+            spans[span].seek(draw)
+            found.append(epoch.position(span, spans[span].take(count)))
+    shards, records = epoch.locate(np.concatenate(found))
+    seen = (starts[shards] + records) * classes // epoch.records
+    distinct, alike = batch_mixture(seen.reshape(batches, size)).sum(axis=0).tolist()
+    return distinct / batches, round(alike * math.comb(size, 2)), batches
+
+
+def _in_class_order(job: Job) -> bool:
+    """Return True if a pack is in class order, by its options, else by labels of three shards."""
+    manifest, labels = job.manifest, job.labels
+    shuffled = manifest.options.get("shuffle")
+    # Of a subset it is not known which classes it has, nor how they lie.
+    is_whole = np.array_equal(job.epoch.shard_records, manifest.shard_records)
+    if not job.options.shuffle or shuffled or not is_whole:
+        return False
+    if labels is None:
+        return shuffled is False
+    chosen = np.flatnonzero(manifest.shard_records > 1)
+    if not len(chosen):
+        return False
+    places = sorted({0, len(chosen) // 2, len(chosen) - 1})
+    columns = [labels(int(chosen[place])) for place in places]
+    parts = [np.ma.filled(column, -1) for column in columns if column is not None]
+    if len(parts) < len(columns):
+        return False
+    _, counts = np.unique(np.concatenate(parts), return_counts=True)
+    pairs = sum(len(part) - 1 for part in parts)
+    unlike = 1.0 - float(((counts / counts.sum()) ** 2).sum())  # of two records drawn at random
+    changes = sum(int((part[1:] != part[:-1]).sum()) for part in parts)
+    return changes < 0.5 * unlike * pairs
+
+
+def _order(job: Job) -> Iterator[Advice]:
+    """Look at spans and windows."""
+    epoch, spans, unit = job.epoch, job.epoch.spans, job.epoch.unit
+    if spans < job.consumers and job.shuffle_buffer != 1:
+        sharers = job.reads.sharers
+        what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
+        what += f"order of the same one, some {max(1, sharers * _DRAW_US):,.0f} us a record"
+        yield _set("few_spans", what, spans=job.consumers)
+    if epoch.shuffles_all or (epoch.shuffle_buffer or 0) <= 1:
+        return
+    span = max(1, epoch.units // spans) * unit  # the records of most spans, or a unit more
+    buffer: int | str
+    if epoch.window > span:
+        buffer = "all" if job.may_be_random else span * spans
+        what = f"the window of {epoch.window:,} records is larger than a span of {span:,}, which "
+        yield _set("window_over_span", f"{what}no record leaves", shuffle_buffer=buffer)
+    elif epoch.window < unit:
+        what = (
+            f"each span has a window of {show_count(epoch.window, 'record')}, less than the unit "
+            f"of {unit:,} that a batch takes from it: the same neighbours meet in every epoch"
+        )
+        buffer, room = 4 * unit * spans, KEPT * job.available_bytes
+        if job.plan.policy == "network":
+            room = min(room, job.plan.budget * job.local_consumers / 2)
+        fits = buffer * job.record_bytes <= room
+        if buffer >= epoch.records:
+            buffer, fits = "all", job.may_be_random
+        if fits:
+            more = "; `shardio tune` finds the smallest that will do"
+            yield _set("window_under_unit", what, more, shuffle_buffer=buffer)
+        else:
+            usable = [d for d in divisors(job.share.batch_size or 1) if d <= epoch.window]
+            yield _set("window_under_unit", what, unit=usable[-1])
+
+
+def _network(job: Job) -> Iterator[Advice]:
+    """Look at what crosses the network."""
+    epoch, sharers, consumers = job.epoch, job.reads.sharers, job.consumers
+    if not job.is_network:
+        return
+    if epoch.shuffles_all and not job.may_be_random:
+        what = "a buffer of all records reads them at random, one request each, over the network"
+        yield _set("all_on_network", what, shuffle_buffer=min(SHUFFLE_BUFFER, job.records // 2))
+    elif sharers > 1 and not epoch.shuffles_all and epoch.shuffle_buffer != 1:
+        cost = "twice the bytes cross the network"
+        if job.plan.policy != "network":
+            cost = "records are read one by one, a request each"
+        what = f"{sharers:,} workers read from the same span: {cost}"
+        fitting = [
+            free // job.world_size
+            for free in job.free_consumers
+            if free % job.world_size == 0 and free < consumers <= 2 * free
+        ]
+        if fitting:
+            yield _set("shared_spans", what, num_workers=fitting[-1])
+        else:
+            spans = consumers * job.share.batch_units
+            yield _set("shared_spans", what, spans=spans)
+    elif job.plan.budget:
+        yield from _left_out(job)
+    if job.shards < consumers:
+        what = f"{consumers:,} workers read from {job.shards:,} shards, so that several wait for "
+        yield Advice("few_shards", f"{what}the same file", _REPACK.format("smaller"))
+
+
+def _left_out(job: Job) -> Iterator[Advice]:
+    """Look at windows that do not fit what may be held."""
+    window, spans = job.epoch.window * job.record_bytes, job.share.touched
+    here, budget = job.local_consumers, job.plan.budget
+    if spans * (window + job.plan.run) <= budget:
+        return
+    what = (
+        f"the windows take {show_size(here * spans * window)} on a machine, more than the "
+        f"{show_size(budget * here)} of buffer_bytes can hold: what is left out is read one by one"
+    )
+    needed = math.ceil(here * spans * (window + RUN) / (1 << 20))
+    least = int(budget / 2 / spans / job.record_bytes)  # half is for blocks
+    if needed << 20 <= job.available_bytes / 2:
+        yield _set("windows_left_out", what, buffer_bytes=f"{needed}MiB")
+    elif least:
+        yield _set("windows_left_out", what, shuffle_buffer=least * job.epoch.spans)
+    else:
+        mend = f'storage=shardio.Storage(buffer_bytes="{needed}MiB"), on machines with more memory'
+        yield Advice("windows_left_out", what, mend)
+
+
+def _memory(job: Job) -> Iterator[Advice]:
+    """Look at what takes more memory than there is."""
+    epoch, here, available = job.epoch, job.local_consumers, job.available_bytes
+    state = job.share.touched * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
+    waits = job.plan.policy == "page_cache" and not epoch.shuffles_all
+    window = min(job.window_bytes, job.dataset_bytes) if waits else 0
+    what = ""
+    if state * here > available / 2:
+        what = (
+            f"the order of the shuffle buffer alone takes {show_size(state * here)} in the "
+            f"processes of a machine that has {show_size(available)} to give"
+        )
+    elif window > available:
+        what = (
+            f"the shuffle buffer is {show_size(window)}, more than the {show_size(available)} of "
+            "memory that this machine has to give: records are read one by one, not in runs"
+        )
+    buffer = int(KEPT * available / (job.record_bytes + here * ORDER_BYTES))
+    if epoch.shuffles_all:
+        buffer = min(SHUFFLE_BUFFER, buffer)
+    if what and buffer >= epoch.spans:  # a window is one record at least
+        yield _set("buffer_memory", what, shuffle_buffer=buffer)
+    index = job.memory.index_bytes
+    if index > _LARGE_INDEX or index * here > available / 4:
+        what = (
+            f"the indexes of {job.files_open:,} open shards take {show_size(index)} in each "
+            f"process, {show_size(index * here)} on a machine"
+        )
+        yield Advice("index_memory", what, _REPACK.format("smaller"))
+
+
+def _files(job: Job) -> Iterator[Advice]:
+    """Look at shards that are opened again and again."""
+    needed, limit = job.files_needed, job.files_limit
+    spans, touched = job.epoch.spans, job.share.touched
+    if needed <= limit:
+        return
+    code = "files_reopened"
+    what = (
+        f"the windows of a process reach into {needed:,} shards, but it keeps {limit:,} open: many "
+        "reads open a shard again, and read its index"
+    )
+    if limit < min(OPEN_SHARDS, needed):
+        mend = f"`ulimit -n {4 * min(OPEN_SHARDS, needed)}`, before the job starts"
+        yield Advice(code, what, mend)
+    elif job.epoch.shuffles_all:
+        yield Advice(code, what, _REPACK.format("larger"))
+    elif limit < 2 * touched:
+        yield _set(code, what, spans=max(1, spans * limit // (2 * touched)))
+    else:  # as Job.files_needed says it, for as many as there may be
+        buffer = int(spans * (limit / touched - 1) * job.records / job.shards / 2)
+        yield _set(code, what, shuffle_buffer=max(1, buffer // spans) * spans)
+
+
+def _row_groups(job: Job) -> Iterator[Advice]:
+    """Look at row groups of Parquet: more are needed at once than are kept decoded."""
+    group = job.manifest.options.get("row_group")
+    if job.manifest.format != "parquet" or type(group) is not dict:
+        return
+    rows, size = max(1, group["rows"]), group["bytes"]
+    epoch, touched = job.epoch, job.share.touched
+    # Records that are held are read in order; others are when they are handed out: files_needed.
+    waits = job.plan.policy == "page_cache"
+    groups = job.records / rows
+    if not epoch.shuffles_all:
+        groups = min(groups, touched * (1 + (2 * epoch.window / rows if waits else 0)))
+    limit = cache_bytes(job.available_bytes)
+    if groups * size <= limit:
+        return
+    what = (
+        f"a process reads from about {show_count(math.ceil(groups), 'row group')} at once, "
+        f"{show_size(groups * size)} decoded, and keeps {show_size(limit)} of them: the same ones "
+        "are decoded again and again"
+    )
+    mend, change = "pack it: `shardio pack DIR OUT`", {}
+    window = int((limit / size / touched - 1) * rows / 2) if waits else 0
+    if window >= epoch.unit:
+        change = {"shuffle_buffer": window * epoch.spans}
+        mend += f", or shuffle_buffer={change['shuffle_buffer']}"
+    yield Advice("row_groups", what, mend, change)

@@ -1,0 +1,347 @@
+"""What a training job reads and takes of memory, by arithmetic: no record is read.
+
+How it works. Steps and shares come from Partition, where bytes wait from buffering.plan_buffering.
+For up to two million records the epoch's order itself is made, without its bytes, and counted; for
+more, what a worker reads is estimated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..dataset import buffering
+from ..dataset.buffering import BUFFER_BYTES, plan_buffering
+from ..dataset.reader import spare_descriptors
+from ..formats.base import Column
+from ..formats.manifest import Manifest
+from ..order.options import Options, shuffled_whole
+from ..order.partition import Partition, shared_spans
+from ..order.rng import Int64s
+from ..storage.local import memory_available
+from ..units import check_int
+from .text import Plain
+
+COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
+_COUNTED_SPANS: Final = 4096  # 60 us each
+INDEX_BYTES: Final = 24  # a record of an open shard: size, offset, length, key's hash
+_BLOCK_BYTES: Final = 32 << 10  # draws that a span has made, and not yet handed out
+ORDER_BYTES: Final = 48  # a record of a window: its slot, and near the span's end a Python int
+_MACHINE: Final = 8  # ranks on a machine, where nobody says: of GPUs, most have so many at most
+REQUEST: Final = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
+
+Labels = Callable[[int], "Column | None"]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class WorkerReads(Plain):
+    """What each consumer reads of epoch 0, as (least, most). Other epochs differ by a shard or so.
+
+    A consumer is a worker; without workers, a rank's process.
+    """
+
+    is_exact: bool  # counted; else records, shards and bytes are about right
+    steps: Pair
+    records: Pair  # those that a tail repeats included
+    shards: Pair
+    bytes: Pair  # each record as the mean of its shard
+    spans: int
+    sharers: int  # consumers that read the same span, at most
+
+
+@dataclass(frozen=True)
+class Memory(Plain):
+    """Bytes of memory that a job takes in the worst case."""
+
+    records_bytes: int  # records waiting in a process
+    order_bytes: int  # the state of the spans' orders in a process
+    permutation_bytes: int  # of all records, in a process
+    index_bytes: int  # of open shards, in a process
+    process_bytes: int  # the sum of these four
+    page_cache_bytes: int  # of a machine, announced and not yet read
+    machine_bytes: int  # all its processes, and its page cache
+    available_bytes: int  # memory of this machine
+
+
+class TailCounts(NamedTuple):
+    """What becomes of the records that fill no batch on every rank."""
+
+    last: int  # rows of the last batch
+    dropped: int
+    repeated: int
+
+
+class Job:
+    """A dataset, the options of its order, and who reads it on what kind of machine.
+
+    num_workers, world_size, local_world_size    as `explain` has them
+    shard_records     records of each shard that are read, of a subset; default: all
+    buffer_bytes      as ShardDataset has it
+    is_network        the dataset lies on a network file system
+    files_limit       shards that a process opens; default: as many as this process would
+    available_bytes   memory of a machine; default: what this one has to give
+    labels            gives the labels of a shard, by its number; asked of a few shards, and only
+                      where the manifest does not say whether packing shuffled
+    batched_reads     as Fetch has it; default: as far as the manifest tells
+    calls_per_record  those of buffering.calls_per_record of a subset; default: of all records
+
+    Raises OptionError.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        options: Options,
+        *,
+        num_workers: int = 0,
+        world_size: int = 1,
+        local_world_size: int | None = None,
+        shard_records: Int64s | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        is_network: bool = False,
+        files_limit: int | None = None,
+        available_bytes: int | None = None,
+        labels: Labels | None = None,
+        batched_reads: bool | None = None,
+        calls_per_record: Callable[[], float] | None = None,
+    ) -> None:
+        self.manifest, self.options, self.labels = manifest, options, labels
+        self.is_network = is_network
+        self.num_workers = check_int(
+            "num_workers", num_workers, 0
+        )  # 0: the rank's own process reads
+        self.world_size = ranks = check_int("world_size", world_size)
+        self.local_world_size = local = (
+            min(ranks, _MACHINE)
+            if local_world_size is None
+            else check_int("local_world_size", local_world_size, 1, ranks)
+        )
+        self.available_bytes = memory_available() if available_bytes is None else available_bytes
+        self.files_limit = spare_descriptors() if files_limit is None else files_limit
+        counts = manifest.shard_records if shard_records is None else shard_records
+        self.epoch = epoch = options.epoch(counts, 0)  # of what is read
+        # The first worker of rank 0: none has more steps.
+        self.share = share = options.partition(
+            epoch, world_size=ranks, num_workers=max(1, self.num_workers)
+        )
+        self.records = epoch.records
+        self.record_bytes = manifest.mean_bytes
+        self.dataset_bytes = round(float(_shard_means(manifest) @ epoch.shard_records))
+        self.shards = int((epoch.shard_records > 0).sum())  # that have records
+        self.consumers = share.num_workers * ranks
+        self.local_consumers = share.num_workers * local  # on a machine
+        self.shuffle_buffer = "all" if epoch.shuffles_all else epoch.shuffle_buffer or 0
+        if batched_reads is None:
+            batched_reads = buffering.reads_batches_in_core(manifest)
+        self.plan = buffering.plan_buffering(
+            share,
+            self.record_bytes,
+            network=is_network,
+            buffer_bytes=buffer_bytes,
+            local_consumers=self.local_consumers,
+            machines=-(-ranks // local),
+            available_bytes=self.available_bytes,
+            batched_reads=batched_reads,
+            calls_per_record=calls_per_record
+            or partial(buffering.calls_per_record, manifest, None),
+        )
+        windows = min(epoch.spans * epoch.window, epoch.records)
+        self.window_bytes = math.ceil(windows * self.record_bytes)
+        self.files_open = min(self.files_limit, self.shards)  # by a process, at most
+        self.free_consumers = free_consumers(epoch.spans, share.batch_units)
+        # Reading at random does no harm locally, and where the default does so.
+        self.may_be_random = not is_network or shuffled_whole(self.records, self.record_bytes)
+
+    @property
+    def files_needed(self) -> int:
+        """Count the shards that a consumer's windows reach into at once, about.
+
+        A record leaves a window of w after w draws on average, and 1 in 7 after more than 2 w.
+        """
+        if self.epoch.shuffles_all:
+            return self.shards
+        across = 2 * self.epoch.window * self.shards / max(1, self.records)
+        return min(self.shards, math.ceil(self.share.touched * (1 + across)))
+
+    @cached_property
+    def reads(self) -> WorkerReads:
+        """Count what each consumer reads, or estimate it where counting would take seconds."""
+        spans = min(self.epoch.spans, self.epoch.units)
+        if self.records <= COUNTED and max(spans, self.consumers) <= _COUNTED_SPANS:
+            return _count(self.share, self.manifest)
+        return _estimate(self.share, self.shards, self.record_bytes)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Add up the memory of a process, and of a machine."""
+        epoch, plan, manifest = self.epoch, self.plan, self.manifest
+        sizes = np.sort(manifest.shard_records[epoch.shard_records > 0])
+        records = min(plan.held_bytes, plan.budget, manifest.size)
+        order = self.share.touched * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
+        permutation = 8 * epoch.records if epoch.shuffles_all else 0
+        index = INDEX_BYTES * int(sizes[len(sizes) - self.files_open :].sum())
+        process = records + order + permutation + index
+        cached = min(plan.cached_bytes, manifest.size)
+        machine = process * self.local_consumers + cached
+        available = self.available_bytes
+        return Memory(records, order, permutation, index, process, cached, machine, available)
+
+    @cached_property
+    def tail(self) -> TailCounts:
+        """Count the records that the tail leaves out or repeats."""
+        share, records = self.share, self.records
+        size, steps = share.batch_size or 1, share.steps
+        rows = steps * size * share.world_size
+        if share.tail == "drop" or not steps:
+            return TailCounts(size if steps else 0, records - min(records, rows), 0)
+        repeated = 0 if share.tail == "pad" and share.world_size == 1 else rows - records
+        return TailCounts(size - (rows - records - repeated), 0, repeated)
+
+
+def free_consumers(spans: int, batch_units: int) -> tuple[int, ...]:
+    """Return the values of num_workers x world_size with which no two read the same span."""
+    return tuple(
+        consumers
+        for consumers in divisors(spans)
+        if not shared_spans(spans, consumers, world_size=1, batch_units=batch_units)
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+# --- what each consumer reads ---------------------------------------------------------------------
+
+
+def _count(share: Partition, manifest: Manifest) -> WorkerReads:
+    """Make the epoch's order, span by span, and count who reads what."""
+    epoch, units, ranks = share.epoch, share.batch_units, share.world_size
+    consumers, shards = share.num_workers * ranks, max(1, len(epoch.shard_records))
+    batches = share.steps * ranks  # of all ranks; what comes behind them is dropped
+    rows = [np.empty(0, np.int64)]  # of each row: consumer * shards + shard
+    sharers = 1
+    for span in range(min(epoch.spans, epoch.units)):
+        places = epoch.span_order(span).take(epoch.span_records(span))
+        shard, _ = epoch.locate(epoch.position(span, places))
+        unit = np.arange(len(places)) // epoch.unit * epoch.spans + span
+        batch = unit // units
+        read = batch < batches
+        consumer = batch[read] % consumers  # the worker (batch div ranks) mod W of rank batch mod R
+        rows.append(consumer * shards + shard[read])
+        sharers = max(sharers, len(np.unique(consumer)))
+    for rank in range(ranks if share.steps else 0):  # only a rank's last batch repeats records
+        worker = (share.steps - 1) % share.num_workers
+        repeats = replace(share, rank=rank).batch(share.steps - 1).repeats
+        if len(repeats):
+            rows.append((worker * ranks + rank) * shards + epoch.locate(repeats)[0])
+    pairs, counts = np.unique(np.concatenate(rows), return_counts=True)
+    who, which = np.divmod(pairs, shards)
+    sizes = np.append(_shard_means(manifest), 0.0)[which] * counts  # (pairs,) bytes
+    return _reads(
+        share,
+        np.bincount(who, counts, minlength=consumers),
+        np.bincount(who, minlength=consumers),
+        np.bincount(who, sizes, minlength=consumers).round(),
+        sharers,
+    )
+
+
+def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
+    """Estimate what the workers with the most and the fewest steps read: all shards as if alike."""
+    epoch = share.epoch
+    steps = np.array([len(_worker(share, last).worker_steps) for last in (False, True)])
+    records = np.minimum(steps * (share.batch_size or 1), epoch.records)
+    if epoch.shuffles_all:
+        across = float(shards)
+    else:  # as many as its spans have, or its pieces reach
+        reach = 1 + epoch.window * shards / max(1, epoch.records)
+        pieces = int(records.max()) / epoch.unit * reach
+        across = min(share.touched * (shards / epoch.spans + 1), pieces)
+    return _reads(
+        share,
+        records,
+        np.minimum(records, min(shards, math.ceil(across))),
+        np.round(records * mean_bytes),
+        share.sharers if epoch.units else 1,
+        is_exact=False,
+    )
+
+
+def _worker(share: Partition, last: bool) -> Partition:
+    """Return the share of a rank's first worker, or of its last."""
+    return replace(share, worker=share.num_workers - 1 if last else 0)
+
+
+def _reads(
+    share: Partition,
+    records: np.ndarray[Any, Any],
+    shards: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    sharers: int,
+    is_exact: bool = True,
+) -> WorkerReads:
+    """Sum up (consumers,) numbers of records, shards and bytes."""
+    most, least = (len(_worker(share, last).worker_steps) for last in (False, True))
+    rows, files, read = ((int(each.min()), int(each.max())) for each in (records, shards, sizes))
+    return WorkerReads(is_exact, (least, most), rows, files, read, share.touched, sharers)
+
+
+def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the mean bytes of a record of each shard, index included: (shards,)."""
+    records: Int64s = np.maximum(1, manifest.shard_records)
+    means: np.ndarray[Any, np.dtype[np.float64]] = manifest.shard_sizes / records
+    return means
+
+
+# --- requests to storage --------------------------------------------------------------------------
+
+
+def first_batch_bytes(share: Partition, mean_bytes: float, is_network: bool) -> int:
+    """Estimate the bytes that a worker reads before its first batch.
+
+    The batch alone: the window is announced as batches go by. But small records on local storage
+    are read in blocks and held, so of these the windows of all spans that the batch takes from come
+    before it, unless the spans are shared.
+    """
+    epoch, batch = share.epoch, min(share.epoch.records, share.batch_size or 1)
+    plan = plan_buffering(share, mean_bytes, network=is_network, available_bytes=1 << 62)
+    if plan.first:
+        return math.ceil(epoch.records * mean_bytes)
+    if plan.policy != "in_memory":
+        return math.ceil(batch * mean_bytes)
+    block = min(epoch.window * mean_bytes + plan.run, epoch.span_records(0) * mean_bytes)
+    spans = min(epoch.spans, max(1, epoch.units))
+    return math.ceil(min(share.batch_units, spans) * block)
+
+
+def cold_requests(share: Partition, mean_bytes: float, is_network: bool) -> tuple[int, int]:
+    """Estimate the requests of a cold epoch to storage, and their bytes, of a machine's readers."""
+    epoch, records = share.epoch, share.epoch.records
+    plan = plan_buffering(
+        share,
+        mean_bytes,
+        network=is_network,
+        local_consumers=share.num_workers * share.world_size,
+        available_bytes=1 << 62,  # whatever the machine
+    )
+    size = records * mean_bytes
+    alone = 0.0  # records that take a request of their own
+    if plan.exact:
+        alone = float(records)
+    elif epoch.shuffles_all and not plan.first:
+        alone = records / 8  # those of the first batches that are ahead of the announcements
+    elif plan.policy == "network" and plan.held_bytes > plan.budget:
+        alone = records * (1 - plan.budget / plan.held_bytes)
+    in_runs = (size - (alone * mean_bytes if plan.exact or plan.budget else 0.0)) / REQUEST
+    twice = share.sharers if plan.policy == "network" else 1
+    requests = alone * math.ceil(mean_bytes / REQUEST) + in_runs * twice
+    return math.ceil(requests), math.ceil(size * twice)
