@@ -30,7 +30,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.dataset.ranks import Consumers
 from shardio.order import rng
 from shardio.order.epoch import Epoch
-from shardio.order.mixture import MAX_SLOTS, BatchRanges, Pattern, whole_slots
+from shardio.order.mixture import MAX_SLOTS, Pattern, batch_ranges, whole_slots
 from shardio.order.partition import Partition
 
 pytestmark = [
@@ -482,7 +482,7 @@ def test_ranges_are_the_rows_of_the_batches(folders: list[Path]) -> None:
         pieces = [batch.pieces for batch in share]
         assert [
             tuple((0, start, stop - start) for start, stop in [ends] if start < stop)
-            for ends in BatchRanges(share)
+            for ends in batch_ranges(share)
         ] == pieces
 
 

@@ -301,9 +301,9 @@ def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decoded: list[int] = []
     original = pq.ParquetFile.read_row_group
 
-    def read_row_group(self: Any, number: int, **options: Any) -> Any:
+    def read_row_group(self: Any, number: int, *more: Any, **options: Any) -> Any:
         decoded.append(number)
-        return original(self, number, **options)
+        return original(self, number, *more, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
     return decoded
