@@ -20,7 +20,7 @@ class Plain:
     def as_dict(self) -> dict[str, Any]:
         """Return the public fields as plain JSON, one member each. Tuples become lists."""
         names = (one.name for one in fields(self))  # type: ignore[arg-type]
-        return {name: _plain(getattr(self, name)) for name in names if not name.startswith("_")}
+        return {name: _as_json(getattr(self, name)) for name in names if not name.startswith("_")}
 
 
 class Result(Plain):
@@ -30,11 +30,11 @@ class Result(Plain):
         return str(self)  # as a notebook shows it
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, Plain):
         return value.as_dict()
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     return value
 
 
