@@ -56,81 +56,68 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
+from .errors import BusyError as BusyError
+from .errors import CollateError as CollateError
+from .errors import DamageError as DamageError
+from .errors import DecodeError as DecodeError
+from .errors import DependencyError as DependencyError
+from .errors import EpochError as EpochError
+from .errors import ExistsError as ExistsError
+from .errors import NotPackedError as NotPackedError
+from .errors import OptionError as OptionError
+from .errors import RowError as RowError
+from .errors import SampleError as SampleError
+from .errors import ShardioError as ShardioError
+from .errors import SourceChangedError as SourceChangedError
+from .errors import SourceError as SourceError
+from .errors import StateError as StateError
+from .errors import StorageError as StorageError
+from .errors import VersionError as VersionError
+from .errors import WorkerError as WorkerError
 
 if sys.platform == "win32":
     raise ImportError("shardio runs on Linux and macOS; on Windows it runs within WSL")
 
 if TYPE_CHECKING:
-    from .dataset.collate import collate
+    from .dataset.collate import collate as collate
     from .dataset.sequence import open as open
-    from .dataset.shard_dataset import ShardDataset
-    from .errors import BusyError as BusyError
-    from .errors import CollateError as CollateError
-    from .errors import DamageError as DamageError
-    from .errors import DecodeError as DecodeError
-    from .errors import DependencyError as DependencyError
-    from .errors import EpochError as EpochError
-    from .errors import ExistsError as ExistsError
-    from .errors import NotPackedError as NotPackedError
-    from .errors import OptionError as OptionError
-    from .errors import RowError as RowError
-    from .errors import SampleError as SampleError
-    from .errors import ShardioError as ShardioError
-    from .errors import SourceChangedError as SourceChangedError
-    from .errors import SourceError as SourceError
-    from .errors import StateError as StateError
-    from .errors import StorageError as StorageError
-    from .errors import VersionError as VersionError
-    from .errors import WorkerError as WorkerError
-    from .images.transforms import CenterCrop, RandomResizedCrop
-    from .loader.device import prefetch
-    from .loader.normalize import normalize
-    from .loader.shard_loader import ShardLoader
+    from .dataset.shard_dataset import ShardDataset as ShardDataset
+    from .images.transforms import CenterCrop as CenterCrop
+    from .images.transforms import RandomResizedCrop as RandomResizedCrop
+    from .loader.device import prefetch as prefetch
+    from .loader.normalize import normalize as normalize
+    from .loader.shard_loader import ShardLoader as ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
-    from .order.options import Order
-    from .packing.export import export
-    from .packing.index import index
-    from .packing.options import ImageOptions, PlanOptions, SourceOptions
-    from .packing.pack import commit, pack
-    from .packing.unpack import unpack
-    from .packing.verify import verify
-    from .packing.writer import Writer
-    from .storage.options import Storage
-    from .tuning.bench import bench
-    from .tuning.explain import explain
-    from .tuning.meter import watch
-    from .tuning.tune import tune
+    from .order.options import Order as Order
+    from .packing.export import export as export
+    from .packing.index import index as index
+    from .packing.options import ImageOptions as ImageOptions
+    from .packing.options import PlanOptions as PlanOptions
+    from .packing.options import SourceOptions as SourceOptions
+    from .packing.pack import commit as commit
+    from .packing.pack import pack as pack
+    from .packing.unpack import unpack as unpack
+    from .packing.verify import verify as verify
+    from .packing.writer import Writer as Writer
+    from .storage.options import Storage as Storage
+    from .tuning.bench import bench as bench
+    from .tuning.explain import explain as explain
+    from .tuning.meter import watch as watch
+    from .tuning.tune import tune as tune
 
-# Each name and the module it lives in. No name is a module's: the module would replace it.
+# Names that load when they are used, and the module of each; no name is a module's, which would
+# replace it.
 _HOMES = {
-    "BusyError": "errors",
     "CenterCrop": "images.transforms",
-    "CollateError": "errors",
-    "DamageError": "errors",
-    "DecodeError": "errors",
-    "DependencyError": "errors",
-    "EpochError": "errors",
-    "ExistsError": "errors",
     "ImageOptions": "packing.options",
-    "NotPackedError": "errors",
-    "OptionError": "errors",
     "Order": "order.options",
     "PerformanceWarning": "native",
     "PlanOptions": "packing.options",
     "RandomResizedCrop": "images.transforms",
-    "RowError": "errors",
-    "SampleError": "errors",
     "ShardDataset": "dataset.shard_dataset",
     "ShardLoader": "loader.shard_loader",
-    "ShardioError": "errors",
-    "SourceChangedError": "errors",
-    "SourceError": "errors",
     "SourceOptions": "packing.options",
-    "StateError": "errors",
     "Storage": "storage.options",
-    "StorageError": "errors",
-    "VersionError": "errors",
-    "WorkerError": "errors",
     "Writer": "packing.writer",
     "bench": "tuning.bench",
     "collate": "dataset.collate",
@@ -149,32 +136,8 @@ _HOMES = {
 }
 
 # What help(shardio) describes, and `from shardio import *` gives: not `open`, which would replace
-# the builtin one, nor the errors, which nobody calls.
-__all__ = [
-    "CenterCrop",
-    "ImageOptions",
-    "Order",
-    "PlanOptions",
-    "RandomResizedCrop",
-    "ShardDataset",
-    "ShardLoader",
-    "SourceOptions",
-    "Storage",
-    "Writer",
-    "bench",
-    "collate",
-    "commit",
-    "explain",
-    "export",
-    "index",
-    "normalize",
-    "pack",
-    "prefetch",
-    "tune",
-    "unpack",
-    "verify",
-    "watch",
-]
+# the builtin one, nor what is raised, which nobody calls.
+__all__ = sorted(_HOMES.keys() - {"PerformanceWarning", "open"})
 
 
 def __getattr__(name: str) -> Any:
@@ -186,4 +149,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(["__version__", *_HOMES])
+    return sorted(["__version__", *_HOMES, *(name for name in globals() if name.endswith("Error"))])

@@ -1,12 +1,12 @@
 """A minute that shows what shardio is for: `shardio demo [FOLDER]`.
 
-Images are packed, and read in three ways (`contest`): as files by DataLoader and PIL, which is what
-most run now; as shards by the same DataLoader; and as shards by ShardLoader. From memory, from the
-disk, and from a disk that is held to a few hundred reads a second. Then one bit is flipped in a
-copy, and a run is killed and goes on.
+Images are packed, and read in three ways (`tuning.contest`): as files by DataLoader and PIL, which
+is what most run now; as shards by the same DataLoader; and as shards by ShardLoader. From memory,
+from the disk, and from a disk that is held to a few hundred reads a second. Then one bit is flipped
+in a copy, and a run is killed and goes on.
 
-Each measurement runs in a process of its own (`measuring.Host`), and the ways take turns. Nothing
-stays but what was asked for: all else lies in one temporary folder.
+Each measurement runs in a process of its own (`bench_process.Host`), and the ways take turns.
+Nothing stays but what was asked for: all else lies in one temporary folder.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from .. import machine, native
 from ..dataset import sequence
 from ..errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
 from ..formats import manifest
-from ..images import decode as image
+from ..images import decode
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name
 from ..packing.options import ImageOptions, SourceOptions
@@ -66,7 +69,7 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """ShardLoader's rate over that of the image folder."""
+        """The rate of ShardLoader over that of the image folder."""
         if not self.images_per_s:
             return None
         return self.images_per_s["shardloader"] / self.images_per_s["folder"]
@@ -124,7 +127,7 @@ class Demo:
     counted: str = ""  # whose requests were counted; "": none
 
     def next_steps(self, out: str | None) -> str:
-        """What to run next, and the lines of a training."""
+        """Return what to run next, and the lines of a training."""
         at = "OUT" if out is None else printable(out, 4096)
         tiles = " --jpeg-tiles" if self.parts[-1].tiles else ""
         pack = "" if out is not None else f"  shardio pack FOLDER {at}{tiles}\n"
@@ -139,7 +142,7 @@ class Demo:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the demo as plain JSON."""
         found = asdict(self)
         for part, shown in zip(self.parts, found["parts"], strict=True):
             for row, one in zip(part.rows, shown["rows"], strict=True):
@@ -161,10 +164,10 @@ def demo(
 
     folder      images, which are only read; default: some that are made, small and large
     out         keep the shards here, of all images; else a sample of a large folder is packed
-    batch_size  images in a batch
+    batch_size  images in a batch; default 64
     workers     processes of each loader; default: one a core, 8 at most
     size        pixels of the crops; default 224, and of small images less
-    seconds     the most that a pass takes; the rest of its images is not read
+    seconds     the most that a pass takes; default 6. The rest of its images is not read
     say         called with each paragraph of what was found, when it was found
 
     Raises OptionError, SourceError, ExistsError, StorageError and what packing raises.
@@ -180,9 +183,10 @@ def demo(
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for a pass")
     given = None if folder is None else _checked(os.fsdecode(folder), out)
     tell = say or (lambda text: None)
-    pil = image.pil_info()
+    pil = decode.pil_info()
     with _scratch() as scratch, Host() as host:
-        stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, out)
+        keeps = None if out is None else os.fsdecode(out)
+        stage = _Stage(scratch, host, batch_size, processes, size, seconds, tell, keeps)
         parts, damage, resumed = stage.show(given)
     return Demo(
         pil=f"{pil['name']} {pil['version']}",
@@ -202,28 +206,23 @@ def demo(
 # --- what is shown --------------------------------------------------------------------------------
 
 
+@dataclass
 class _Stage:
     """One demo, from its images to its last paragraph."""
 
-    def __init__(
-        self,
-        scratch: str,
-        host: Host,
-        batch_size: int,
-        workers: int,
-        size: int | None,
-        seconds: float,
-        say: Say,
-        out: str | os.PathLike[str] | None,
-    ) -> None:
-        self.scratch, self.host, self.say = scratch, host, say
-        self.batch_size, self.workers, self.size = batch_size, workers, size
-        self.seconds = seconds
-        self.out = None if out is None else os.fsdecode(out)
-        self.counted = ""
-        self.refused = ""  # why reads are not held to a limit
+    scratch: str
+    host: Host
+    batch_size: int
+    workers: int
+    size: int | None
+    seconds: float
+    say: Say
+    out: str | None
+    counted: str = ""
+    refused: str = ""  # why reads are not held to a limit
 
     def show(self, given: str | None) -> tuple[list[Part], Damage | None, Resumed | None]:
+        """Pack and read all folders, and show what comes of damage and of a kill."""
         parts: list[Part] = []
         packed: list[_Packed] = []
         self.say(_heading(self.batch_size, self.workers))
@@ -231,8 +230,7 @@ class _Stage:
             packed.append(self._pack(source, name, tiles))
             parts.append(self._compare(packed[-1]))
         last = packed[-1]  # photographs, if there are any
-        damage: Damage | None = None
-        resumed: Resumed | None = None
+        damage, resumed = None, None
         try:
             damage = self._flip(last)
             resumed = self._resume(last)
@@ -241,7 +239,7 @@ class _Stage:
         return parts, damage, resumed
 
     def _sources(self, given: str | None) -> Iterator[tuple[str, str, bool | None]]:
-        """Folders, what they are called, and whether tiles suit them (None: to be looked at)."""
+        """Yield folders, their names, and whether tiles suit them (None: to be looked at)."""
         if given is not None:
             yield given, printable(given, 4096), None
             return
@@ -257,20 +255,21 @@ class _Stage:
 
     def _pack(self, source: str, name: str, tiles: bool | None) -> _Packed:
         out = os.path.join(self.scratch, f"{os.path.basename(source)}.shards")
-        listed, root, part = source, None, ""
+        listed, root, of_them = source, None, ""
         if self.out is not None:
             out = self.out
             if name.endswith("made for this"):
                 out = os.path.join(out, os.path.basename(source))
-        else:
-            found = _listing(source)
-            if found.left:
-                part = f", {found.count:,} of them"
-                listed, root = os.path.join(self.scratch, "sample.csv"), source
-                found.write(listed)
+        rows, size, more = _sample(source) if self.out is None else ([], 0, False)
+        if more:
+            of_them = f", {len(rows):,} of them"
+            listed, root = os.path.join(self.scratch, "sample.csv"), source
+            columns = 2 if rows[0][1] else 1
+            with open(listed, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(row[:columns] for row in [("path", "label"), *rows])
         if tiles is None:
             tiles = _large(source)
-        _check_room(source, out, None if root is None else found.size)
+        _check_room(out, size or sum(map(os.path.getsize, _images(source))))
         began = time.monotonic()
         read, images = SourceOptions(root=root), ImageOptions(jpeg_tiles=tiles)
         done = pack(listed, out, read=read, images=images, on_error="skip")[0]
@@ -279,60 +278,46 @@ class _Stage:
         split = "train" if "train" in folders else next(iter(folders))
         if split:
             source, out = os.path.join(source, split), folders[split]
-        made = manifest.load(locate(out))
-        if not made.records:
+        dataset = manifest.load(locate(out))
+        if not dataset.records:
             raise SourceError(f"{printable(source, 4096)}: no image in it could be packed")
         first = sequence.open(out, fields=("image",))[0][0]
         os.sync()  # pages that are not written yet could not be dropped
-        skipped = sum(len(one.rejected) for one in (done,))
+        skipped = len(done.rejected)
         left = f"; {show_count(skipped, 'file')} left out" if skipped else ""
         flag = " --jpeg-tiles" if tiles else ""
-        apart = ""
+        elsewhere = ""
         if os.stat(source).st_dev != os.stat(out).st_dev:
-            apart = "\n  (The shards lie on another disk than the images: --out DIR says where.)"
-        records = min(made.records, MOST_IMAGES)
+            elsewhere = (
+                "\n  (The shards lie on another disk than the images: --out DIR says where.)"
+            )
+        files = f"{show_count(dataset.shards, 'file')} instead of {dataset.records:,}"
         self.say(
-            f"{name}: {show_count(made.records, 'image')}{part}, "
-            f"{show_size(made.size / made.records)} each{left}\n"
+            f"{name}: {show_count(dataset.records, 'image')}{of_them}, "
+            f"{show_size(dataset.size / dataset.records)} each{left}\n"
             f"  $ shardio pack FOLDER OUT{flag}\n"
-            f"  {seconds:.1f} s; {show_count(made.shards, 'file')} instead of {made.records:,}"
-            + apart
+            f"  {seconds:.1f} s; {files}{elsewhere}"
         )
-        return _Packed(
+        part = Part(
             name=name,
-            source=source,
-            out=out,
-            records=records,
-            mean_bytes=made.size / made.records,
+            images=min(dataset.records, MOST_IMAGES),
+            mean_bytes=dataset.size / dataset.records,
             sides=first.size,
             size=self.size or _crop(first.size),
             tiles=bool(tiles),
-            fields=("image", "label") if "label" in made.schema.names else ("image",),
-            shards=made.shards,
-            seconds=seconds,
+            shards=dataset.shards,
+            pack_seconds=seconds,
         )
+        fields = ("image", "label") if "label" in dataset.schema.names else ("image",)
+        return _Packed(part, source, out, fields)
 
     def _compare(self, packed: _Packed) -> Part:
-        rows = [
-            self._row(packed, "in memory", cold=False),
-            self._row(packed, "on the disk", cold=True),
-        ]
-        limited = f"on a disk of {READS_PER_S} reads/s"
-        if rows[1].refused or self.refused:
-            rows.append(Row(limited, refused=rows[1].refused or self.refused))
-        else:
-            rows.append(self._row(packed, limited, cold=True, reads_per_s=READS_PER_S))
-        part = Part(
-            name=packed.name,
-            images=packed.records,
-            mean_bytes=packed.mean_bytes,
-            sides=packed.sides,
-            size=packed.size,
-            tiles=packed.tiles,
-            shards=packed.shards,
-            pack_seconds=packed.seconds,
-            rows=tuple(rows),
-        )
+        warm = self._row(packed, "in memory", cold=False)
+        cold = self._row(packed, "on the disk", cold=True)
+        limited = Row(f"on a disk of {READS_PER_S} reads/s", refused=cold.refused or self.refused)
+        if not limited.refused:
+            limited = self._row(packed, limited.name, cold=True, reads_per_s=READS_PER_S)
+        part = replace(packed.part, rows=(warm, cold, limited))
         self.say(table(part))
         return part
 
@@ -347,10 +332,12 @@ class _Stage:
                 if number and time.monotonic() - began > ROUND_S:
                     break
                 for way in WAYS:
-                    read = packed.source if way == "folder" else packed.out
-                    with self._group(read, reads_per_s, cold) as group:
-                        found = self._read(packed, way, cold, group)
-                        if group is not None and found["images"] == packed.records:
+                    path = packed.source if way == "folder" else packed.out
+                    with ExitStack() as stack:
+                        group = self._count(stack, path, reads_per_s) if cold else None
+                        members = None if group is None else group.members
+                        found = self._ask(packed, "read", way=way, cold=cold, members=members)
+                        if group is not None and found["images"] == packed.part.images:
                             requests[way] = group.reads()  # of a whole pass
                     rates[way] = max(rates.get(way, 0.0), found["images_per_s"])
         except FailedError as error:
@@ -359,124 +346,98 @@ class _Stage:
             return Row(name, refused=self.refused)
         return Row(name, rates, requests)
 
-    @contextmanager
-    def _group(
-        self, path: str, reads_per_s: int | None, cold: bool
-    ) -> Iterator[throttle.Group | None]:
-        """A control group where one can be made: without a limit it counts."""
-        if not cold or self.refused:
-            yield None
-            return
-        group = throttle.Group(path, reads_per_s)
+    def _count(self, stack: ExitStack, path: str, reads_per_s: int | None) -> throttle.Group | None:
+        """Enter a control group where that can be: without a limit it counts."""
+        if self.refused:
+            return None
         try:
-            group.__enter__()
+            group = stack.enter_context(throttle.Group(path, reads_per_s))
         except ShardioError as error:
             self.refused = str(error)
-            yield None
-            return
+            return None
         self.counted = "those of these processes, by the kernel"
-        try:
-            yield group
-        finally:
-            group.__exit__()
+        return group
 
-    def _read(
-        self, packed: _Packed, way: str, cold: bool, group: throttle.Group | None
-    ) -> dict[str, Any]:
-        members = None if group is None else group.members
-        more = {"way": way, "cold": cold, "members": members, "seconds": self.seconds}
-        return self.host.ask(self._request(packed, "contest.read", **more), _LIMIT_S)
-
-    def _request(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
-        return {
-            "do": do,
+    def _ask(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
+        request = {
+            "do": f"contest.{do}",
             "out": packed.out,
             "source": packed.source,
-            "records": packed.records,
+            "records": packed.part.images,
             "fields": packed.fields,
-            "size": packed.size,
+            "size": packed.part.size,
             "batch_size": self.batch_size,
             "workers": self.workers,
-        } | more
+            "seconds": self.seconds,
+            "state": None,
+        }
+        return self.host.ask(request | more, _LIMIT_S)
 
     def _flip(self, packed: _Packed) -> Damage | None:
         """Flip one bit of one record, in a copy, and train on it."""
-        copy, number = os.path.join(self.scratch, "damaged"), packed.records // 2
+        copy, records = os.path.join(self.scratch, "damaged"), packed.part.images
+        number = records // 2
         key = sequence.open(packed.out)[number : number + 1].keys()[0]
-        path = os.path.join(packed.source, file_name(key))
         _copy_with_a_flip(packed.out, copy, number)
-        request = self._request(packed, "contest.train", state=None, log=os.devnull)
-        near = range(max(0, number - 8), min(packed.records, number + 8))
-        request |= {"out": copy, "only": list(near), "batch_size": 4}
+        near = list(range(max(0, number - 8), min(records, number + 8)))
         message = ""
         try:
-            self.host.ask(request, _LIMIT_S)
+            self._ask(packed, "train", log=os.devnull, out=copy, only=near, batch_size=4)
         except DamageError as error:
             message = str(error).replace(copy, "OUT")
-        found = self.host.ask({"do": "contest.flip_file", "path": path}, _LIMIT_S)
+        path = os.path.join(packed.source, file_name(key))
+        found = self._ask(packed, "flip_file", path=path)
         damage = Damage(message, found["raised"], found["changed"], found["pixels"])
         self.say(damage_text(damage))
         return damage
 
     def _resume(self, packed: _Packed) -> Resumed | None:
         """Kill a run in the middle, go on with other workers, and compare all batches."""
-        steps = min(RESUMED, -(-packed.records // self.batch_size))
+        records, size = packed.part.images, self.batch_size
+        steps = min(RESUMED, -(-records // size))
         if steps < 2:
             self.say("A run that is killed goes on: too few images here to show it.")
             return None
-        chosen = list(range(min(packed.records, steps * self.batch_size)))
-        logs = [os.path.join(self.scratch, f"{name}.jsonl") for name in ("whole", "until", "from")]
+        train = partial(self._ask, packed, "train", only=list(range(min(records, steps * size))))
+        whole, until, after = (os.path.join(self.scratch, f"{n}.jsonl") for n in range(3))
         workers = (self.workers, max(1, self.workers - 1))
-        common = self._request(packed, "contest.train", only=chosen, state=None)
-        self.host.ask(common | {"log": logs[0]}, _LIMIT_S)
-        dies_after = max(1, steps * 5 // 12)
+        train(log=whole)
         with suppress(FailedError):  # as it is told to
-            self.host.ask(common | {"log": logs[1], "dies_after": dies_after}, _LIMIT_S)
-        notes = _lines(logs[1])
-        more = {"log": logs[2], "state": notes[-1]["state"], "workers": workers[1]}
-        self.host.ask(common | more, _LIMIT_S)
-        whole = [one["batch"] for one in _lines(logs[0])]
-        parts = [one["batch"] for one in [*notes, *_lines(logs[2])]]
-        resumed = Resumed(len(whole), len(notes), workers, whole == parts)
+            train(log=until, dies_after=max(1, steps * 5 // 12))
+        notes = _lines(until)
+        train(log=after, state=notes[-1]["state"], workers=workers[1])
+        expected = [one["batch"] for one in _lines(whole)]
+        parts = [one["batch"] for one in [*notes, *_lines(after)]]
+        resumed = Resumed(len(expected), len(notes), workers, expected == parts)
         self.say(resumed_text(resumed))
         return resumed
 
 
-@dataclass(frozen=True)
-class _Packed:
-    name: str
+class _Packed(NamedTuple):
+    """A folder of images as it was packed: what is shown of it, and where it is."""
+
+    part: Part
     source: str
     out: str
-    records: int  # that are read
-    mean_bytes: float
-    sides: tuple[int, int]
-    size: int
-    tiles: bool
-    fields: tuple[str, ...]
-    shards: int
-    seconds: float
+    fields: tuple[str, ...]  # that are read
 
 
 def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
-    """A copy of a dataset, with one bit of one record flipped: all other files are links."""
-    made = manifest.load(locate(out))
+    """Copy a dataset, with one bit of one record flipped: all other files are links."""
+    dataset = manifest.load(locate(out))
     packed = sequence.open(out, decode=None)
     shard, record = packed._reader.locate(number)
     opened = packed._reader.shard(shard)
     at = opened.offset(record) + int(opened.sizes[record]) * 2 // 3
     os.mkdir(copy)
-    for name in os.listdir(out):
-        if not os.path.isfile(os.path.join(out, name)):
-            continue
-        if name == made.shard(shard).name:
-            shutil.copyfile(os.path.join(out, name), os.path.join(copy, name))
-            with open(os.path.join(copy, name), "r+b") as file:
-                file.seek(at)
-                byte = file.read(1)[0]
-                file.seek(at)
-                file.write(bytes([byte ^ 1 << 4]))
-        else:
-            os.symlink(os.path.abspath(os.path.join(out, name)), os.path.join(copy, name))
+    for entry in os.scandir(out):
+        if entry.is_file():
+            os.symlink(os.path.abspath(entry.path), os.path.join(copy, entry.name))
+    path = Path(copy, dataset.shard(shard).name)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << 4
+    path.unlink()
+    path.write_bytes(data)
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
@@ -487,47 +448,24 @@ def _lines(path: str) -> list[dict[str, Any]]:
 # --- the images -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The images of a folder, or a part of them from each class folder."""
+def _sample(folder: str) -> tuple[list[tuple[str, str]], int, bool]:
+    """List as many images as a demo packs; nothing more of a large folder is looked at.
 
-    rows: list[tuple[str, str]]  # path below the folder, and its top folder or "", as stored
-    left: bool  # there are more
-    size: int  # bytes
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    def write(self, path: str) -> None:
-        classes = any(label for _, label in self.rows)
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["path", "label"] if classes else ["path"])
-            writer.writerows(row if classes else row[:1] for row in self.rows)
-
-
-def _listing(folder: str) -> _Listing:
-    """As many images as a demo packs; nothing more of a large folder is looked at."""
+    Returns for each the path below the folder, and its top folder or "", as stored; the bytes of
+    all; and whether there are more.
+    """
     tops = sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
-    groups = [(top, _images(os.path.join(folder, top))) for top in tops]
-    if not tops:
-        groups = [("", _images(folder))]
+    groups = (_images(os.path.join(folder, top)) for top in tops or [""])
+    in_turn = chain.from_iterable(zip_longest(*groups))  # one of each class
     rows: list[tuple[str, str]] = []
-    size, left, turn = 0, False, list(groups)
-    while turn and not left:  # one of each class in turn
-        for group in list(turn):
-            top, paths = group
-            path = next(paths, None)
-            if path is None:
-                turn.remove(group)
-                continue
-            size += os.path.getsize(path)
-            if size > MOST_BYTES or len(rows) == MOST_IMAGES:
-                left = True
-                break
-            rows.append((from_file_name(os.path.relpath(path, folder)), from_file_name(top)))
-    return _Listing(rows, left, size)
+    size = 0
+    for path in filter(None, in_turn):
+        size += os.path.getsize(path)
+        if size > MOST_BYTES or len(rows) == MOST_IMAGES:
+            return rows, size, True
+        name = from_file_name(os.path.relpath(path, folder))
+        rows.append((name, name.partition("/")[0] if tops else ""))
+    return rows, size, False
 
 
 def _images(folder: str) -> Iterator[str]:
@@ -541,7 +479,7 @@ def _images(folder: str) -> Iterator[str]:
 
 
 def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
-    """The folder to be packed: of splits, that of training."""
+    """Return the folder to be packed: of splits, that of training."""
     if not os.path.isdir(folder):
         problem = "not a folder" if os.path.exists(folder) else "no such folder"
         raise OptionError(f"{printable(folder, 4096)}: {problem}; give a folder of images")
@@ -561,30 +499,23 @@ def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
 
 
 def _large(folder: str) -> bool:
-    """Whether most of the first images are JPEGs so large that crops gain by tiles."""
-    jpegs = looked = 0
-    for path in _images(folder):
-        with open(path, "rb") as file:
-            data = file.read()
-        looked += 1
-        try:
-            wide, high = image.decode(data).size
-        except DecodeError:
-            continue
-        jpegs += data.startswith(b"\xff\xd8\xff") and wide * high >= LARGE
-        if looked == 8:
-            break
-    return 2 * jpegs > looked
+    """Tell whether most of the first images are JPEGs so large that crops gain by tiles."""
+    paths = list(islice(_images(folder), 8))
+    large = 0
+    for path in paths:
+        data = Path(path).read_bytes()
+        with suppress(DecodeError):
+            wide, high = decode.decode(data).size
+            large += data.startswith(b"\xff\xd8\xff") and wide * high >= LARGE
+    return 2 * large > len(paths)
 
 
 def _crop(sides: tuple[int, int]) -> int:
-    """Pixels of the crops: as bench has it, and less than 224 where that were mostly enlarging."""
+    """Return the pixels of crops: as bench has it, but less where that were mostly enlarging."""
     return 224 if max(sides) >= 256 else min(112, min(sides))
 
 
-def _check_room(source: str, out: str, size: int | None) -> None:
-    if size is None:
-        size = sum(os.path.getsize(path) for path in _images(source))
+def _check_room(out: str, size: int) -> None:
     at = os.path.abspath(out)
     while not os.path.exists(at):
         at = os.path.dirname(at)
@@ -598,7 +529,7 @@ def _check_room(source: str, out: str, size: int | None) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A temporary folder, on a disk where there is one: a RAM disk is never cold."""
+    """Give a temporary folder, on a disk where there is one: a RAM disk is never cold."""
     places = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     for place in places:
         try:
@@ -618,7 +549,7 @@ def _scratch() -> Iterator[str]:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """A kill (SIGTERM) becomes an exception meanwhile, so that the temporary folder goes."""
+    """Make a kill (SIGTERM) an exception meanwhile, so that the temporary folder goes."""
     try:
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     except ValueError:  # not the main thread
@@ -634,14 +565,13 @@ def _terminated() -> Iterator[None]:
 
 
 def _heading(batch_size: int, workers: int) -> str:
-    pil = image.pil_info()
-    engine_text = f"{pil['name']} {pil['version']}"
+    pil = decode.pil_info()
+    decoder = f"{pil['name']} {pil['version']}"
     core = "built" if native.core is not None else f"not built ({native.missing})"
     lines = [
         f"Batches of {batch_size}, shuffled, decoded, cropped at random and mirrored; "
         f"{show_count(workers, 'worker')} each.",
-        f"  image folder   files, {engine_text}, torch's DataLoader: what one writes without a "
-        "library",
+        f"  image folder   files, {decoder}, torch's DataLoader: what one writes without a library",
         "  DataLoader     shards, in the same DataLoader",
         f"  ShardLoader    shards, as recommended; compiled core: {core}",
     ]
@@ -654,7 +584,7 @@ def _heading(batch_size: int, workers: int) -> str:
 
 
 def table(part: Part) -> str:
-    """A part's rows, for a terminal."""
+    """Return the rows of a part, for a terminal."""
     lines = [
         [f"images/s, {part.sides[0]} x {part.sides[1]} -> {part.size} px", "image folder",
          "DataLoader", "ShardLoader", "gain"],
@@ -673,13 +603,13 @@ def table(part: Part) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line in lines:
-        cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        text.append("  " + "  ".join((line[0].ljust(widths[0]), *cells)).rstrip())
+        line[0] = line[0].ljust(widths[0])
+        text.append("  " + "  ".join(map(str.rjust, line, widths)).rstrip())
     return "\n".join([*text, *dict.fromkeys(notes)])
 
 
 def gain_text(gain: float | None) -> str:
-    """A ratio in words."""
+    """Return a ratio in words."""
     if gain is None:
         return ""
     if abs(gain - 1) <= EQUAL:
@@ -688,7 +618,7 @@ def gain_text(gain: float | None) -> str:
 
 
 def fewer_text(row: Row) -> str:
-    """How many times fewer reads ShardLoader asks of the disk than the image folder."""
+    """Return how many times fewer reads ShardLoader asks of the disk than the image folder."""
     if not {"folder", "shardloader"} <= set(row.requests):
         return ""
     fewer = row.requests["folder"] / max(1, row.requests["shardloader"])
@@ -696,6 +626,7 @@ def fewer_text(row: Row) -> str:
 
 
 def damage_text(damage: Damage) -> str:
+    """Return the paragraph on a flipped bit."""
     quoted = "\n".join(f"  > {line}" for line in damage.message.splitlines())
     file = f"an error: {damage.file_error}"
     if damage.file_error is None:
@@ -707,6 +638,7 @@ def damage_text(damage: Damage) -> str:
 
 
 def resumed_text(resumed: Resumed) -> str:
+    """Return the paragraph on a run that was killed."""
     before, after = resumed.workers
     verdict = "all equal, byte for byte" if resumed.equal else "NOT EQUAL"
     return (

@@ -12,9 +12,11 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from ..storage.local import write_file
 from ..tuning.plot import check
-from .demo import WAYS, Demo, Part, Row, gain_text
+from .demo import WAYS, Demo, Part, gain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +45,7 @@ def save(found: Demo, path: str | os.PathLike[str]) -> None:
 
 
 def draw(found: Demo, kind: str) -> bytes:
-    """The content of such a file. HTML holds the picture as SVG."""
+    """Return the content of such a file. HTML holds the picture as SVG."""
     import matplotlib
 
     if kind == "html":
@@ -60,6 +62,7 @@ def draw(found: Demo, kind: str) -> bytes:
 def _figure(found: Demo) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     parts = len(found.parts)
     high = 1.5 + 2.55 * parts + 1.3
@@ -74,7 +77,11 @@ def _figure(found: Demo) -> Figure:
         f"image folder with {found.pil}; {found.workers} workers each; {found.cores:g} cores",
         fontsize=10, color=_SOFT, va="center",
     )  # fmt: skip
-    _legend(figure, 1 - 1.02 / high)
+    figure.legend(
+        [Patch(color=COLOURS[way]) for way in WAYS], [NAMES[way] for way in WAYS],
+        loc="center left", bbox_to_anchor=(0.034, 1 - 1.02 / high), ncols=3, frameon=False,
+        fontsize=10.5, handlelength=1.1, handleheight=1.1, columnspacing=1.8,
+    )  # fmt: skip
     for number, part in enumerate(found.parts):
         bottom = (high - 1.62 - 2.55 * number - 1.95) / high
         _bars(figure.add_axes((0.145, bottom, 0.53, 1.95 / high)), part)
@@ -84,54 +91,43 @@ def _figure(found: Demo) -> Figure:
     return figure
 
 
-def _legend(figure: Figure, y: float) -> None:
-    from matplotlib.patches import Patch
-
-    figure.legend(
-        [Patch(color=COLOURS[way]) for way in WAYS], [NAMES[way] for way in WAYS],
-        loc="center left", bbox_to_anchor=(0.034, y), ncols=3, frameon=False, fontsize=10.5,
-        handlelength=1.1, handleheight=1.1, columnspacing=1.8,
-    )  # fmt: skip
-
-
 def _bars(axes: Axes, part: Part) -> None:
-    """Three bars for each place that the images lie at; ShardLoader's with its gain."""
+    """Draw three bars for each place that the images lie at; ShardLoader's with its gain."""
     _bare(axes)
     wide, high = part.sides
+    name = part.name.removesuffix(", made for this")
+    name = name if len(name) <= 36 else "..." + name[-33:]
     axes.set_title(
-        f"{_short(part.name)}: {part.images:,} of about {wide} x {high} pixels, images/s",
+        f"{name}: {part.images:,} of about {wide} x {high} pixels, images/s",
         fontsize=11, fontweight="bold", color=_INK, loc="left", x=-0.198, pad=9,
     )  # fmt: skip
-    most = max((max(row.images_per_s.values(), default=0.0) for row in part.rows), default=0.0)
+    measured = [(place, row) for place, row in enumerate(part.rows) if row.images_per_s]
+    most = max((max(row.images_per_s.values()) for _, row in measured), default=0.0)
     axes.set_xlim(0, max(most, 1e-9) * 1.24)
     axes.set_ylim(len(part.rows) - 0.45, -0.55)
+    names = [row.name.replace("on a disk of ", "on a disk of\n") for row in part.rows]
+    axes.set_yticks(range(len(names)), names, fontsize=10, color=_INK, linespacing=1.15)
+    axes.tick_params(length=0)
+    for way, at in zip(WAYS, (-0.27, 0.0, 0.27), strict=True):
+        rates = [row.images_per_s[way] for _, row in measured]
+        bars = axes.barh([place + at for place, _ in measured], rates, 0.25, color=COLOURS[way])
+        ink = _SOFT if way == "folder" else _INK
+        axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=4, fontsize=8.5, color=ink)
     for place, row in enumerate(part.rows):
-        axes.text(
-            -0.012, place, _place(row), transform=axes.get_yaxis_transform(), ha="right",
-            va="center", fontsize=10, color=_INK, linespacing=1.15,
-        )  # fmt: skip
-        if not row.images_per_s:
+        if row.gain is None:
             axes.text(0, place, "  not measured here", va="center", fontsize=9, color=_SOFT)
             continue
-        for way, at in zip(WAYS, (-0.27, 0.0, 0.27), strict=True):
-            rate = row.images_per_s[way]
-            axes.barh(place + at, rate, height=0.25, color=COLOURS[way])
-            axes.annotate(
-                f"{rate:,.0f}", (rate, place + at), xytext=(4, 0), textcoords="offset points",
-                va="center", fontsize=8.5, color=_SOFT if way == "folder" else _INK,
-            )  # fmt: skip
-        gain = row.gain
-        if gain is not None:
-            axes.annotate(
-                gain_text(gain) if gain_text(gain) != "none" else "no gain",
-                (1, place + 0.05), xycoords=axes.get_yaxis_transform(), ha="right", va="center",
-                fontsize=15 if gain >= 1.05 else 10, fontweight="bold",
-                color=COLOURS["shardloader"] if gain >= 1.05 else _SOFT,
-            )  # fmt: skip
+        gain = gain_text(row.gain)
+        axes.annotate(
+            gain if gain != "none" else "no gain",
+            (1, place + 0.05), xycoords=axes.get_yaxis_transform(), ha="right", va="center",
+            fontsize=15 if row.gain >= 1.05 else 10, fontweight="bold",
+            color=COLOURS["shardloader"] if row.gain >= 1.05 else _SOFT,
+        )  # fmt: skip
 
 
 def _dots(axes: Axes, part: Part) -> None:
-    """A dot for each read of the disk: a field of them for files, and one for shards."""
+    """Draw a dot for each read of the disk: a field of them for files, and one for shards."""
     _bare(axes)
     counted = [row.requests for row in part.rows if {"folder", "shardloader"} <= set(row.requests)]
     axes.set_title(
@@ -145,15 +141,14 @@ def _dots(axes: Axes, part: Part) -> None:
     axes.set_ylim(0, 1)
     reads = counted[0]
     each = max(1, -(-reads["folder"] // _MOST_DOTS))
+    rows = 40  # of the field for files: those for shards are as large
+    step = 0.8 / rows
+    columns = max(1, -(-max(reads["folder"] // each, 1) // rows))
+    across = min(0.5 / columns, 2 * step)
     for way, left in (("folder", 0.0), ("shardloader", 0.56)):
-        count = max(1, round(reads[way] / each))
-        rows = 40  # of the field for files: those for shards are as large
-        step = 0.8 / rows
-        columns = max(1, -(-max(reads["folder"] // each, 1) // rows))
-        across = min(0.5 / columns, 2 * step)
-        x = [left + (i // rows) * across for i in range(count)]
-        y = [0.8 - (i % rows) * step for i in range(count)]
-        axes.scatter(x, y, s=2.6, color=COLOURS[way], linewidths=0, clip_on=False)
+        column, row = np.divmod(np.arange(max(1, round(reads[way] / each))), rows)
+        axes.scatter(left + column * across, 0.8 - row * step, s=2.6, color=COLOURS[way],
+                     linewidths=0, clip_on=False)  # fmt: skip
         axes.text(left, 0.94, f"{reads[way]:,}", fontsize=13, fontweight="bold",
                   color=COLOURS[way] if way != "folder" else "#777777", va="center")  # fmt: skip
     if each > 1:
@@ -165,7 +160,7 @@ def _flipped(axes: Axes, found: Demo) -> None:
     damage = found.damage
     if damage is None:
         return
-    said = "no error" if damage.file_error is None else "an error"
+    said = "an error"
     if damage.file_error is None:
         said = f"no error, {damage.file_changed:,} wrong pixels"
     _line(axes, 0.66, COLOURS["folder"], "image folder", said, _RED)
@@ -183,27 +178,29 @@ def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> N
 
 
 def _resumed(axes: Axes, found: Demo) -> None:
-    """A square for each batch: of the run that was killed, and of the one that went on."""
+    """Draw a square for each batch: of the run that was killed, and of the one that went on."""
     _bare(axes, title="a run is killed, and goes on: the batches")
     run = found.resumed
     if run is None:
         return
     step = min(0.07, 0.9 / run.batches)
-    for i in range(run.batches):
-        before = i < run.killed_after
-        at = 0.012 + i * step + (0.0 if before else 0.035)
-        for y, colour in ((0.66, _SOFT), (0.22, _GREEN if run.equal else _RED)):
-            shown = COLOURS["shardloader"] if y > 0.5 else colour
-            axes.scatter([at], [y], s=190, marker="s", color=shown, linewidths=0,
-                         alpha=1.0 if before or y < 0.5 else 0.55)  # fmt: skip
-            axes.text(at, y, "=" if y < 0.5 else f"{i + 1}", ha="center", va="center_baseline",
-                      fontsize=8.5, color="white", fontweight="bold")  # fmt: skip
+    after = np.arange(run.batches) >= run.killed_after
+    at = 0.012 + np.arange(run.batches) * step + np.where(after, 0.035, 0.0)
+    blue = COLOURS["shardloader"]
+    axes.scatter(at, np.full(len(at), 0.66), s=190, marker="s", linewidths=0,
+                 color=[f"{blue}8c" if late else blue for late in after])  # fmt: skip
+    axes.scatter(at, np.full(len(at), 0.22), s=190, marker="s",
+                 color=_GREEN if run.equal else _RED, linewidths=0)  # fmt: skip
+    for number, x in enumerate(at, 1):
+        for y, text in ((0.66, str(number)), (0.22, "=")):
+            axes.text(x, y, text, ha="center", va="center_baseline", fontsize=8.5, color="white",
+                      fontweight="bold")  # fmt: skip
     cut = 0.012 + run.killed_after * step - step / 2 + 0.0175
     axes.plot([cut, cut], [0.02, 0.9], color=_RED, linewidth=1.6, linestyle=(0, (3, 2)))
 
 
 def _bare(axes: Axes, title: str = "") -> None:
-    """Without a frame and ticks."""
+    """Leave out frame and ticks."""
     for side in axes.spines.values():
         side.set_visible(False)
     axes.set_xticks([])
@@ -212,13 +209,3 @@ def _bare(axes: Axes, title: str = "") -> None:
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.set_title(title, fontsize=11, fontweight="bold", color=_INK, loc="left", pad=4)
-
-
-def _place(row: Row) -> str:
-    """On two lines, where that is long."""
-    return row.name.replace("on a disk of ", "on a disk of\n")
-
-
-def _short(name: str) -> str:
-    name = name.removesuffix(", made for this")
-    return name if len(name) <= 36 else "..." + name[-33:]

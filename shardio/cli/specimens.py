@@ -17,6 +17,8 @@ _TEXTURE: Final = 1280  # pixels, of each side
 
 
 class Kind(NamedTuple):
+    """A kind of images to make."""
+
     name: str
     sides: tuple[tuple[int, int], tuple[int, int]]  # least and most width, least and most height
     grain: int  # of 255: as fine as a camera's, so that files are as large

@@ -5,6 +5,7 @@ A format is its modules and one row here. They never import this table.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from .foreign.webdataset_writer import WebDataset
 from .foreign.writer import Target
 from .lmdb import START, LmdbEncoder, LmdbShard
 from .manifest import SUFFIXES
-from .record import MAGIC, RecordEncoder, RecordShard, open_packed
+from .record import MAGIC, RecordEncoder, RecordShard
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,14 @@ class PackedFormat:
 
     def open(self, opening: Opening, info: ShardInfo) -> Shard:
         """Open one shard. Raises as `open_shard`."""
-        return open_packed(self.shard, opening, info)
+        file = opening.storage.open(info.name)
+        try:
+            shard = self.shard(file, info, opening.dataset_id, verify=opening.verify)
+            shard.check_fields(opening.schema)
+            return shard
+        except BaseException:
+            file.close()
+            raise
 
 
 @dataclass(frozen=True)
@@ -100,11 +108,8 @@ def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
     """Return the SHA-256 of a shard's file, or files, 32 bytes. Raises as opening it does."""
     if format == "imagefolder":
         return ImageFolderShard(opening, info).sha256()
-    file = opening.storage.open(info.name)
-    try:
+    with contextlib.closing(opening.storage.open(info.name)) as file:
         return file.sha256()
-    finally:
-        file.close()
 
 
 def claims(names: Iterable[str]) -> dict[str, list[str]]:

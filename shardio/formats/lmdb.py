@@ -44,7 +44,7 @@ from ..errors import DamageError, VersionError
 from ..storage.base import File
 from .base import Column, ShardInfo
 from .index import checksum
-from .record import BLOCK, FRAME, LARGE, RecordEncoder, RecordShard
+from .record import FRAME, RecordEncoder, RecordShard
 from .sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 
 PAGE = 4096  # written; the machine's own pages may be larger
@@ -309,40 +309,14 @@ class LmdbShard(RecordShard):
             named = np.logical_and.reduceat(found.big, found.firsts[:-1])
             self._check_leaves(found, np.flatnonzero(named).tolist())
 
-    def hold(self, start: int, stop: int) -> list[bytes]:
-        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
-        if start == stop:
-            return []
-        block, bounds = self._bounded(start, stop)
-        return [block[a:b] for a, b in bounds]
-
-    def _bounded(self, start: int, stop: int) -> tuple[bytes, Iterator[tuple[int, int]]]:
-        """Read from record `start` to the end of `stop` - 1; also return each one's place there."""
-        begins = self._offsets[start:stop]
-        base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
-        begins = begins - base
-        ends = begins + self.sizes[start:stop]
-        bounds = zip(begins.tolist(), ends.tolist(), strict=True)
-        return self._file.read(base, end - base), bounds
-
-    def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
-        runs = self._own_runs(start, stop)
-        return map(with_text_keys, runs) if text else runs
-
-    def _own_runs(self, start: int, stop: int) -> Iterator[Iterable[Sample]]:
-        offsets = self._offsets
-        if offsets[stop] - offsets[start] >= (stop - start) * LARGE:
-            yield from super()._runs(start, stop)
-            return
-        while start < stop:
-            upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
-            upto = min(max(upto, start + 1), stop)
-            yield (self.read(start),) if self.sizes[start] > BLOCK else self._run(start, upto)
-            start = upto
+    def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
+        samples = self._run(start, stop)
+        yield with_text_keys(samples) if text else samples
 
     def _run(self, start: int, stop: int) -> Iterator[Sample]:
         """Do what Schema.decode_run does, for records that do not touch; joining costs 0.4 us."""
-        block, bounds = self._bounded(start, stop)
+        block, begins, ends = self._block(start, stop)
+        bounds = zip(begins.tolist(), ends.tolist(), strict=True)
         decode, frame = self.schema.decode, FRAME.unpack_from
         for number, (begin, end) in enumerate(bounds, self._seed + start):
             sealed = block[begin + 8 : end]

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import math
 import os
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,14 +197,12 @@ def load_splits(storage: Storage) -> list[str] | None:
         return None
     where = printable(f"{storage.url.rstrip('/')}/{SPLITS}", 4096)
     _check_seal(data, where)
-    try:
+    with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         splits = json.loads(data)["splits"]
         if type(splits) is list and all(
             type(name) is str and name not in ("", ".", "..") and "/" not in name for name in splits
         ):
-            return list(splits)
-    except (KeyError, TypeError, ValueError, RecursionError):
-        pass
+            return splits
     raise DamageError(f"{where}: not a list of splits")
 
 
@@ -339,10 +339,8 @@ def _is_in(storage: Storage, folder: str) -> bool:
         file = storage.open(f"{folder}/{MANIFEST}")
     except (OSError, ShardioError):
         return False
-    try:
+    with contextlib.closing(file):
         return file.read(0, min(file.size, len(_START))) == _START
-    finally:
-        file.close()
 
 
 def _several(shown: str, splits: Sequence[str]) -> str:
@@ -421,38 +419,25 @@ def _parse(data: bytes, where: str) -> Manifest:
     count = rows.count(b"\n")
     if count > MAX_SHARDS:
         raise ValueError(f"{count:,} shards; the limit is {MAX_SHARDS:,}")
-    records = np.empty(count, np.int64)
-    sizes = np.empty(count, np.int64)
-    digests = bytearray()
     packed, names = head["shard_format"] in SUFFIXES, []
-    indexes = np.empty(count, np.uint64)
-    at = number = total = size = 0
-    while at < len(rows):
-        stop = at
-        for _ in range(_LINES):
-            stop = rows.find(b"\n", stop) + 1
-            if stop in (0, len(rows)):
-                stop = len(rows)
-                break
-        for name, shard_records, shard_size, sha256, index in json.loads(
-            b"[" + rows[at:stop].rstrip(b",\n") + b"]"
+    records, sizes, indexes, digests = array("q"), array("q"), array("Q"), bytearray()
+    lines = io.BytesIO(rows)
+    while some := b"".join(itertools.islice(lines, _LINES)):
+        for name, shard_records, size, sha256, index in json.loads(
+            b"[" + some.rstrip(b",\n") + b"]"
         ):
-            digest = _unhex(sha256, 32)
+            digest, number = _unhex(sha256, 32), len(records)
             if not packed:
                 names.append(_safe(name))
             elif name != shard_name(number, digest, head["shard_format"]):
                 raise ValueError(f"shard {number} has the name {printable(str(name))!r}")
-            records[number] = _count(shard_records, MAX_RECORDS)
-            sizes[number] = _count(shard_size, MAX_BYTES)
-            indexes[number] = int.from_bytes(_unhex(index, 8), "big")
-            total, size = total + shard_records, size + shard_size
+            records.append(_count(shard_records, MAX_RECORDS))
+            sizes.append(_count(size, MAX_BYTES))
+            indexes.append(int.from_bytes(_unhex(index, 8), "big"))
             digests += digest
-            number += 1
-        at = stop
     totals = _count(head["records"], MAX_BYTES), _count(head["bytes"], MAX_BYTES)
-    if number != count or totals != (total, size):
+    if len(records) != count or totals != (sum(records), sum(sizes)):
         raise ValueError("its totals are not those of its shards")
-    dataset_id = _unhex(head["dataset_id"], 16)
     classes = head["classes"]
     if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
         raise ValueError("its classes are not a list of names")
@@ -462,17 +447,17 @@ def _parse(data: bytes, where: str) -> Manifest:
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
     return Manifest(
-        dataset_id=dataset_id,
+        dataset_id=_unhex(head["dataset_id"], 16),
         format=head["shard_format"],
         schema=check_schema(head["fields"], where),
         classes=None if classes is None else tuple(classes),
         options=head["options"],
         library=head["library"],
         blob_bytes=_count(head["blob_bytes"], MAX_BYTES),
-        shard_records=records,
-        shard_sizes=sizes,
+        shard_records=np.frombuffer(records, np.int64),
+        shard_sizes=np.frombuffer(sizes, np.int64),
         shard_sha256=np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32),
-        shard_index=indexes,
+        shard_index=np.frombuffer(indexes, np.uint64),
         names=None if packed else tuple(names),
         version=head["version"],
         where=where,

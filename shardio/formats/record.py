@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ import xxhash
 from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
-from .base import MAX_RECORDS, Column, Opening, ShardInfo
+from .base import MAX_RECORDS, Column, ShardInfo
 from .index import SCALARS, key_hash, pack_columns, take_columns
 from .index import checksum as _checksum
 from .sample import (
@@ -375,8 +375,8 @@ class RecordShard:
         return found
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
-        # chain: a generator that delegates to another costs each sample 40 ns
         """Yield records [start, stop) in storage order. text: with keys as str."""
+        # chain: a generator that delegates to another costs each sample 40 ns
         return chain.from_iterable(self._runs(start, stop, text))
 
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
@@ -399,8 +399,8 @@ class RecordShard:
 
     def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
         """Yield adjacent records [start, stop), of one read."""
-        block, seed = self._block(start, stop), self._seed + start
-        ends = self.sizes[start:stop].cumsum()
+        block, _, ends = self._block(start, stop)
+        seed = self._seed + start
         core = native.records()
         if core is not None and self._letters:
             letters = _TEXT_KEY + self._letters[1:] if text else self._letters
@@ -414,10 +414,12 @@ class RecordShard:
             block, ends.tolist(), seed, FRAME.unpack_from, _checksum, self._wrong, text
         )
 
-    def _block(self, start: int, stop: int) -> bytes:
-        """Return the bytes of records [start, stop), joined."""
-        begin = int(self._offsets[start])
-        return self._file.read(begin, int(self._offsets[stop]) - begin)
+    def _block(self, start: int, stop: int) -> tuple[bytes, Column, Column]:
+        """Read records [start, stop) at once; also return where each begins and ends there."""
+        begins = self._offsets[start:stop]
+        base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
+        begins = begins - base
+        return self._file.read(base, end - base), begins, begins + self.sizes[start:stop]
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
         """Raise the error for a record of a run, found by decoding it alone."""
@@ -426,9 +428,10 @@ class RecordShard:
 
     def hold(self, start: int, stop: int) -> list[bytes]:
         """Return records [start, stop) as bytes, unchecked, to be decoded later."""
-        block = self._block(start, stop)
-        bounds = [0, *self.sizes[start:stop].cumsum().tolist()]
-        return [block[a:b] for a, b in pairwise(bounds)]
+        if start == stop:
+            return []
+        block, begins, ends = self._block(start, stop)
+        return [block[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""
@@ -458,40 +461,29 @@ class RecordShard:
     def _read_large(self, record: int, start: int, stop: int) -> Sample:
         data = self._file.read(start, min(_FIRST, stop - start))
         checksum, length, head = FRAME.unpack_from(data)
-        if length != stop - start - 16 or head > min(length, MAX_HEAD):
-            raise self._damaged(
-                record,
-                self._file.read(start, stop - start),
-                f"its head cannot be {head:,} bytes long",
-            )
-        at = start + 16 + head
-        if 16 + head > len(data):
-            data = self._file.read(start, 16 + head)
-        why = None
+        blobs: list[bytes] = []
+        at, values = start + 16 + head, None
         try:
+            if head > min(length, MAX_HEAD) or length != stop - start - 16:
+                raise ValueError
+            if 16 + head > len(data):
+                data = self._file.read(start, 16 + head)
             values = unpack_head(data[16 : 16 + head])
             sizes = self.schema.blob_sizes(values)
             if at + sum(sizes) != stop:
-                raise ValueError("its blobs do not fill it")
-        except (TypeError, ValueError) as error:
-            why = str(error)
-        if why is not None:
-            raise self._damaged(record, self._file.read(start, stop - start), why)
-        seal, read = xxhash.xxh3_64(data[8 : 16 + head], self._seed + record), self._file.read
-        blobs = []
-        for size in sizes:
-            blob = read(at, size)
-            seal.update(blob)
-            blobs.append(blob)
-            at += size
-        if seal.intdigest() != checksum:
-            found = data[: 16 + head] + b"".join(blobs)
-            raise self._damaged(record, found, "the file changed while it was read")
-        try:
-            return self.schema.assemble(values, blobs)
-        except Exception as error:
-            why = str(error)
-        raise self._damaged(record, self._file.read(start, stop - start), why)
+                raise ValueError
+            seal, read = xxhash.xxh3_64(data[8 : 16 + head], self._seed + record), self._file.read
+            for size in sizes:
+                blob = read(at, size)
+                seal.update(blob)
+                blobs.append(blob)
+                at += size
+            if seal.intdigest() == checksum:
+                return self.schema.assemble(values, blobs)
+        except (TypeError, ValueError):
+            pass
+        values = None  # or a bomb would be in memory twice
+        return self.decode(record, self._file.read(start, stop - start))  # says what is wrong
 
     def _key(self, head: bytes, record: int) -> bytes | None:
         """Return the key in a head, perhaps cut or damaged; None if the index has another."""
@@ -540,21 +532,6 @@ class RecordShard:
                     f"{self.name}: its {what} is {found}, but the manifest says {expected}. "
                     "The file is not the one that was packed"
                 )
-
-
-def open_packed(kind: type[RecordShard], opening: Opening, info: ShardInfo) -> RecordShard:
-    """Open a packed shard of a dataset, of one class.
-
-    Raises FileNotFoundError, StorageError, DamageError, VersionError.
-    """
-    file = opening.storage.open(info.name)
-    try:
-        shard = kind(file, info, opening.dataset_id, verify=opening.verify)
-        shard.check_fields(opening.schema)
-        return shard
-    except BaseException:
-        file.close()
-        raise
 
 
 def _shown(schema: Schema) -> str:

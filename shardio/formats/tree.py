@@ -27,20 +27,17 @@ class Tree:
     def __init__(self, root: str, overwrite: bool) -> None:
         local.make_directory(root)
         self._root, self._overwrite = root, overwrite
-        self._open: dict[tuple[bytes, ...], int] = {}
         with self._explained(()):
             self._top = os.open(root, _FOLDER)
+        self._open: dict[tuple[bytes, ...], int] = {(): self._top}  # by their path
 
     def folder(self, parts: Sequence[bytes]) -> int:
         """Return the descriptor of a folder, made if it is missing; valid until the next call."""
         path = tuple(parts)
-        if not path:
-            return self._top
-        found = self._open.get(path)
-        if found is not None:
-            return found
-        if len(self._open) == _OPEN:
-            self._close_folders()
+        if path in self._open:
+            return self._open[path]
+        if len(self._open) > _OPEN:
+            self._close_folders(1)
         folder = self._top
         try:
             for at, name in enumerate(path, 1):
@@ -78,13 +75,12 @@ class Tree:
                 os.close(descriptor)
 
     def close(self) -> None:
-        """Close all folders."""
-        self._close_folders()
-        os.close(self._top)
+        """Close all folders; a second call does no harm."""
+        self._close_folders(0)
 
-    def _close_folders(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+    def _close_folders(self, left: int) -> None:
+        while len(self._open) > left:
+            os.close(self._open.popitem()[1])  # the last one first, the top at the end
 
     @contextlib.contextmanager
     def _explained(self, parts: Sequence[bytes]) -> Iterator[None]:

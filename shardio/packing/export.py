@@ -89,6 +89,7 @@ def export(
     shard_size  bytes of a file, or like "256MiB"; default: what is usual in the format
     keys        "own", or "number": records are named by their numbers
     root        where the data lies, when `shardio index --out` put its index elsewhere
+    overwrite   replace the files of an earlier export
     progress    called with records written, and of how many
 
     The directory must be empty, unless `overwrite` replaces files of an earlier export; of those,

@@ -56,7 +56,10 @@ class Cleaned:
 def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = False) -> Cleaned:
     """Clean a packed directory, or all splits in it.
 
-    keep_s: a file goes only when it, and the manifest that does not name it, are older than this.
+    keep_s   seconds: a file goes only when it, and the manifest that does not name it, are older;
+             default: a day
+    dry_run  say what would be removed, and remove nothing
+
     Raises NotPackedError where nothing is packed, BusyError while a packer works.
     """
     done = Cleaned(dry_run=dry_run)

@@ -48,9 +48,10 @@ from .options import PackOptions
 from .plan import make_plan
 from .process_pool import Progress, processes
 from .scan import Found, dataset_id_of, manifest_of, scan_all
-from .sources.base import Listing, Wanted, renumber
-from .sources.field_names import described
-from .sources.imagefolder import image_folder, top
+from .sources.base import Listing, SourceRequest, renumber
+from .sources.field_names import fields_text
+from .sources.files import top
+from .sources.imagefolder import image_folder
 from .sources.trees import lies_there
 
 # Words in names that say which split a file is of, as Hugging Face's own rules have them.
@@ -88,7 +89,7 @@ class Indexed:
             f"{printable(self.root)}: {self.format}: {show_count(self.records, 'record')} in "
             f"{show_count(self.shards, 'shard')}, {show_size(self.bytes)}, in "
             f"{self.seconds:.1f} s, {rate:,.0f} MB/s",
-            described(self.fields, self.sources) + named,
+            fields_text(self.fields, self.sources) + named,
         ]
         if self.format == "imagefolder":
             lines.append(
@@ -264,7 +265,7 @@ def _find(
 def _refuse_trees(root: str) -> None:
     """Raise OptionError for folders of images and masks, which would be two classes."""
     path = os.fsencode(root)
-    if lies_there(Wanted(path), top(os.path.abspath(path))[0]):
+    if lies_there(SourceRequest(path), top(os.path.abspath(path))[0]):
         raise OptionError(
             f"{printable(root)}: its folders are images and their masks, and an index takes one "
             f"file as a record. `shardio pack {_quoted(root)} OUT` makes records of both; with "

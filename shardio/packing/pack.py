@@ -32,7 +32,7 @@ from .options import ImageOptions, PackOptions, PathLike, PlanOptions, SourceOpt
 from .packed import Packed
 from .plan import make_plan
 from .process_pool import Progress, Report, processes
-from .sources.base import Listing, Problem, Wanted
+from .sources.base import Listing, Problem, SourceRequest
 
 
 def pack(
@@ -86,8 +86,8 @@ def pack(
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
     run = Run(processes(jobs), overwrite, plan, on_error == "skip")
     out = local_path(out)
-    asked = sources.tell(
-        Wanted(
+    asked = sources.detect_kind(
+        SourceRequest(
             path=os.fsencode(local_path(source)),
             kind=read.kind,
             splits=None if splits is None else bool(splits),
@@ -166,11 +166,11 @@ def commit(
 
 
 def _planned(
-    asked: Wanted, options: PackOptions, run: Run, out: str, classes: PathLike | None
+    asked: SourceRequest, options: PackOptions, run: Run, out: str, classes: PathLike | None
 ) -> list[Job]:
     """Plan each split of a source, once all is refused that is known without listing it."""
     reencode.check_tools(options)
-    names = sources.names(asked)
+    names = sources.split_names(asked)
     output_dir.check(out, asked.path, names)
     folders = {name: manifest.split_folder(out, name) for name in names}
     wanted = {
@@ -193,11 +193,11 @@ def _planned(
 
 
 def _listed(
-    asked: Wanted, options: PackOptions, names: list[str], classes: PathLike | None
+    asked: SourceRequest, options: PackOptions, names: list[str], classes: PathLike | None
 ) -> dict[str, Listing]:
     """List the splits of a source, with their classes numbered as asked, and all fields."""
     numbering = None if classes is None else manifest.classes_of(local_path(classes))
-    found = sources.find(asked)
+    found = sources.list_records(asked)
     if numbering is not None:
         numbered = [name for name, one in found.items() if one.classes is not None]
         for name in numbered or list(found)[:1]:  # without any it is an error
@@ -209,7 +209,9 @@ def _listed(
     return {n: reencode.with_originals(one, asked, n, keep) for n, one in found.items()}
 
 
-def _build(asked: Wanted, work: list[Job], owners: contextlib.ExitStack, report: Report) -> None:
+def _build(
+    asked: SourceRequest, work: list[Job], owners: contextlib.ExitStack, report: Report
+) -> None:
     """Own each directory, until `owners` ends, and build its shards.
 
     Raises SourceError for all that cannot be packed, where nothing may be left out.

@@ -8,7 +8,7 @@ from ..errors import printable
 from ..units import show_count, show_size
 from .journal import REJECTED
 from .plan import Plan
-from .sources.field_names import described
+from .sources.field_names import fields_text
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Packed:
         where = printable(self.out)
         lines = [self._summary()]
         if self.source != "imagefolder":
-            lines.append(f"{self.source}: {described(self.fields, self.theirs)}")
+            lines.append(f"{self.source}: {fields_text(self.fields, self.theirs)}")
         if self.full_size:
             lines.append(
                 f"not resized: {show_count(self.full_size, 'image')}, of several pages or pictures "

@@ -22,7 +22,7 @@ from ..images.resize import resize_short, square
 from ..names import KEY
 from ..storage.location import locate
 from .options import QUALITY, PackOptions
-from .sources.base import Listing, Problem, Rejected, Wanted, listed
+from .sources.base import Listing, Problem, Rejected, SourceRequest, listed
 
 ORIGINAL = "original"  # with keep_original, the field of a file's own bytes; None: `image` has them
 ONE_SIZE = "raw pixels have one size"  # so ends the reason where an image has another
@@ -178,7 +178,7 @@ def size_of_pixels(listing: Listing, options: PackOptions) -> list[int]:
     )
 
 
-def with_originals(listing: Listing, asked: Wanted, split: str, keep: bool) -> Listing:
+def with_originals(listing: Listing, asked: SourceRequest, split: str, keep: bool) -> Listing:
     """Add the field of the files' own bytes, where it is asked for, or the source has it.
 
     Raises OptionError where another field has its name.

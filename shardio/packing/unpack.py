@@ -83,7 +83,9 @@ def unpack(
 ) -> Unpacked:
     """Write the files of a dataset, or of all its splits, into a directory.
 
-    root: where the data lies, when `shardio index --out` put its index elsewhere.
+    root       where the data lies, when `shardio index --out` put its index elsewhere
+    overwrite  replace files that exist
+    progress   called now and then with bytes done and bytes in all
 
     Classes without images become empty folders. Existing files raise ExistsError, unless
     `overwrite` replaces them. Raises also NotPackedError, DamageError (a record or a key),

@@ -27,22 +27,9 @@ from ..units import show_size
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
 _HASHED = 1 << 20  # bytes that are read and hashed at a time
-_NETWORK = (  # types of file systems, without "fuse."
-    *(
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "ceph",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "afs",
-        "glusterfs",
-    ),
-    *("virtiofs", "davfs", "sshfs", "s3fs", "gcsfuse", "rclone", "juicefs", "goofys", "blobfuse2"),
+_NETWORK = re.compile(  # types of file systems, without "fuse."
+    "nfs4?|cifs|smb3|smbfs|9p|ceph|lustre|gpfs|beegfs|afs|glusterfs|virtiofs|davfs|sshfs|s3fs"
+    "|gcsfuse|rclone|juicefs|goofys|blobfuse2"
 )
 _COMPRESSING = ("btrfs", "zfs", "bcachefs")
 _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
@@ -69,15 +56,12 @@ class LocalStorage:
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
-        file = self.open(name)
-        try:
+        with contextlib.closing(self.open(name)) as file:
             if file.size > limit:
                 raise DamageError(
                     f"{file.name}: {file.size:,} bytes, more than {limit:,} can be right"
                 )
             return file.read(0, file.size)
-        finally:
-            file.close()
 
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""
@@ -86,7 +70,7 @@ class LocalStorage:
     def is_network(self) -> bool:
         """Return True if reads leave this machine."""
         if self._network is None:
-            self._network = _file_system(self.root) in _NETWORK
+            self._network = _NETWORK.fullmatch(_file_system(self.root)) is not None
         return self._network
 
 
@@ -146,9 +130,9 @@ class LocalFile:
                 os.posix_fadvise(self.descriptor, at, piece, os.POSIX_FADV_WILLNEED)
 
     def scattered(self) -> None:
+        """Say that reads will be in no order."""
         # The kernel takes a read behind cached pages for a sequential one and reads ahead. Where
         # pages are gone before use, that was 5.0 bytes read for each one used; so it is 2.0.
-        """Say that reads will be in no order."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -186,6 +170,7 @@ class Draft:
     `descriptor` is raw: each `write` is one system call or more, so callers hand over large pieces.
     patched: its first bytes change when the others are known (`patch`); it is hashed after that,
     which reads it from the page cache.
+    At the end of a `with` it is discarded, unless it was committed.
     """
 
     __slots__ = ("_descriptor", "_hash", "_path", "_shown", "directory", "size")
@@ -196,12 +181,15 @@ class Draft:
         self._shown = os.path.join(directory, name)  # the temporary name says nothing to users
         self._hash = None if patched else hashlib.sha256()
         self.size = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with _explained(self._shown, "create"):
-            self._descriptor = os.open(
-                self._path,
-                os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
-                0o666,
-            )
+            self._descriptor = os.open(self._path, flags, 0o666)
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes to the file. Raises StorageError."""
@@ -280,13 +268,9 @@ def is_temporary(name: str) -> bool:
 
 def write_file(directory: str, name: str, data: bytes, *, replace: bool = True) -> None:
     """Write a small file, whole or not at all. Raises ExistsError (replace=False), StorageError."""
-    draft = Draft(directory, name, token())
-    try:
+    with Draft(directory, name, token()) as draft:
         draft.write(data)
         draft.commit(name, replace=replace)
-    except BaseException:
-        draft.discard()
-        raise
 
 
 def make_directory(path: str) -> None:
@@ -349,12 +333,8 @@ class RangeLock:
             ) from None
         try:
             if stop is None or stop > start:
-                fcntl.lockf(
-                    self._descriptor,
-                    fcntl.LOCK_EX | fcntl.LOCK_NB,
-                    0 if stop is None else stop - start,
-                    start,
-                )
+                length = 0 if stop is None else stop - start
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
             if os.fstat(self._descriptor).st_ino != os.stat(path).st_ino:
                 raise FileNotFoundError(path)  # replaced between open and lock
         except OSError as error:

@@ -131,8 +131,5 @@ def read(directory: str, limit: int | None = None) -> bytes:
             status = os.stat(path)
             if (status.st_dev, status.st_ino, os.getpid()) in _mine:
                 raise BusyError(f"{printable(directory)}: this process is packing here")
-        file = local.open_file(path, path)
-        try:
+        with contextlib.closing(local.open_file(path, path)) as file:
             return file.read(0, file.size if limit is None else min(file.size, limit))
-        finally:
-            file.close()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import termios
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from support.trees import (
 
 import shardio as library
 from shardio import ShardDataset, units
-from shardio.cli import main as cli
+from shardio.cli import parser
+from shardio.cli.command import descriptions, option_rows
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, StorageError
 from shardio.packing.gc import gc
@@ -62,21 +64,14 @@ def keys_of(out: Path) -> list[str]:
     return sequences.open(out).keys()
 
 
-def known_commands() -> set[str]:
-    """The commands of the parser itself."""
-    usage = cli._parser()._subparsers
-    assert usage is not None
-    return set(usage._group_actions[0].choices or ())
-
-
 # --- help and documents ---------------------------------------------------------------------------
 
 
 def test_every_command_is_tested_here() -> None:
-    assert set(COMMANDS) == known_commands()
+    assert tuple(command.name for command in parser.COMMANDS) == COMMANDS
 
 
-@pytest.mark.parametrize("name", sorted(known_commands()))
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
     said = shardio(name, "--help").stdout
     assert f"usage: shardio {name}" in said
@@ -100,6 +95,39 @@ def test_all_commands_are_in_the_overview() -> None:
     said = shardio("--help").stdout
     assert all(re.search(rf"^    {name} ", said, re.M) for name in COMMANDS)
     assert shardio("--version").stdout.startswith("shardio 0.")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_described(name: str) -> None:
+    shown = shardio(name, "--help").stdout
+    for line in shown[shown.index("\noptions:") :].splitlines():
+        if re.match(r"  -", line):
+            text = re.search(re.escape(line) + r"(?:\n {20,}\S|$)", shown)
+            assert re.search(r"\S  +\S", line[2:]) or (text and "\n" in text[0]), line
+
+
+def test_descriptions_come_from_the_docstrings_tables() -> None:
+    rows = """Do it.
+
+    one       in a line
+    two       in a line: and
+              in another
+    a_b, c_d  both
+    raises nothing, and  is no row
+    """
+    table = textwrap.dedent(rows.partition("\n")[2])
+    assert list(option_rows(table)) == [
+        (["one"], "in a line"),
+        (["two"], "in a line: and in another"),
+        (["a_b", "c_d"], "both"),
+    ]
+    explain, dataset = "tuning.explain:explain", "dataset.shard_dataset:ShardDataset"
+    assert descriptions([explain])["num_workers"] == "of each rank's loader"
+    assert descriptions([dataset])["path"] == "what `shardio pack` made"
+    storage = "storage.options:Storage"
+    first, second = descriptions([explain, storage]), descriptions([storage, explain])
+    assert first["root"] == second["root"] == descriptions([storage])["root"]  # its own row wins
+    assert descriptions(["packing.pack:nothing"]) == {}
 
 
 HEAVY = ("torch", "PIL", "multiprocessing", "tqdm", "lmdb", "concurrent.futures")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.conformance import FileSourceConformance
 from support.packing import grouped
 from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json, shards
 
@@ -17,9 +18,9 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
 from shardio.packing import build_shard, sources
 from shardio.packing.options import SourceOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, Wanted
+from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 FILE = "annotations/instances_train2017.json"
@@ -66,9 +67,9 @@ def coco(root: Path, count: int = 12, folder: str = "train2017") -> Path:
 
 
 def listing(path: Path, **wanted: Any) -> Listing:
-    asked = sources.tell(Wanted(os.fsencode(path), **wanted))
+    asked = sources.detect_kind(SourceRequest(os.fsencode(path), **wanted))
     assert asked.kind == "coco"
-    found = sources.find(asked)
+    found = sources.list_records(asked)
     assert list(found) == [""]
     return found[""]
 
@@ -203,7 +204,9 @@ def test_a_folder_of_it_is_refused_with_the_files_to_give(tmp_path: Path, given:
         for name in ("instances_train2017.json", "captions_val2017.json"):
             assert f"annotations/{name}" in str(caught.value)
     plant(tmp_path / "images", {"annotations/x.jpg": JPEG, "annotations/y.json": b"{}"})
-    assert sources.tell(Wanted(os.fsencode(tmp_path / "images"))).kind == "imagefolder"
+    assert (
+        sources.detect_kind(SourceRequest(os.fsencode(tmp_path / "images"))).kind == "imagefolder"
+    )
 
 
 # --- what is wrong --------------------------------------------------------------------------------
@@ -332,17 +335,17 @@ def test_annotations_that_no_record_holds_leave_out_their_image(tmp_path: Path) 
     assert key == "over.jpg" and "1,048,577 bytes" in why and "1,048,576" in why
 
 
-# --- the same bytes, resumed, or another plan -----------------------------------------------------
+# --- resumed, or another plan ---------------------------------------------------------------------
 
 
-def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
-    path = coco(tmp_path)
-    assert pack_one(path, tmp_path / "one").source == "coco"
-    pack_one(path, tmp_path / "two", jobs=2)
-    for part in (3, 1, 2):
-        pack_one(path, tmp_path / "parts", part=(part, 3))
-    commit(tmp_path / "parts", jobs=1)
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
+class TestCoco(FileSourceConformance):
+    KIND = "coco"
+
+    def make(self, root: Path) -> Path:
+        return coco(root)
+
+    def file(self, path: Path) -> Path:
+        return path.parent.parent / "train2017" / "000000000000.jpg"
 
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import packing
+from support.conformance import FileSourceConformance
 from support.trees import (
     JPEG,
     content,
@@ -27,9 +28,9 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import build_shard, sources
 from shardio.packing.index import index
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, Wanted
+from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 
@@ -49,11 +50,11 @@ def grouped(count: int = 12) -> dict[str | bytes, bytes | None]:
 
 
 def told(root: Path, **wanted: Any) -> str | None:
-    return sources.tell(Wanted(os.fsencode(root), **wanted)).kind
+    return sources.detect_kind(SourceRequest(os.fsencode(root), **wanted)).kind
 
 
 def listings(root: Path, **wanted: Any) -> dict[str, Listing]:
-    return sources.find(Wanted(os.fsencode(root), **{"kind": "files"} | wanted))
+    return sources.list_records(SourceRequest(os.fsencode(root), **{"kind": "files"} | wanted))
 
 
 def listing(root: Path, **wanted: Any) -> Listing:
@@ -278,17 +279,17 @@ def test_options_for_other_sources_are_refused(tmp_path: Path, option: str) -> N
         pack_one(source, tmp_path / "out", **{option: given})
 
 
-# --- the same bytes, resumed, or another plan -----------------------------------------------------
+# --- resumed, or another plan ---------------------------------------------------------------------
 
 
-def test_jobs_and_parts_give_the_same_bytes(tmp_path: Path) -> None:
-    source = plant(tmp_path / "src", grouped())
-    assert pack_one(source, tmp_path / "one").source == "files"
-    pack_one(source, tmp_path / "two", jobs=2)
-    for part in (2, 1, 3):
-        pack_one(source, tmp_path / "parts", part=(part, 3))
-    commit(tmp_path / "parts", jobs=1)
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
+class TestGrouped(FileSourceConformance):
+    KIND = "files"
+
+    def make(self, root: Path) -> Path:
+        return plant(root, grouped())
+
+    def file(self, path: Path) -> Path:
+        return path / "000.txt"
 
 
 def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,15 +306,6 @@ def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(KeyboardInterrupt):
             pack_one(source, out)
     assert len(shards(out)) == 2
-
-
-def test_an_interrupted_packing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = plant(tmp_path / "src", grouped())
-    interrupted(source, tmp_path / "out", monkeypatch)
-    done = pack_one(source, tmp_path / "out")
-    assert (done.kept, done.built) == (2, 2)
-    pack_one(source, tmp_path / "one")
-    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 @pytest.mark.parametrize("change", ["content", "time", "times swapped", "renamed", "gone"])
@@ -346,20 +338,6 @@ def test_which_files_records_have_is_in_the_id(tmp_path: Path) -> None:
         pack_one(plant(tmp_path / name, tree | more), tmp_path / f"{name}.out")
         ids.append(shardio_json("info", tmp_path / f"{name}.out")["dataset_id"])
     assert ids[0] != ids[1]
-
-
-@pytest.mark.parametrize("change", ["size", "time", "gone"])
-def test_every_file_is_checked_when_it_is_read(tmp_path: Path, change: str) -> None:
-    root = plant(tmp_path, grouped(1))
-    found = listing(root)
-    if change == "size":
-        plant(root, {"000.txt": b"another caption"})
-    elif change == "time":
-        os.utime(root / "000.txt")
-    else:
-        (root / "000.txt").unlink()
-    with found.source.open() as read, pytest.raises(SourceChangedError, match=r"000\.txt"):
-        read(0)
 
 
 # --- told from a folder of images -----------------------------------------------------------------

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance import FileSourceConformance, SourceConformance
 from support.packing import grouped
-from support.trees import JPEG, content, noise, plant, shardio, shardio_json, shards
+from support.trees import JPEG, content, noise, plant, shardio, shardio_json
 
 from shardio import ShardDataset, collate
 from shardio.dataset import sequence
@@ -25,9 +26,9 @@ from shardio.errors import (
     SourceError,
 )
 from shardio.packing import sources
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, Wanted, tables
+from shardio.packing.sources import Listing, SourceRequest, tables
 from shardio.packing.sources.listing import is_listing
 
 arrow = pytest.importorskip("pyarrow")
@@ -77,7 +78,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def listing(path: Path, **wanted: Any) -> Listing:
-    found = sources.find(sources.tell(Wanted(os.fsencode(path), **wanted)))
+    found = sources.list_records(sources.detect_kind(SourceRequest(os.fsencode(path), **wanted)))
     assert list(found) == [""]
     return found[""]
 
@@ -413,7 +414,7 @@ def test_fields_are_renamed_and_a_name_decides_what_a_column_is(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"label": "nope"}, "label=nope: no column is called 'nope'; there are path, n, image"),
+        ({"label": "nope"}, "label=nope: no field is called 'nope'; there are path, n, image"),
         ({"image": "n"}, "expected a column of paths, and its values are of kind int"),
         ({}, "two fields would be called 'image'"),
         ({"n": "image"}, "two fields would be called 'n'"),
@@ -677,38 +678,28 @@ def table(tmp_path: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize("kind", ["source", "table"])
-def test_jobs_and_parts_give_the_same_bytes(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
-    path = request.getfixturevalue(kind)
-    done = pack_one(path, tmp_path / "one")
-    assert (done.records, done.shards, done.source) == (COUNT, 6, "listing")
-    pack_one(path, tmp_path / "two", jobs=2)
-    for part in (3, 1, 2):
-        pack_one(path, tmp_path / "parts", part=(part, 3))
-    assert commit(tmp_path / "parts", jobs=1)[0].committed
-    assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
-    assert pack_one(path, tmp_path / "one").already
+class TestListingOfFiles(FileSourceConformance):
+    KIND = "listing"
+
+    def make(self, root: Path) -> Path:
+        plant(root, {row["path"]: noise(row["path"], 200) for row in rows(self.COUNT)})
+        return write(root / "train.csv", as_csv(rows(self.COUNT)))
+
+    def file(self, path: Path) -> Path:
+        return path.parent / "ant" / "000.jpg"
 
 
-@pytest.mark.parametrize("kind", ["source", "table"])
-def test_an_interrupted_packing_goes_on(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    dead_on_shard: Callable[[int], None],
-    kind: str,
-) -> None:
-    path = request.getfixturevalue(kind)
-    dead_on_shard(3)
-    with pytest.raises(KeyboardInterrupt):
-        pack_one(path, tmp_path / "out")
-    assert len(shards(tmp_path / "out")) == 3
-    os.utime(path)  # the time of the listing itself says nothing
-    done = pack_one(path, tmp_path / "out")
-    assert (done.kept, done.built) == (3, 3)
-    pack_one(path, tmp_path / "one")
-    assert content(tmp_path / "one") == content(tmp_path / "out")
+class TestListingOfRows(SourceConformance):
+    KIND = "listing"
+
+    def make(self, root: Path, **changed: Any) -> Path:
+        root.mkdir()
+        table = [row | {"path": i} for i, row in enumerate(rows(self.COUNT))]
+        table[3] |= changed
+        return write(root / "table.csv", as_csv(table))
+
+    def change(self, path: Path) -> None:
+        path.write_text(path.read_text().replace("103", "993"))
 
 
 @pytest.mark.parametrize(
@@ -766,13 +757,6 @@ def test_rows_without_keys_stay_in_their_order_unless_shuffled(table: Path, tmp_
     assert opened.keys() == [f"{i:08d}" for i in range(COUNT)]
     assert [one["zip"] for one in opened] == [row["zip"] for row in rows()]
     assert opened.columns("width").tolist() == [row["width"] for row in rows()]
-
-
-def test_a_file_that_changed_after_the_listing_is_said(source: Path) -> None:
-    found = listing(source)
-    write(source.parent / "ant/000.jpg", JPEG)
-    with found.source.open() as read, pytest.raises(SourceChangedError, match=r"ant/000\.jpg"):
-        read(found.keys.index(b"ant/000.jpg"))
 
 
 def test_from_the_command_line_to_batches(source: Path, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance import SourceConformance
 from support.trees import images, noise, picture, plant
 
 import shardio
@@ -72,26 +74,40 @@ def test_it_is_shuffled_by_the_seed_or_kept_in_stored_order(source: Path, tmp_pa
     assert sorted(orders[0]) == sorted(stored)
 
 
-def test_processes_and_parts_make_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    for name, jobs in (("one", 1), ("two", 2)):
-        pack(
-            source,
-            tmp_path / name,
-            jobs=jobs,
-            plan=PlanOptions(max_records=5),
-            read=SourceOptions(where={"label": ["class1"]}),
-        )
-    for part in ("1/2", "2/2"):
-        pack(
-            source,
-            tmp_path / "parts",
-            jobs=1,
-            plan=PlanOptions(max_records=5, part=part),
-            read=SourceOptions(where={"label": ["class1"]}),
-        )
+def test_processes_and_parts_of_chosen_records_make_the_same_bytes(
+    source: Path, tmp_path: Path
+) -> None:
+    chosen = SourceOptions(where={"label": ["class1"]})
+    for name, jobs, part in (("one", 1, None), ("two", 2, None), ("parts", 1, "1/2")):
+        plan = PlanOptions(max_records=5, part=part)
+        pack(source, tmp_path / name, jobs=jobs, plan=plan, read=chosen)
+    pack(
+        source, tmp_path / "parts", jobs=1, plan=PlanOptions(max_records=5, part="2/2"), read=chosen
+    )
     commit(tmp_path / "parts", jobs=1)
     assert len(samples(tmp_path / "one")) == 8
     assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
+
+
+class TestDataset(SourceConformance):
+    KIND = "dataset"
+
+    def make(self, root: Path, salt: str = "") -> Path:
+        tree = {f"c{i % 3}/{i}.jpg": b"\xff\xd8\xff" + noise(f"{salt}{i}", 50) for i in range(12)}
+        pack(plant(root / "src", tree), root / "packed", jobs=1, plan=PlanOptions(max_records=5))
+        return root / "packed"
+
+    def change(self, path: Path) -> None:
+        shutil.rmtree(path.parent)
+        self.make(path.parent, "other")
+
+
+class TestFilesOfAnotherFormat(TestDataset):
+    KIND = "webdataset"
+
+    def make(self, root: Path, salt: str = "") -> Path:
+        shardio.export(super().make(root, salt), root / "wds", format="webdataset")
+        return root / "wds"
 
 
 def test_fields_of_every_kind_go_over_with_new_names(tmp_path: Path) -> None:
@@ -158,7 +174,7 @@ def test_conditions_of_the_command_line_choose_records(
         ("=3", "expected NAME=VALUE"),
         ("label<x", "x is no number"),
         ("label=dog", "no class is called 'dog'"),
-        ("size=3", "no field is called 'size'"),
+        ("size=3", "no column is called 'size'"),
         ("image=3", "no column is called 'image'"),
         ("label=3", "none of 24 records"),
     ],
@@ -181,7 +197,9 @@ def test_words_are_numbers_where_the_column_has_numbers_and_texts_where_it_has_t
 
     def chosen(*texts: str) -> list[int]:
         asked = selection.conditions(texts)
-        return selection.where(asked, columns.__getitem__, np.array([0, 3]), None).numbers.tolist()
+        return selection.select_where(
+            asked, columns.__getitem__, np.array([0, 3]), None
+        ).numbers.tolist()
 
     assert chosen("name=007") == [0]
     assert chosen("name=null") == [2]
@@ -455,7 +473,7 @@ def test_large_integers_are_compared_as_such(dtype: str) -> None:
         (f"id<{10**20 - 1}", [0, 1, 2]),
     ):
         asked = selection.conditions([text])
-        found = selection.where(asked, {"id": column}.__getitem__, np.array([0, 3]), None)
+        found = selection.select_where(asked, {"id": column}.__getitem__, np.array([0, 3]), None)
         assert found.numbers.tolist() == wanted, text
 
 
@@ -513,7 +531,7 @@ def test_parquet_is_packed_in_stored_order_unless_a_shuffle_is_asked_for(tmp_pat
 def test_fields_of_one_name_are_refused_and_classes_without_a_folder_stay_so(
     source: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError, match="two fields would be called 'label'"):
+    with pytest.raises(OptionError, match="two fields would have one name"):
         pack(source, tmp_path / "out", jobs=1, read=SourceOptions(fields={"label": "image"}))
     other = plant(tmp_path / "more", images() | {"extra/x.jpg": picture(9, 9)})
     pack(other, tmp_path / "A", jobs=1)

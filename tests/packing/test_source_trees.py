@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance import FileSourceConformance
 from support.trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio.dataset import sequence as sequences
@@ -14,7 +15,7 @@ from shardio.packing import sources
 from shardio.packing.index import index
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
-from shardio.packing.sources import Listing, Wanted
+from shardio.packing.sources import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 Files = dict[str | bytes, bytes | None]
@@ -33,8 +34,8 @@ def dataset(image: str, mask: str, count: int = 3) -> Files:
     return found
 
 
-def wanted(root: Path, **options: Any) -> Wanted:
-    return sources.tell(Wanted(os.fsencode(root), **options))
+def wanted(root: Path, **options: Any) -> SourceRequest:
+    return sources.detect_kind(SourceRequest(os.fsencode(root), **options))
 
 
 def told(root: Path, **options: Any) -> str | None:
@@ -44,8 +45,8 @@ def told(root: Path, **options: Any) -> str | None:
 def listings(root: Path, **options: Any) -> dict[str, Listing]:
     asked = wanted(root, **options)
     assert asked.kind == "trees"
-    found = sources.find(asked)
-    assert list(found) == sources.names(asked)
+    found = sources.list_records(asked)
+    assert list(found) == sources.split_names(asked)
     return found
 
 
@@ -239,6 +240,16 @@ def test_folders_that_cannot_be_fields_are_refused(
     root = plant(tmp_path, dataset("images/{}.jpg", "masks/{}.png"))
     with pytest.raises((OptionError, SourceError), match=message):
         listings(root, fields=fields)
+
+
+class TestTrees(FileSourceConformance):
+    KIND = "trees"
+
+    def make(self, root: Path) -> Path:
+        return plant(root, dataset("images/{:02d}.jpg", "masks/{:02d}.png", self.COUNT))
+
+    def file(self, path: Path) -> Path:
+        return path / "masks" / "00.png"
 
 
 def test_a_changed_mask_is_another_packing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.conformance import FileSourceConformance
 from support.trees import JPEG, images, noise, picture, plant
 
 from shardio.errors import OptionError, SourceChangedError, SourceError
@@ -172,7 +173,8 @@ def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
     found = listing(root)
     assert found.classes == ("b", "c")
     assert reasons(found) == {b"a": "is a link to a folder that contains it"}
-    assert imagefolder.split_names(os.fsencode(root)) == [""]
+    request = sources.SourceRequest(os.fsencode(root), "imagefolder")
+    assert sources.split_names(request) == [""]
 
 
 def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:
@@ -318,6 +320,16 @@ def test_images_are_told_by_their_first_bytes() -> None:
         assert image_type(start) is None, start
 
 
+class TestImageFolder(FileSourceConformance):
+    KIND = "imagefolder"
+
+    def make(self, root: Path) -> Path:
+        return plant(root, images(each=4))
+
+    def file(self, path: Path) -> Path:
+        return path / "class0" / "000.jpg"
+
+
 def read(root: Path, key: bytes, size: int, mtime_ns: int = 10**18) -> bytes:
     sizes, times = np.array([size]), np.array([mtime_ns])
     source = imagefolder.Folder(os.fsencode(root), [key], sizes, times, None)
@@ -396,9 +408,9 @@ def test_a_class_that_comes_while_files_are_listed_is_an_error(
     root = plant(tmp_path, images())
     real = imagefolder.Walk.run
 
-    def late(walk: imagefolder.Walk) -> None:
+    def late(walk: imagefolder.Walk) -> object:
         plant(root, {"class00/new.jpg": JPEG})
-        real(walk)
+        return real(walk)
 
     monkeypatch.setattr(imagefolder.Walk, "run", late)
     with pytest.raises(SourceChangedError, match=r"class00/new\.jpg"):

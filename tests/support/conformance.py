@@ -1,11 +1,13 @@
-"""What every shard format must do, whoever invented it: subclass FormatConformance and pass.
+"""What every shard format, and every source of packing, must do: subclass, and pass.
 
-A subclass says how a shard of samples is built and how it is opened; the tests are inherited.
-Where a format cannot hold a kind of value, it narrows FIELDS and SAMPLES.
+A format says how a shard of samples is built and how it is opened; a source, how one is made and
+changed. The tests are inherited. Where a format cannot hold a kind of value, it narrows FIELDS and
+SAMPLES.
 """
 
+import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,18 @@ import numpy as np
 import pytest
 import xxhash
 
-from shardio.errors import ShardioError
+from shardio import commit, pack, unpack
+from shardio.dataset import sequence
+from shardio.errors import ShardioError, SourceChangedError
 from shardio.formats.base import Shard
+from shardio.formats.record import RecordEncoder
+from shardio.formats.sample import Schema
+from shardio.packing import sources
+from shardio.packing.packed import Packed
+from shardio.packing.sources import Listing, SourceRequest
+
+from .packing import grouped
+from .trees import content, shards
 
 Fields = Sequence[tuple[str, str]]
 Sample = Mapping[str, Any]
@@ -260,3 +272,151 @@ class FormatConformance:
                     reported = True
         shard.close()
         return reported
+
+
+class SourceConformance:
+    """A subclass makes a source of COUNT records, and changes one of them."""
+
+    KIND: str
+    COUNT = 12
+
+    def make(self, root: Path) -> Path:
+        """Write the source into a folder that is empty; what is to be packed."""
+        raise NotImplementedError
+
+    def change(self, path: Path) -> None:
+        """Change one record of the source, so that all sizes stay as they were."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return self.make(tmp_path / "source")
+
+    def pack(self, path: Path, out: Path, **options: Any) -> Packed:
+        [done] = pack(path, out, **grouped({"jobs": 1, "max_records": 3} | options))
+        return done
+
+    def listing(self, path: Path) -> Listing:
+        request = sources.detect_kind(SourceRequest(os.fsencode(path)))
+        assert request.kind == self.KIND
+        found = sources.list_records(request)
+        assert list(found) == sources.split_names(request) == [""]
+        return found[""]
+
+    def samples(self, listing: Listing) -> list[dict[str, Any]]:
+        places = range(len(listing.keys)) if listing.places is None else listing.places.tolist()
+        with listing.source.open() as read:
+            return [read(place) for place in places]
+
+    def test_all_records_are_listed_once(self, path: Path) -> None:
+        found = self.listing(path)
+        assert found.problems == []
+        assert len(found.keys) == len(set(found.keys)) == self.COUNT
+        assert len(found.sizes) == len(found.mtimes) == self.COUNT
+        keys = [sample["__key__"] for sample in self.samples(found)]
+        assert len(set(keys)) == self.COUNT
+
+    def test_a_listing_is_the_same_wherever_the_source_lies(
+        self, path: Path, tmp_path: Path
+    ) -> None:
+        one, two = self.listing(path), self.listing(self.make(tmp_path / "elsewhere"))
+        assert one.keys == two.keys and one.options == two.options
+        assert one.sizes.tolist() == two.sizes.tolist()
+        assert one.mtimes.tolist() == two.mtimes.tolist()
+        assert same_all(self.samples(one), self.samples(two))
+
+    def test_records_have_the_fields_and_kinds_of_the_listing(self, path: Path) -> None:
+        found = self.listing(path)
+        encoder = RecordEncoder(Schema((("__key__", "key"), *found.fields)), bytes(16), 0)
+        for one in self.samples(found):
+            assert set(one) == {"__key__", *dict(found.fields)}
+            encoder.record(one)  # refuses values of another kind
+
+    def test_records_read_in_any_order_and_again(self, path: Path) -> None:
+        found = self.listing(path)
+        right = self.samples(found)
+        with found.source.open() as read:
+            for i in [*np.random.default_rng(0).permutation(self.COUNT).tolist(), 3, 3]:
+                place = i if found.places is None else int(found.places[i])
+                assert same(read(place), right[i])
+
+    def test_a_dataset_holds_the_records_and_unpacks(self, path: Path, tmp_path: Path) -> None:
+        done = self.pack(path, tmp_path / "out")
+        assert (done.source, done.records, done.shards) == (self.KIND, self.COUNT, 4)
+        listed, packed = (
+            {one["__key__"]: dict(sorted(one.items())) for one in some}
+            for some in (self.samples(self.listing(path)), sequence.stored(tmp_path / "out"))
+        )
+        assert same_all(map(packed.get, listed), listed.values())
+        assert len(packed) == self.COUNT
+        if self.listing(path).fields[0] == ("image", "image"):
+            unpack(tmp_path / "out", tmp_path / "back")
+            kept = set(filter(None, content(tmp_path / "back").values()))
+            assert {sample["image"] for sample in listed.values()} <= kept
+
+    def test_jobs_and_parts_make_the_same_bytes(self, path: Path, tmp_path: Path) -> None:
+        self.pack(path, tmp_path / "one")
+        self.pack(path, tmp_path / "two", jobs=2)
+        for part in (2, 1, 3):
+            self.pack(path, tmp_path / "parts", part=(part, 3))
+        assert commit(tmp_path / "parts", jobs=1)[0].committed
+        assert content(tmp_path / "one") == content(tmp_path / "two") == content(tmp_path / "parts")
+        assert self.pack(path, tmp_path / "one").already
+
+    def test_an_interrupted_packing_goes_on(
+        self, path: Path, tmp_path: Path, dead_on_shard: Callable[[int], None]
+    ) -> None:
+        dead_on_shard(2)
+        with pytest.raises(KeyboardInterrupt):
+            self.pack(path, tmp_path / "out")
+        assert len(shards(tmp_path / "out")) == 2
+        if path.is_file():
+            os.utime(path)  # the time of the listing itself says nothing
+        done = self.pack(path, tmp_path / "out")
+        assert (done.kept, done.built) == (2, 2)
+        self.pack(path, tmp_path / "one")
+        assert content(tmp_path / "out") == content(tmp_path / "one")
+
+    def test_a_changed_record_is_another_plan(
+        self, path: Path, tmp_path: Path, dead_on_shard: Callable[[int], None]
+    ) -> None:
+        dead_on_shard(2)
+        with pytest.raises(KeyboardInterrupt):
+            self.pack(path, tmp_path / "out")
+        self.change(path)
+        with pytest.raises(SourceChangedError, match="--restart"):
+            self.pack(path, tmp_path / "out")
+        assert self.pack(path, tmp_path / "out", restart=True).kept == 0
+        self.pack(path, tmp_path / "one")
+        assert content(tmp_path / "out") == content(tmp_path / "one")
+
+    def test_a_source_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ShardioError, match="nowhere"):
+            self.pack(tmp_path / "nowhere", tmp_path / "out", kind=self.KIND)
+        assert not (tmp_path / "out").exists()
+
+
+class FileSourceConformance(SourceConformance):
+    """A source whose records are files: it says which is the last one of the first record."""
+
+    def file(self, path: Path) -> Path:
+        raise NotImplementedError
+
+    def change(self, path: Path) -> None:
+        os.utime(self.file(path), ns=(7, 7))
+
+    @pytest.mark.parametrize("change", ["size", "time", "gone"])
+    def test_a_file_that_changes_after_the_listing_is_named(self, path: Path, change: str) -> None:
+        found, file = self.listing(path), self.file(path)
+        if change == "size":
+            file.write_bytes(file.read_bytes() + b"x")
+            os.utime(file, ns=(10**18, 10**18))
+        elif change == "time":
+            os.utime(file)
+        else:
+            file.unlink()
+        place = 0 if found.places is None else int(found.places[0])
+        with found.source.open() as read:
+            with pytest.raises(SourceChangedError, match=file.name):
+                read(place)
+            read(place + 1)

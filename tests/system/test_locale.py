@@ -193,10 +193,10 @@ def test_a_demo_finds_its_images_in_every_locale(locales: Path, tmp_path: Path) 
 import os, sys
 from shardio.cli import demo
 from shardio.tuning import contest
-from shardio import pack
+from shardio import SourceOptions, pack
 source, out, listing = sys.argv[1:]
 demo._listing(source).write(listing)
-pack(listing, out, root=source, jobs=1)
+pack(listing, out, read=SourceOptions(root=source), jobs=1)
 for path, _ in contest.files(out, source, 2):
     assert os.path.getsize(path)
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from importlib import import_module
 
 from ...errors import DependencyError, OptionError, SampleError, StorageError, printable
 from ...names import KEY
@@ -37,12 +37,18 @@ class Caffe(Target):
         self.called = {self._image: "data"}
         if self._label is not None:
             self.called[self._label] = "label"
-        self._digits = max(
-            8, len(str(max(plan.manifest.records - 1, 0)))
-        )  # else keys lose their order
+        last = max(plan.manifest.records - 1, 0)
+        self._digits = max(8, len(str(last)))  # else keys lose their order
         self._pending: list[tuple[bytes, bytes]] = []
         self._bytes = 0
-        self._folder, self._lmdb = plan.folder, _lmdb()
+        self._folder = plan.folder
+        try:
+            self._lmdb = import_module("lmdb")
+        except ImportError as error:
+            raise DependencyError(
+                f"export to lmdb-caffe needs the package lmdb, which does not import ({error}): "
+                "pip install lmdb"
+            ) from None
         # Address space, not a size on the disk; it grows where this is not enough.
         room = 2 * plan.manifest.size + (16 << 10) * plan.manifest.records + (64 << 20)
         with self._explained():
@@ -115,16 +121,3 @@ class Caffe(Target):
         except self._lmdb.Error as error:
             where = printable(self._folder, 4096)
             raise StorageError(f"{where}: LMDB cannot write: {error}") from None
-
-
-def _lmdb() -> ModuleType:
-    """Import py-lmdb, which only this target needs. Raises DependencyError."""
-    try:
-        import lmdb
-    except ImportError as error:
-        raise DependencyError(
-            f"export to lmdb-caffe needs the package lmdb, which does not import ({error}): "
-            "pip install lmdb"
-        ) from None
-    found: ModuleType = lmdb
-    return found

@@ -113,11 +113,8 @@ class ImageRun(ForeignFile):
         while length > 0:
             begin = start - int(self.starts[record])
             count = min(length, int(self.starts[record + 1]) - start)
-            file = self.open(record)
-            try:
+            with contextlib.closing(self.open(record)) as file:
                 parts.append(file.read(begin, count))
-            finally:
-                file.close()
             start, length, record = start + count, length - count, record + 1
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

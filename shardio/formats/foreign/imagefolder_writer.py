@@ -96,9 +96,7 @@ class ImageFolder(Target):
 
     def close(self) -> None:
         """Give up what is open."""
-        tree, self._tree = getattr(self, "_tree", None), None  # type: ignore[assignment]
-        if tree is not None:
-            tree.close()
+        self._tree.close()
 
     def _in_class(self, sample: Sample) -> bytes:
         key: bytes = sample[KEY]

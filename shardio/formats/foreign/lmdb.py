@@ -208,29 +208,22 @@ def _datum(data: bytes) -> Values:
         if start < 0:
             raise ValueError("a Datum says it is encoded, and has no data")
         image = data[start:stop]
-    elif start >= 0 and stop > start:
-        _check_shape(shape, stop - start)
-        image = np.frombuffer(data, np.uint8, stop - start, start).reshape(shape)
-        image = image.transpose(1, 2, 0).copy()
-    elif floats:
-        packed = b"".join(floats)
-        _check_shape(shape, len(packed) / 4)
-        image = np.frombuffer(packed, "<f4").astype(np.float32).reshape(shape)
-        image = image.transpose(1, 2, 0).copy()
+    elif stop > start or floats:
+        if stop > start:
+            found: Any = np.frombuffer(data, np.uint8, stop - start, start)
+        else:
+            found = np.frombuffer(b"".join(floats), "<f4").astype(np.float32)
+        if channels * height * width != len(found):
+            raise ValueError(
+                f"a Datum of {channels:,} channels, height {height:,} and width {width:,} has "
+                f"{len(found):,} values"
+            )
+        image = found.reshape(shape).transpose(1, 2, 0).copy()
     elif size:
         image = None
     else:
         raise ValueError("it is empty")
     return {"image": image, "label": label}
-
-
-def _check_shape(shape: tuple[int, int, int], found: float) -> None:
-    channels, height, width = shape
-    if channels * height * width != found:
-        raise ValueError(
-            f"a Datum of {channels:,} channels, height {height:,} and width {width:,} has "
-            f"{found:,} values"
-        )
 
 
 # --- the tree -------------------------------------------------------------------------------------
@@ -260,7 +253,7 @@ def _walk(file: LmdbFile) -> _Found:
     tree = _tree(file)
     page_size = tree.page_size
     last = file.size // page_size
-    pages, offsets, lengths, sizes = array("Q"), array("Q"), array("Q"), array("H")
+    pages, offsets, lengths = array("Q"), array("Q"), array("Q")
     keys: list[bytes] = []
     special = 0
     for number, data, places, upper in _leaves(file, tree):
@@ -298,10 +291,8 @@ def _walk(file: LmdbFile) -> _Found:
     begins = np.frombuffer(offsets, np.uint64)[order]
     counts = np.frombuffer(lengths, np.uint64)[order]
     keys = [keys[i] for i in order.tolist()]
-    sizes.extend(map(len, keys))
     _check_runs(file, page_size, begins, counts)
-    if struct.pack("=H", 1) != struct.pack("<H", 1):
-        sizes.byteswap()
+    sizes = np.fromiter(map(len, keys), "<u2", len(keys))
     return _Found(begins, counts, b"".join(keys), sizes.tobytes())
 
 

@@ -131,7 +131,6 @@ class MdsFile(ForeignFile):
     def _inflate(self, name: str, size: int) -> None:
         """Inflate a compressed shard to `size` bytes, to which ranges refer from then on."""
         inflated = _inflate(self._file, name, size)
-        self._inflated = inflated is not None
         self.end = self.size if inflated is None else len(inflated)  # of what ranges refer to
         if inflated is not None:
             self.memory = self.end
@@ -186,12 +185,12 @@ class MdsFile(ForeignFile):
 
     def will_need(self, start: int, length: int) -> None:
         """Announce a range that will be read soon."""
-        if not self._inflated:
+        if not self.memory:
             super().will_need(start, length)
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""
-        if not self._inflated:
+        if not self.memory:
             super().scattered()
 
     def close(self) -> None:

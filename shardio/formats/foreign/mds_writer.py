@@ -160,8 +160,7 @@ class Mds(Target):
         count = len(self._records)
         sizes = np.array([0, *map(len, self._records)], np.int64)
         begins = np.cumsum(sizes) + 4 + 4 * (count + 1) + len(self._config)
-        draft = Draft(self._folder, name, token())
-        try:
+        with Draft(self._folder, name, token()) as draft:
             draft.write(_U32.pack(count) + begins.astype("<u4").tobytes() + self._config)
             draft.write(b"".join(self._records))
             described = self._layout | {
@@ -174,9 +173,6 @@ class Mds(Target):
                 "zip_data": None,
             }
             draft.commit(name)
-        except BaseException:
-            draft.discard()
-            raise
         self._described.append(described)
         self._records, self._bytes = [], 0
 

@@ -29,6 +29,7 @@ https://github.com/huggingface/datasets/blob/main/src/datasets/features/image.py
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -83,10 +84,9 @@ class Group:
 
     def get(self, name: str) -> Get:
         """Return a function from a row's number in the group to its value, None for null."""
-        found = self._gets.get(name)
-        if found is None:
-            found = self._gets[name] = _get(self._arrow, self.arrays[name], self.kinds[name])
-        return found
+        if name not in self._gets:
+            self._gets[name] = _get(self._arrow, self.arrays[name], self.kinds[name])
+        return self._gets[name]
 
     def sizes(self) -> Any:
         """Return the bytes of each row: (rows,) int64."""
@@ -103,7 +103,7 @@ class ParquetFile(ForeignFile):
     """
 
     def _open(self, storage: Storage, name: str, extra: bytes) -> None:
-        self.arrow, self._parquet = _pyarrow()
+        arrow = self.arrow = _pyarrow()
         footer = self._footer()
         found = checksum(footer)
         sums: Any = None
@@ -112,11 +112,10 @@ class ParquetFile(ForeignFile):
             if described["footer"] != found:
                 raise _changed(self.name, f"footer at byte {self.size - len(footer)}")
             sums = np.frombuffer(described["sums"], "<u8")
-        arrow, parquet = self.arrow, self._parquet
         with _explained(self, "footer"):
-            metadata = parquet.read_metadata(arrow.BufferReader(footer))
+            metadata = arrow.parquet.read_metadata(arrow.BufferReader(footer))
             self._source = _Ranges(self._file, metadata, check=sums is not None)
-            self._reader = parquet.ParquetFile(
+            self._reader = arrow.parquet.ParquetFile(
                 self._source,
                 metadata=metadata,
                 pre_buffer=False,  # each column of a row group is one read, of just its range
@@ -308,9 +307,9 @@ class ParquetFile(ForeignFile):
         arrays: dict[str, Any] = {}
         with _explained(self, where):
             self._source.serve(number, self._ranges(number))
-            table = self._reader.read_row_group(
-                number, columns=self._leaves(), use_threads=False
-            ).combine_chunks()
+            # of columns that hold files, one part or both
+            parts = [f"{name}.bytes" if name in self.files else name for name in self.wanted]
+            table = self._reader.read_row_group(number, parts, use_threads=False).combine_chunks()
             if table.num_rows != rows:
                 raise ValueError(f"{table.num_rows:,} rows, expected {rows:,}")
             if table.nbytes > MAX_GROUP:
@@ -325,10 +324,6 @@ class ParquetFile(ForeignFile):
                     arrays[field] = _simple(arrow, part)
             wanted = {name: arrays[name] for name in self.wanted if name in arrays}
             return Group(arrow, self.starts[number], rows, wanted)
-
-    def _leaves(self) -> list[str]:
-        """Return the columns to ask pyarrow for: of those that hold files, one part or both."""
-        return [f"{name}.bytes" if name in self.files else name for name in self.wanted]
 
     def _parts(self, name: str, array: Any, group: int) -> list[tuple[str, Any]]:
         """Return a column as fields; one that holds files is two."""
@@ -506,14 +501,12 @@ def _changed(name: str, where: str) -> DamageError:
     )
 
 
-class _Ranges:
+class _Ranges(io.RawIOBase):
     """The file as pyarrow reads it: columns of one row group, each as a whole, and checked.
 
     It does not know its ParquetFile: pyarrow's C++ keeps it, where no garbage collector looks, and
     a circle through there would keep the descriptor open for good.
     """
-
-    closed = False
 
     def __init__(self, file: File, metadata: Any, *, check: bool) -> None:
         self._file, self._metadata, self._check = file, metadata, check
@@ -524,7 +517,7 @@ class _Ranges:
     def serve(self, group: int, ranges: dict[int, tuple[int, int]]) -> None:
         self._group, self._ranges = group, ranges
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         length, column = self._ranges.get(self._at, (0, -1))
         if column < 0:
             raise DamageError(f"{self._file.name}: no column begins at byte {self._at}")
@@ -546,20 +539,11 @@ class _Ranges:
         self._at = at + (0, self._at, self._file.size)[whence]
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
         return True
-
-    def writable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Do nothing: the file is not pyarrow's."""
 
 
 def cache_bytes(available: int) -> int:
@@ -613,7 +597,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @lru_cache(maxsize=1)
-def _pyarrow() -> tuple[Any, Any]:
+def _pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.compute
@@ -623,7 +607,7 @@ def _pyarrow() -> tuple[Any, Any]:
             "Parquet files are read by pyarrow, which is not installed. Install it with: "
             "pip install 'shardio-torch[parquet]'"
         ) from None
-    return pyarrow, pyarrow.parquet
+    return pyarrow
 
 
 @contextmanager
@@ -665,12 +649,14 @@ def _holds_files(arrow: Any, kind: Any) -> bool:
     if not arrow.types.is_struct(kind):
         return False
     parts = {field.name: field.type for field in kind}
+    path = parts.get("path", arrow.null())
     return (
         len(parts) == kind.num_fields
         and "bytes" in parts
         and parts.keys() <= {"bytes", "path"}
         and _is_bytes(arrow.types, parts["bytes"])
-        and _is_text_or_null(arrow.types, parts.get("path", arrow.string()))
+        # null: as pyarrow infers it from paths that are all None
+        and (arrow.types.is_null(path) or _is_text(arrow.types, path))
     )
 
 
@@ -678,14 +664,8 @@ def _is_bytes(types: Any, kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
-def _is_text_or_null(types: Any, kind: Any) -> bool:
-    """Return True also for a column that pyarrow inferred from paths that are all None."""
-    return _is_text(types, kind) or bool(types.is_null(kind))
-
-
 def _is_text(types: Any, kind: Any) -> bool:
-    found: bool = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    return found
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _kind(arrow: Any, array: Any) -> str:
@@ -739,8 +719,7 @@ def _but(missing: list[bool] | None, get: Get) -> Get:
 
 
 def _is_number(types: Any, kind: Any) -> bool:
-    found: bool = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    return found
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
 
 
 def _numbers(array: Any) -> Any:

@@ -138,12 +138,6 @@ class TarFile(ForeignFile):
         return found
 
 
-def may_be_tar(start: bytes) -> bool:
-    """Return True if a file's first 512 bytes are the header of a tar file, or the end of one."""
-    header = start[:_BLOCK]
-    return len(header) == _BLOCK and (header == _ZEROS or _sealed(header))
-
-
 # --- samples --------------------------------------------------------------------------------------
 
 

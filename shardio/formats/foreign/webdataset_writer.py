@@ -48,6 +48,11 @@ _DECODED = frozenset(  # webdataset makes something else than bytes of these
         *("pkl", "pickle", "pyd", "pth", "ten", "tb", "mp", "msg", "npy", "npz", "cbor"),
     )
 )
+_READ_BACK = {  # what is read back to a value of this kind, and the one that is chosen
+    "int": (INTS + JSONS, "json"),
+    "str": (TEXTS, "txt"),
+    "array": (("npy",), "npy"),
+}
 _EXTENSION = re.compile(r"[a-z0-9]([a-z0-9_.+-]*[a-z0-9])?")
 _BLOCK = 512
 _Member = tuple[bytes, int, int, bytes]  # extension, where its data begins, size, name
@@ -145,8 +150,8 @@ class WebDataset(ShardTarget):
         ]
 
     def index(self, entries: Sequence[list[_Member]]) -> bytes:
-        # Blanks part the words of a line, and version 1.1 is the one without names.
         """Return the index of a file."""
+        # Blanks part the words of a line, and version 1.1 is the one without names.
         named = all(path.split() == [path] for members in entries for *_, path in members)
         lines = [b"v1.%d %d" % (2 if named else 1, len(entries))]
         for members in entries:
@@ -204,15 +209,12 @@ def _extension(field: Field, main: bool) -> str:
     last = name.rpartition(".")[2]
     if kind == "image":
         return "" if main else name if last in ALL_ENDINGS else f"{name}."
-    if kind == "int":
-        return "cls" if name == "label" else name if last in INTS + JSONS else f"{name}.json"
-    if kind == "str":
-        return name if last in TEXTS else f"{name}.txt"
-    if kind == "array":
-        return name if last == "npy" else f"{name}.npy"
     if kind == "bytes":
         return f"{name}.bin" if last in _DECODED else name
-    return name if last in JSONS else f"{name}.json"
+    if kind == "int" and name == "label":
+        return "cls"
+    known, ending = _READ_BACK.get(kind, (JSONS, "json"))
+    return name if last in known else f"{name}.{ending}"
 
 
 def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes]:

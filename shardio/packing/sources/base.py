@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ...errors import OptionError, SourceChangedError, SourceError, printable
-from ...formats.sample import MAX_BODY, MAX_HEAD, MAX_KEY, Sample
+from ...errors import OptionError, SourceError, printable
+from ...formats.sample import MAX_KEY, Sample
 from ...names import KEY
 from ...order.subset import select_where
 from ..process_pool import Progress
@@ -28,28 +28,37 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Problem = tuple[bytes, str]  # key, reason
 Read = Callable[[int], Sample]
 
-MAX_FILE = MAX_BODY - MAX_HEAD  # bytes of a file that a record holds in any case
 _SHOWN = 20  # files that one message lists
 
 
 class Rejected(Exception):
-    """Why one record cannot be packed, in words; the others can."""
+    """One record cannot be packed, for the reason in words that this is; the others can."""
 
 
-class Source(Protocol):
+class Source:
     """Where the records of a listing are read. Forked workers inherit it."""
 
     def open(self) -> AbstractContextManager[Read]:
-        """A function that reads the record at a place of the listing that made this source.
+        """Open the function that reads the record at a place of the listing that made this source.
 
         It gives a dict of `__key__` and all fields; raises Rejected, and SourceChangedError when
         what is there is not what was listed.
         """
+        raise NotImplementedError
+
+    def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
+        """Return this source with other numbers of its classes: class i becomes numbers[i].
+
+        Raises OptionError where the classes are not those of `label`, one of the fields.
+        """
+        if "label" not in fields:
+            raise OptionError("--classes: the classes here are not those of a field `label`")
+        return _Renumbered(self, numbers)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is asked of a source."""
+class SourceRequest:
+    """A source, and all that is asked of it."""
 
     path: bytes  # as given
     kind: str | None = None  # of source; None: to be told
@@ -62,9 +71,43 @@ class Wanted:
     jobs: int | None = None
     progress: Progress | None = None
 
+    def show(self, split: str = "") -> str:
+        """Return the name of the source, or of one of its splits, in messages."""
+        return f"{self.shown}/{printable(split)}" if split else self.shown
+
     @property
     def shown(self) -> str:
+        """The name of the source in messages."""
         return printable(self.path)
+
+    def select(
+        self, column: Callable[[str], Any], count: int, classes: Sequence[str] | None
+    ) -> Ints:
+        """Return the places, ascending, of records that meet all conditions.
+
+        column: (count,) values of a field, masked where None; raises OptionError when there is
+        none. Raises OptionError, SourceError.
+        """
+        assert self.where is not None
+        if not count:
+            raise SourceError(f"{self.shown}: there is nothing in it that could be selected")
+        return select_where(self.where, column, np.array([0, count]), classes).numbers
+
+    def refuse_where_and_root(self, kind: str) -> None:
+        """Raise OptionError for options that a source of whole files does not take."""
+        if self.where is not None:
+            raise OptionError(
+                "--where: files are not opened while they are listed, so there is nothing to "
+                "select by. Pack all of them; ShardDataset(where=...) selects when reading"
+            )
+        self.refuse_root(kind)
+
+    def refuse_root(self, kind: str) -> None:
+        """Raise OptionError for a root, where paths cannot refer to one."""
+        if self.root is not None:
+            raise OptionError(
+                f"--root: for listings, COCO files and indexes; {kind} lie in the source itself"
+            )
 
 
 @dataclass(frozen=True)
@@ -89,8 +132,14 @@ class Listing:
     places: Ints | None = None  # of these records for `source`; None: 0, 1, 2, ...
     shuffled: bool = True  # when nothing is said: where reading in another order costs too much, no
 
+    def check_some(self, shown: str, what: str = "images") -> None:
+        """Raise SourceError when nothing is listed. shown: the name of the source."""
+        if not self.keys:
+            found = f"\n{listed(self.problems)}" if self.problems else ""
+            raise SourceError(f"{shown}: there are no {what} in it{found}")
+
     def take(self, numbers: Ints) -> Listing:
-        """Some of the records, by their places here."""
+        """Return some of the records, by their places here."""
         return dataclasses.replace(
             self,
             keys=[self.keys[i] for i in numbers.tolist()],
@@ -100,71 +149,11 @@ class Listing:
         )
 
 
-def select(
-    where: Mapping[str, Any],
-    column: Callable[[str], Any],
-    count: int,
-    classes: Sequence[str] | None,
-    shown: str,
-) -> Ints:
-    """The places, ascending, of records that meet all conditions. Raises OptionError, SourceError.
-
-    column: (count,) values of a field, masked where None; raises OptionError when there is none.
-    """
-    if not count:
-        raise SourceError(f"{shown}: there is nothing in it that could be selected")
-    return select_where(where, column, np.array([0, count]), classes).numbers
-
-
-def read_file(folder: int, path: bytes, size: int, mtime_ns: int) -> bytes:
-    """The bytes of a listed file. Raises Rejected, SourceChangedError.
-
-    `folder`: a descriptor of the folder that `path` is relative to; size and mtime were listed.
-    O_NONBLOCK: if the file was replaced by a FIFO since the plan was made, opening must not wait.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
-    except FileNotFoundError:
-        raise SourceChangedError(_changed(path, "it is gone")) from None
-    except OSError as error:
-        raise Rejected(f"cannot be opened: {error.strerror}") from None
-    try:
-        status = os.fstat(descriptor)
-        if status.st_size != size or mtime(status) != mtime_ns:
-            raise SourceChangedError(_changed(path, "its size or time of change is another"))
-        data = os.read(descriptor, size + 1)
-        while len(data) < size and (more := os.read(descriptor, size - len(data))):
-            data += more
-        if mtime(os.fstat(descriptor)) != mtime_ns:
-            raise SourceChangedError(_changed(path, "it was written to while it was read"))
-    except OSError as error:
-        raise Rejected(f"cannot be read: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-    if len(data) != size:
-        raise SourceChangedError(
-            _changed(path, f"{len(data):,} bytes were read, expected {size:,}")
-        )
-    return data
-
-
-def mtime(status: os.stat_result) -> int:
-    """Nanoseconds, as 64 bits with a sign hold them: ext4 knows years up to 2446."""
-    return (status.st_mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-@contextlib.contextmanager
-def opened_folder(root: bytes) -> Iterator[int]:
-    """A descriptor of a folder."""
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
+Listings = dict[str, Listing]  # by split; of "" where there are no splits
 
 
 def renumber(listing: Listing, classes: Sequence[str]) -> Listing:
-    """The same records with another dataset's classes.
+    """Return the same records with another dataset's classes.
 
     Raises OptionError when a class is missing there.
     """
@@ -177,27 +166,21 @@ def renumber(listing: Listing, classes: Sequence[str]) -> Listing:
             f"--classes: {len(missing)} of the source's classes are not among the other's "
             f"{len(number)}: {', '.join(missing[:_SHOWN])}"
         )
-    if "label" not in dict(listing.fields) and not hasattr(listing.source, "renumbered"):
-        raise OptionError("--classes: the classes here are not those of a field `label`")
     present = set(listing.classes) - set(listing.absent)
     return dataclasses.replace(
         listing,
         classes=tuple(classes),
         absent=tuple(name for name in classes if name not in present),
-        source=_renumbered(listing.source, [number[name] for name in listing.classes]),
+        source=listing.source.renumbered(
+            [number[name] for name in listing.classes], dict(listing.fields)
+        ),
     )
 
 
-def _renumbered(source: Source, numbers: list[int]) -> Source:
-    """A source with other labels; some have theirs elsewhere than in the field `label`."""
-    own: Callable[[list[int]], Source] | None = getattr(source, "renumbered", None)
-    return _Renumbered(source, numbers) if own is None else own(numbers)
-
-
-class _Renumbered:
+class _Renumbered(Source):
     """A source whose labels are other numbers."""
 
-    def __init__(self, source: Source, numbers: list[int]) -> None:
+    def __init__(self, source: Source, numbers: Sequence[int]) -> None:
         self._source, self._numbers = source, numbers
 
     @contextlib.contextmanager
@@ -216,30 +199,28 @@ class _Renumbered:
             yield renumbered
 
 
+def renamed(theirs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the option that records which fields the source calls otherwise, if it does."""
+    others = {name: source for name, source in theirs.items() if name != source}
+    return {"fields": others} if others else {}
+
+
+def some_of(names: Iterable[bytes | str]) -> str:
+    """Return names for a message: the first 20 of them."""
+    first = [printable(name) for name in itertools.islice(names, _SHOWN + 1)]
+    return ", ".join(first[:_SHOWN]) + (", ..." if len(first) > _SHOWN else "")
+
+
 def check_key(key: bytes) -> str | None:
-    """Why a key cannot be one; None when it can."""
+    """Return why a key cannot be one; None when it can."""
     if 1 <= len(key) <= MAX_KEY:
         return None
     return f"its {KEY} is {len(key):,} bytes long; 1 to {MAX_KEY:,} are allowed"
 
 
-def check_some(listing: Listing, shown: str, what: str = "images") -> None:
-    """Raises SourceError when nothing is listed."""
-    if not listing.keys:
-        found = f"\n{listed(listing.problems)}" if listing.problems else ""
-        raise SourceError(f"{shown}: there are no {what} in it{found}")
-
-
 def listed(entries: Sequence[Problem]) -> str:
-    """Keys and reasons, one a line, for a message."""
+    """Return keys and reasons, one a line, for a message."""
     lines = [f"  {printable(key)}: {reason}" for key, reason in entries[:_SHOWN]]
     if len(entries) > _SHOWN:
         lines.append(f"  ... and {len(entries) - _SHOWN:,} more")
     return "\n".join(lines)
-
-
-def _changed(path: bytes, what: str) -> str:
-    return (
-        f"{printable(path)}: changed since the packing was planned: {what}. Run it again with "
-        "--restart to plan anew"
-    )

@@ -27,7 +27,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,25 +35,10 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, Schema, pack, unpack
-from ...images.filetype import image_type
 from ...names import KEY, key_bytes, key_text
-from .base import (
-    Ints,
-    Listing,
-    Problem,
-    Read,
-    Rejected,
-    Wanted,
-    check_key,
-    check_some,
-    listed,
-    mtime,
-    opened_folder,
-    read_file,
-    select,
-)
-from .field_names import check_known_fields
-from .imagefolder import no_image, twins, unfit
+from .base import Ints, Listing, Listings, Problem, SourceRequest, check_key, listed, renamed
+from .field_names import our_names
+from .files import FileSource, check_image, first_sign, look, mtime, opened_folder, read_file, twins
 
 _NUMBERS = ("image_id", "width", "height")
 _FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}
@@ -68,7 +53,7 @@ Column = np.ma.MaskedArray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Entries:
-    """What a file says of its images, in bytewise order of their keys."""
+    """The entries of a file about its images, in bytewise order of their keys."""
 
     first: list[bytes]  # paths of the images that come first in the file
     keys: list[bytes]
@@ -79,9 +64,11 @@ class Entries:
     annotations: bytes  # of each image a list, packed
 
     def packed(self, place: int) -> bytes:
+        """Return the annotations of an image, packed."""
         return self.annotations[int(self.bounds[place]) : int(self.bounds[place + 1])]
 
     def column(self, name: str) -> Column:
+        """Return a column of all images. Raises OptionError where there is none to select by."""
         if name not in self.numbers:
             raise OptionError(
                 f"where: {printable(name)}: images of COCO are selected by {', '.join(_NUMBERS)}"
@@ -89,7 +76,7 @@ class Entries:
         return self.numbers[name]
 
     def digest(self, places: Ints) -> str:
-        """32 hex digits: all of these records that lies in no file of theirs."""
+        """Return 32 hex digits of all of these records that lies in no file of theirs."""
         seal = hashlib.sha256()
         for column in self.numbers.values():
             seal.update(column.data[places].astype("<i8").tobytes())
@@ -100,62 +87,54 @@ class Entries:
         return seal.hexdigest()[:32]
 
 
-class Images:
+class Images(FileSource):
     """The images of a file, in bytewise order of their keys."""
 
     def __init__(self, entries: Entries, root: bytes, names: Mapping[str, str]) -> None:
         """names: ours of the fields, by COCO's."""
+        super().__init__(root)
         count = len(entries.keys)
         self.sizes, self.mtimes = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self._entries, self._root, self._names = entries, root, names
+        self._entries, self._names = entries, names
         self._labels: Sequence[int] | None = None
 
-    def renumbered(self, labels: Sequence[int]) -> Images:
-        """The same images, with other numbers of the classes, by theirs."""
+    def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Images:
+        """Return the same images, with other labels in their annotations."""
         other = copy.copy(self)
-        other._labels = labels
+        other._labels = numbers
         return other
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Read]:
+    def _read(self, folder: int, place: int) -> Sample:
         entries, names = self._entries, self._names
-        with opened_folder(self._root) as folder:
-
-            def read(place: int) -> Sample:
-                size, changed = int(self.sizes[place]), int(self.mtimes[place])
-                data = read_file(folder, entries.paths[place], size, changed)
-                if image_type(data) is None:
-                    raise Rejected(no_image(data))
-                sample: Sample = {KEY: entries.keys[place], names["image"]: data}
-                for name in _NUMBERS:
-                    sample[names[name]] = entries.numbers[name][place : place + 1].tolist()[0]
-                found = sample[names["annotations"]] = unpack(entries.packed(place))
-                if self._labels is not None:
-                    for one in found:
-                        if "label" in one:
-                            one["label"] = self._labels[one["label"]]
-                return sample
-
-            yield read
+        size, changed = int(self.sizes[place]), int(self.mtimes[place])
+        data = check_image(read_file(folder, entries.paths[place], size, changed))
+        sample: Sample = {KEY: entries.keys[place], names["image"]: data}
+        for name in _NUMBERS:
+            sample[names[name]] = entries.numbers[name][place : place + 1].tolist()[0]
+        found = sample[names["annotations"]] = unpack(entries.packed(place))
+        if self._labels is not None:
+            for one in found:
+                if "label" in one:
+                    one["label"] = self._labels[one["label"]]
+        return sample
 
 
-def find(wanted: Wanted) -> dict[str, Listing]:
-    """The one dataset of a file. Raises SourceError, OptionError."""
-    names = _named(wanted)
-    if os.path.isdir(wanted.path):
-        refuse_folder(wanted.path, wanted.shown, os.listdir(wanted.path))
-        raise OptionError(f"{wanted.shown}: expected a JSON file of COCO's, but it is a folder")
-    entries = _parse(_load(wanted), wanted.shown)
-    root, notes = _root(wanted, entries.first)
+def list_records(request: SourceRequest) -> Listings:
+    """List the images of a file. Raises SourceError, OptionError."""
+    names = our_names(request.fields, _FIELDS)
+    if os.path.isdir(request.path):
+        refuse_folder(request.path, request.shown, os.listdir(request.path))
+        raise OptionError(f"{request.shown}: expected a JSON file of COCO's, but it is a folder")
+    entries = _parse(_load(request), request.shown)
+    root, notes = _root(request, entries.first)
     places = np.arange(len(entries.keys))
-    if wanted.where is not None:
+    if request.where is not None:
         column, count = entries.column, len(entries.keys)
-        places = select(wanted.where, column, count, None, wanted.shown).astype(np.int64)
+        places = request.select(column, count, None).astype(np.int64)
     source = Images(entries, root, names)
     places, problems = _look(source, entries, root, places)
     fields = tuple((names[name], kind) for name, kind in _FIELDS.items())
     Schema(((KEY, "key"), *fields))  # a name by the user that cannot be one is refused now
-    renamed = {ours: theirs for theirs, ours in names.items() if ours != theirs}
     listing = Listing(
         root=root,
         keys=entries.keys,
@@ -166,24 +145,21 @@ def find(wanted: Wanted) -> dict[str, Listing]:
         classes=entries.classes,
         problems=sorted(problems),
         notes=[*notes, *twins(entries.keys)],
-        options={"values": entries.digest(places), **({"fields": renamed} if renamed else {})},
+        options={
+            "values": entries.digest(places),
+            **renamed({ours: theirs for theirs, ours in names.items()}),
+        },
     ).take(places)
-    check_some(listing, wanted.shown)
+    listing.check_some(request.shown)
     return {"": listing}
 
 
 def is_coco(path: bytes) -> bool:
-    """Whether a file may be one: JSON that holds an object. `find` says what is wrong with others.
+    """Tell whether a file may be one: JSON that holds an object. `list_records` refuses others.
 
     No other source is such a file, and parsing it twice would take twice the time.
     """
-    if not path.lower().endswith(b".json") or not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-    except OSError as error:
-        raise SourceError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+    return path.lower().endswith(b".json") and os.path.isfile(path) and first_sign(path) == b"{"
 
 
 def refuse_folder(folder: bytes, shown: str, names: Sequence[bytes]) -> None:
@@ -209,20 +185,21 @@ def refuse_folder(folder: bytes, shown: str, names: Sequence[bytes]) -> None:
 
 
 class _Wrong:
-    """What is wrong with the entries of a file: one error lists all of it."""
+    """The faults of the entries of a file: one error lists all of them."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
         self._found: list[Problem] = []
 
     def add(self, what: str, place: int, entry: Any, why: str) -> None:
-        """entry: an object of the list `what`."""
+        """Note why an entry, an object of the list `what`, is wrong."""
         name = f"{what}[{place}]"
         if isinstance(entry, dict) and "id" in entry:
             name += f", id {entry['id']!r}"
         self._found.append((name.encode("utf-8", "backslashreplace"), why))
 
     def refuse(self) -> None:
+        """Raise SourceError for all that was noted."""
         if self._found:
             raise SourceError(
                 f"{self._shown}: {len(self._found):,} of its entries are not as COCO has them, so "
@@ -230,18 +207,18 @@ class _Wrong:
             )
 
 
-def _load(wanted: Wanted) -> dict[str, Any]:
-    """The object in a file, with lists of images, annotations and categories."""
+def _load(request: SourceRequest) -> dict[str, Any]:
+    """Return the object in a file, with lists of images, annotations and categories."""
     collects = gc.isenabled()
     gc.disable()  # nothing that JSON makes is garbage, and looking for it takes as long as parsing
     try:
-        with open(wanted.path, encoding="utf-8-sig") as file:
+        with open(request.path, encoding="utf-8-sig") as file:
             described = json.loads(file.read())
     except OSError as error:
-        raise SourceError(f"{wanted.shown}: cannot be read: {error.strerror}") from None
+        raise SourceError(f"{request.shown}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise SourceError(f"{wanted.shown}: expected JSON: {printable(why)}") from None
+        raise SourceError(f"{request.shown}: expected JSON: {printable(why)}") from None
     finally:
         if collects:
             gc.enable()
@@ -250,14 +227,14 @@ def _load(wanted: Wanted) -> dict[str, Any]:
         if isinstance(described, dict):
             found = f"one with {', '.join(map(printable, list(described)[:10])) or 'nothing'}"
         raise SourceError(
-            f"{wanted.shown}: expected a file of COCO's, an object with a list `images`; found "
+            f"{request.shown}: expected a file of COCO's, an object with a list `images`; found "
             f"{found}"
         )
     for name in ("annotations", "categories"):  # files of test images have none
         if not isinstance(described.setdefault(name, []), list):
-            raise SourceError(f"{wanted.shown}: expected a list `{name}`")
+            raise SourceError(f"{request.shown}: expected a list `{name}`")
     if not described["images"]:
-        raise SourceError(f"{wanted.shown}: its list of images is empty")
+        raise SourceError(f"{request.shown}: its list of images is empty")
     return described
 
 
@@ -302,7 +279,7 @@ def _parse(described: dict[str, Any], shown: str) -> Entries:
 def _categories(
     categories: list[Any], wrong: _Wrong
 ) -> tuple[tuple[str, ...] | None, dict[int, int]]:
-    """Names of the classes, in the order of ids, and the label of each id."""
+    """Return names of the classes, in the order of ids, and the label of each id."""
     ids: dict[int, int] = {}
     names: dict[str, int] = {}
     for place, one in enumerate(categories):
@@ -329,7 +306,7 @@ def _once(ids: dict[int, int], what: str, place: int, entry: Any, wrong: _Wrong)
 
 
 def _path(entry: Any, place: int, wrong: _Wrong) -> bytes:
-    """The file_name of an image; empty when there is none."""
+    """Return the file_name of an image; empty when there is none."""
     name = entry.get("file_name") if isinstance(entry, dict) else None
     path = b""
     if isinstance(name, str):
@@ -344,7 +321,7 @@ def _path(entry: Any, place: int, wrong: _Wrong) -> bytes:
 
 
 def _key(path: bytes) -> bytes:
-    """A path as `unpack` can write it: without what leads out of a folder."""
+    """Return a path as `unpack` can write it: without what leads out of a folder."""
     if path[:1] not in b"/." and b"/." not in path and b"//" not in path:
         return path
     return b"/".join(part for part in path.split(b"/") if part not in (b"", b".", b".."))
@@ -363,7 +340,7 @@ def _pixels(entry: Any, name: str, place: int, wrong: _Wrong) -> int | None:
 def _images_of(
     annotations: list[Any], ids: Mapping[int, int], labels: Mapping[int, int], wrong: _Wrong
 ) -> Ints:
-    """(annotations,) the place of the image of each."""
+    """Return (annotations,) the place of the image of each."""
     found = np.full(len(annotations), -1, np.int64)
     own: dict[int, int] = {}
     for place, one in enumerate(annotations):
@@ -391,7 +368,7 @@ def _images_of(
 def _pack(
     annotations: list[Any], labels: Mapping[int, int], theirs: Ints, images: Ints, wrong: _Wrong
 ) -> tuple[Ints, bytes]:
-    """The annotations of these images, packed one behind the other, and where each begins."""
+    """Pack the annotations of these images one behind the other; return where each begins, too."""
     by_image = np.argsort(theirs, kind="stable")
     sorted_ = theirs[by_image]
     starts = np.searchsorted(sorted_, images).tolist()
@@ -422,13 +399,13 @@ def _column(values: list[int | None]) -> Column:
 # --- the images -----------------------------------------------------------------------------------
 
 
-def _root(wanted: Wanted, first: Sequence[bytes]) -> tuple[bytes, list[str]]:
-    """The folder that file names are relative to, and a note that says which was found."""
-    if wanted.root is not None:
-        if not os.path.isdir(wanted.root):
-            raise OptionError(f"--root {printable(wanted.root)}: expected a folder")
-        return os.path.abspath(os.fsencode(wanted.root)), []
-    above, name = os.path.split(wanted.path)
+def _root(request: SourceRequest, first: Sequence[bytes]) -> tuple[bytes, list[str]]:
+    """Find the folder of the images; return it, and a note that says which was found."""
+    if request.root is not None:
+        if not os.path.isdir(request.root):
+            raise OptionError(f"--root {printable(request.root)}: expected a folder")
+        return os.path.abspath(os.fsencode(request.root)), []
+    above, name = os.path.split(request.path)
     tried = _usual(key_text(name))
     for path, place in itertools.product(first, tried):
         root = os.path.join(above, key_bytes(place))
@@ -436,14 +413,14 @@ def _root(wanted: Wanted, first: Sequence[bytes]) -> tuple[bytes, list[str]]:
             shown = printable(os.path.normpath(root), 4096)
             return os.path.abspath(root), [f"images are those in {shown}; --root says otherwise"]
     raise OptionError(
-        f"{wanted.shown}: its first image, {printable(first[0])}, is in none of the usual folders, "
-        f"seen from that of the file: {', '.join(map(printable, tried))}. --root DIR says where "
-        "the images are"
+        f"{request.shown}: its first image, {printable(first[0])}, is in none of the usual "
+        f"folders, seen from that of the file: {', '.join(map(printable, tried))}. --root DIR "
+        "says where the images are"
     )
 
 
 def _usual(name: str) -> list[str]:
-    """Where images of a file of this name are looked for, from its folder."""
+    """Return the places to look for images of a file of this name, from its folder."""
     stem = name.removesuffix(".json").removesuffix(".coco")
     split = _BEFORE.sub("", stem)
     splits = list(dict.fromkeys((split, split.rpartition("_")[2], split.rstrip("0123456789"))))
@@ -461,20 +438,15 @@ def _usual(name: str) -> list[str]:
 def _look(
     source: Images, entries: Entries, root: bytes, places: Ints
 ) -> tuple[Ints, list[Problem]]:
-    """Sizes and times of the files of some images; those that can be packed, and the others."""
+    """Note sizes and times of some images; return those that can be packed, and the others."""
     problems: list[Problem] = []
     good = np.ones(len(places), np.bool_)
     with opened_folder(root) as folder:
         for i, place in enumerate(places.tolist()):
-            try:
-                status = os.stat(entries.paths[place], dir_fd=folder)
-            except FileNotFoundError:
-                why: str | None = "there is no such file"
-            except OSError as error:
-                why = f"cannot be read: {error.strerror}"
-            else:
-                why = unfit(status) or _too_many(entries, place, status.st_size)
+            status, why = look(folder, entries.paths[place])
+            if status is not None:
                 source.sizes[place], source.mtimes[place] = status.st_size, mtime(status)
+                why = why or _too_many(entries, place, status.st_size)
             if why is not None:
                 good[i] = False
                 problems.append((entries.keys[place], why))
@@ -482,7 +454,7 @@ def _look(
 
 
 def _too_many(entries: Entries, place: int, file_size: int) -> str | None:
-    """Why the annotations of an image do not fit a record; None when they do."""
+    """Return why the annotations of an image do not fit a record; None when they do."""
     size = int(entries.bounds[place + 1] - entries.bounds[place])
     if size < MAX_HEAD >> 1:  # keys are shorter than the other half
         return None
@@ -491,12 +463,3 @@ def _too_many(entries: Entries, place: int, file_size: int) -> str | None:
     if size <= MAX_HEAD:
         return None
     return f"its annotations take {size:,} bytes, and a record has room for {MAX_HEAD:,}"
-
-
-def _named(wanted: Wanted) -> dict[str, str]:
-    """Our names of the fields, by COCO's. Raises OptionError."""
-    check_known_fields(wanted.fields, _FIELDS)
-    names = {name: name for name in _FIELDS} | {s: name for name, s in wanted.fields.items()}
-    if len(set(names.values())) < len(names) or not wanted.fields.keys() <= set(names.values()):
-        raise OptionError("--fields: two fields would have one name, or one field two")
-    return names

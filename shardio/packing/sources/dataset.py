@@ -15,19 +15,16 @@ from ...dataset import sequence
 from ...dataset.decode import Decoder
 from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
-from ...errors import DamageError, OptionError, SourceError, StorageError, printable, there_are
+from ...errors import DamageError, SourceError, StorageError, printable
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
-from .. import index as indexing
-from .base import Listing, Read, Rejected, Wanted, check_key, check_some, select
-from .field_names import check_known_fields
-
-# Of these, records in another order cost a piece of the file each.
-_IN_ORDER = frozenset(("parquet",))
+from ..index import in_memory
+from .base import Listing, Listings, Read, Rejected, Source, SourceRequest, check_key, renamed
+from .field_names import our_names
 
 
-class Records:
+class Records(Source):
     """The records of a dataset, under our names of its fields."""
 
     def __init__(self, records: ShardSequence, theirs: Mapping[str, str]) -> None:
@@ -49,115 +46,77 @@ class Records:
         yield read
 
 
-def names(wanted: Wanted) -> list[str]:
-    """The splits of a packed directory, or [""]. Raises NotPackedError, OptionError."""
-    if wanted.splits is not None:
-        raise OptionError("--splits and --no-splits are for folders of images")
-    return list(manifest.datasets(os.fsdecode(wanted.path)))
-
-
-def find(wanted: Wanted) -> dict[str, Listing]:
-    """The datasets in a packed or indexed directory, by split."""
+def list_records(request: SourceRequest) -> Listings:
+    """List the records of a packed or indexed directory, by split."""
     return {
-        name: listing_of(sequence.stored(folder, root=wanted.root), wanted)
-        for name, folder in manifest.datasets(os.fsdecode(wanted.path)).items()
+        name: listing_of(sequence.stored(folder, root=request.root), request)
+        for name, folder in manifest.datasets(os.fsdecode(request.path)).items()
     }
 
 
-def find_foreign(wanted: Wanted) -> dict[str, Listing]:
-    """The dataset in files of another format, indexed in memory: they are read once more."""
-    assert wanted.kind is not None
-    if wanted.root is not None:
-        raise OptionError(
-            f"--root: for listings, COCO files and indexes; files of {wanted.kind} are where SRC is"
-        )
-    made, index, data, left_out = indexing.in_memory(
-        os.fsdecode(wanted.path),
-        format=wanted.kind,
-        fields=wanted.fields,
-        jobs=wanted.jobs,
-        progress=wanted.progress,
+def list_foreign(request: SourceRequest) -> Listings:
+    """List the records in files of another format, by an index in memory: they are read twice."""
+    assert request.kind is not None
+    request.refuse_root(f"files of {request.kind}")
+    dataset, index, data, left_out = in_memory(
+        os.fsdecode(request.path),
+        format=request.kind,
+        fields=request.fields,
+        jobs=request.jobs,
+        progress=request.progress,
     )
-    decoder = Decoder(made.schema, fields=None, decode=None, transform=None)
-    rows = range(made.records)
-    records = ShardSequence(Reader(index, made, root=data), decoder, rows, text=False)
-    listing = listing_of(records, replace(wanted, fields={}))
-    renamed = made.options["fields"]
-    more = {"fields": renamed} if renamed else {}
+    decoder = Decoder(dataset.schema, fields=None, decode=None, transform=None)
+    rows = range(dataset.records)
+    records = ShardSequence(Reader(index, dataset, root=data), decoder, rows, text=False)
+    listing = listing_of(records, replace(request, fields={}))
     if left_out:
         listing.notes.append(
             "fields whose names no field can have were left out: "
             + ", ".join(repr(printable(name, 40)) for name in left_out[:10])
             + "; --fields NAME=THEIRS gives one"
         )
-    return {"": replace(listing, options={**listing.options, **more})}
+    return {"": replace(listing, options={**listing.options, **renamed(dataset.options["fields"])})}
 
 
-def listing_of(records: ShardSequence, wanted: Wanted) -> Listing:
-    """The records of one dataset, in storage order; their keys here are their numbers."""
-    made = records.manifest
-    kinds = dict(made.schema.fields[1:])
-    theirs = _mapped(kinds, wanted)
-    count = made.records
-    renamed = {name: source for name, source in theirs.items() if name != source}
+def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
+    """List the records of one dataset, in storage order; their keys here are their numbers."""
+    dataset = records.manifest
+    kinds = dict(dataset.schema.fields[1:])
+    theirs = {name: source for source, name in our_names(request.fields, kinds).items()}
+    count, classes = dataset.records, dataset.classes or ()
+    try:
+        sizes = records.sizes()
+    except (DamageError, StorageError) as error:
+        raise SourceError(str(error)) from None
     listing = Listing(
-        root=os.path.abspath(wanted.path),
+        root=os.path.abspath(request.path),
         keys=[b"%d" % number for number in range(count)],
-        sizes=_sizes(records),
+        sizes=sizes,
         mtimes=np.zeros(count, np.int64),
         source=Records(records, theirs),
         fields=tuple((name, kinds[source]) for name, source in theirs.items()),
-        classes=_classes(made, theirs),
-        absent=_absent(made),
+        classes=_classes(dataset, theirs),
+        absent=tuple(
+            classes[i] for i in dataset.options.get("absent", ()) if 0 <= i < len(classes)
+        ),
         options={
-            "from": made.format,
-            "from_id": hashlib.sha256(made.dump()).hexdigest()[:32],
-            **({"fields": renamed} if renamed else {}),
+            "from": dataset.format,
+            "from_id": hashlib.sha256(dataset.dump()).hexdigest()[:32],
+            **renamed(theirs),
         },
-        shuffled=made.format not in _IN_ORDER,
+        shuffled=dataset.format != "parquet",  # another order costs a row group a record
     )
-    check_some(listing, wanted.shown, "records")
-    if wanted.where is None:
+    listing.check_some(request.shown, "records")
+    if request.where is None:
         return listing
 
     def column(name: str) -> Any:
-        if name == KEY:
-            return records.columns(KEY)
-        if name not in theirs:
-            raise OptionError(
-                f"where: no field is called {printable(name)!r}; {there_are(theirs, name)}"
-            )
-        return records.columns(theirs[name])
+        return records.columns(theirs.get(name, name))
 
-    return listing.take(select(wanted.where, column, count, listing.classes, wanted.shown))
+    return listing.take(request.select(column, count, listing.classes))
 
 
-def _mapped(kinds: Mapping[str, str], wanted: Wanted) -> dict[str, str]:
-    """Our names of all fields, and theirs, in the order of theirs. Raises OptionError."""
-    check_known_fields(wanted.fields, kinds)
-    ours = {source: name for name, source in wanted.fields.items()}
-    named = [ours.get(source, source) for source in kinds]
-    twice = next((name for name in named if named.count(name) > 1), None)
-    if twice is not None:
-        raise OptionError(
-            f"--fields: two fields would be called {printable(twice)!r}; name both of them"
-        )
-    return dict(zip(named, kinds, strict=True))
-
-
-def _classes(made: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The names of the classes, if `label` is the field they are of; or, as in COCO's, none is."""
-    of_no_field = "label" not in theirs and "label" not in dict(made.schema.fields)
-    return made.classes if of_no_field or theirs.get("label") == "label" else None
-
-
-def _sizes(records: ShardSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
-    try:
-        return records.sizes()
-    except (DamageError, StorageError) as error:
-        raise SourceError(str(error)) from None
-
-
-def _absent(made: manifest.Manifest) -> tuple[str, ...]:
-    classes = made.classes or ()
-    return tuple(classes[i] for i in made.options.get("absent", ()) if 0 <= i < len(classes))
+def _classes(dataset: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return names of classes, if `label` is the field they are of; or, as in COCO's, none is."""
+    of_no_field = "label" not in theirs and "label" not in dict(dataset.schema.fields)
+    return dataset.classes if of_no_field or theirs.get("label") == "label" else None

@@ -26,15 +26,15 @@ PATHS = (
 
 
 def known(names: tuple[str, ...], there: Iterable[str]) -> str | None:
-    """The first of these names that is there; else the first that is there in another case."""
+    """Return the first of these names that is there; else in another case."""
     given = list(there)
     folded = {name.casefold(): name for name in reversed(given)}
     exact = next((name for name in names if name in given), None)
     return exact or next((folded[name] for name in names if name in folded), None)
 
 
-def described(fields: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Say fields by name, their kinds, and their names in the source where those are others."""
+def fields_text(fields: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return fields by name, their kinds, and their names in the source where those are others."""
     return "fields: " + ", ".join(
         f"{printable(name)} ({kind})"
         + (f" from {printable(theirs[name])}" if name in theirs else "")
@@ -44,12 +44,12 @@ def described(fields: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def nameable(name: str) -> bool:
-    """Whether a field can be called so."""
+    """Tell whether a field can have this name."""
     return 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME and name.isprintable()
 
 
 def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
-    """Raises OptionError where one of `--fields` names no field of the source."""
+    """Raise OptionError where one of `--fields` names no field of the source."""
     fields = list(there)
     for name, source in asked.items():
         if source not in fields:
@@ -57,3 +57,21 @@ def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
                 f"--fields {printable(name)}={printable(source)}: no field is called "
                 f"{printable(source)!r}; {there_are(fields, source)}"
             )
+
+
+def our_names(asked: Mapping[str, str], there: Iterable[str]) -> dict[str, str]:
+    """Return our names of a source's fields, by its own, in its order: those of `--fields`, if any.
+
+    Raises OptionError where one names no field, or names would not be of one field each.
+    """
+    ours = {source: source for source in there}
+    check_known_fields(asked, ours)
+    ours |= {source: name for name, source in asked.items()}
+    names = set(ours.values())
+    if len(names) < len(ours) or not asked.keys() <= names:
+        pairs = (f"{printable(name)}={printable(source)}" for source, name in ours.items())
+        raise OptionError(
+            "--fields: two fields would have one name, or one field two; fields and their names "
+            f"would be {', '.join(pairs)}"
+        )
+    return ours

@@ -1,9 +1,9 @@
 """Files that differ only in their endings: `a.jpg a.txt a.json` of one folder are one record.
 
 A key is a file's path below the folder, up to the first dot of the file's name; behind that, in
-lower case, is the field, as webdataset names the members of its tars (formats/tar.py), whose
-decoders are used too: `cat/7.seg.png` is the field `seg.png` of `cat/7`. Which kind a field is, its
-ending says. Nothing is opened while the folder is listed.
+lower case, is the field, as webdataset names the members of its tars, whose decoders are used too
+(formats/foreign/webdataset.py): `cat/7.seg.png` is the field `seg.png` of `cat/7`. Which kind a
+field is, its ending says. Nothing is opened while the folder is listed.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OptionError, SourceError, printable, there_are
+from ...errors import OptionError, SourceError, printable
 from ...formats.foreign.webdataset import field_of
 from ...formats.sample import MAX_FIELDS, Sample, Schema
-from ...images.filetype import ALL_ENDINGS, image_type
-from ...names import KEY, key_text
+from ...images.filetype import ALL_ENDINGS
+from ...names import KEY
 from ...order import rng
-from .base import (
+from .base import Ints, Listing, Listings, Problem, Rejected, SourceRequest, renamed, some_of
+from .field_names import nameable, our_names
+from .files import (
     MAX_FILE,
-    Ints,
-    Listing,
-    Problem,
-    Read,
-    Rejected,
-    Wanted,
-    check_some,
-    opened_folder,
+    FileSource,
+    Walk,
+    check_image,
+    not_images,
     read_file,
+    split_folders,
+    top,
+    twins,
 )
-from .field_names import nameable
-from .imagefolder import Walk, are_splits, check_loose, no_image, split_names, top, twins
-from .imagefolder import others as others_of
 
 Decode = Callable[[bytes], Any]
 
@@ -52,38 +50,31 @@ _KINDS = {
 _IMAGE = "image"  # of all plain endings of images, where no record has two of them
 
 
-class Members:
+class Members(FileSource):
     """The records of a listing, each of several files."""
 
     def __init__(self, root: bytes, files: Files, named: Mapping[str, str]) -> None:
         """named: our names of the fields of this dataset, by theirs."""
-        self._root, self._files = root, files
+        super().__init__(root)
+        self._files = files
         self._names = [named[field] for field in files.fields]
         self._none: Sample = dict.fromkeys(self._names)
         self._decoders = [decoder(ending) for ending in files.endings]
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Read]:
+    def _read(self, folder: int, place: int) -> Sample:
         files = self._files
-        with opened_folder(self._root) as folder:
-
-            def read(place: int) -> Sample:
-                sample = {KEY: files.keys[place], **self._none}
-                for at in range(int(files.starts[place]), int(files.starts[place + 1])):
-                    which = int(files.which[at])
-                    path = files.keys[place] + b"." + files.endings[which]
-                    try:
-                        data = read_file(folder, path, int(files.sizes[at]), int(files.mtimes[at]))
-                        sample[self._names[which]] = self._decoders[which](data)
-                    except (Rejected, ValueError, RecursionError) as error:
-                        raise Rejected(f"{printable(path)}: {reason(error)}") from None
-                return sample
-
-            yield read
+        sample = {KEY: files.keys[place], **self._none}
+        for at in range(int(files.starts[place]), int(files.starts[place + 1])):
+            which = int(files.which[at])
+            path = files.keys[place] + b"." + files.endings[which]
+            size, mtime = int(files.sizes[at]), int(files.mtimes[at])
+            decode = self._decoders[which]
+            sample[self._names[which]] = read_field(folder, path, size, mtime, decode)
+        return sample
 
 
 class Files:
-    """What lies below one folder. Columns have an entry a file, those of one record adjacent.
+    """The files below one folder. Columns have an entry a file, those of one record adjacent.
 
     `keys`: of records, in bytewise order; files [starts[i]:starts[i + 1]] are those of record i.
     `which`: the place of a file's ending in `endings`, as they are written, and in `fields`.
@@ -104,29 +95,30 @@ class Files:
         record, which = rank[record], by_ending[which].astype(np.int32)
         packed = np.lexsort((which, record))
         self.which, self.sizes, self.mtimes = which[packed], sizes[packed], mtimes[packed]
-        self.starts: Ints = _starts(record[packed], len(self.keys))
+        bounds = np.arange(len(self.keys) + 1)
+        self.starts: Ints = np.searchsorted(record[packed], bounds).astype(np.int64, copy=False)
         self.fields = [_field(ending)[0] for ending in self.endings]
         self.problems = problems
         self._check()
 
     def count(self, fields: Collection[str]) -> Ints:
-        """(records,) how many files of each record are one of these fields."""
+        """Return (records,) how many files of each record are one of these fields."""
         fitting = np.array([field in fields for field in self.fields], np.int64)
         return self._sum(fitting[self.which])
 
     def totals(self) -> Ints:
-        """(records,) bytes."""
+        """Return (records,) the bytes of all files of each record."""
         return self._sum(self.sizes)
 
     def changes(self) -> Ints:
-        """(records,) what changes when the time of change, or the size, of a file does."""
+        """Return (records,) numbers that change when the time or the size of a file does."""
         words = self.mtimes.view(np.uint64)
         for other in (self.sizes, self.which.astype(np.int64)):
             words = rng.splitmix64(words + np.uint64(rng.GAMMA)) ^ other.view(np.uint64)
         return self._sum(rng.splitmix64(words).view(np.int64))  # modulo 2**64
 
     def digest(self) -> str:
-        """32 hex digits: which files each record has."""
+        """Return 32 hex digits of which files each record has."""
         seal = hashlib.sha256(b"\0".join(self.endings))
         seal.update(self.which.astype("<i4").tobytes())
         seal.update(self.starts.astype("<i8").tobytes())
@@ -191,47 +183,28 @@ class Files:
         self.sizes, self.mtimes = self.sizes[good], self.mtimes[good]
 
 
-def find(wanted: Wanted) -> dict[str, Listing]:
-    """The datasets of files that are grouped, by split. Raises SourceError, OptionError."""
-    if wanted.where is not None:
-        raise OptionError(
-            "--where: files are not opened while they are listed, so there is nothing to select "
-            "by. Pack all of them; ShardDataset(where=...) selects when reading"
-        )
-    if wanted.root is not None:
-        raise OptionError("--root: not for files grouped by name, which lie in the source itself")
-    root = os.path.abspath(wanted.path)
-    folders, loose, loops = top(root)
-    roots = {"": root}
-    if are_splits(folders, wanted.splits):
-        if not folders:
-            raise SourceError(f"{wanted.shown}: there are no folders in it that could be splits")
-        check_loose([*loose, *loops], root)
-        roots = {key_text(name): os.path.join(root, name) for name in sorted(folders)}
+def list_records(request: SourceRequest) -> Listings:
+    """List files that are grouped by name, by split. Raises SourceError, OptionError."""
+    request.refuse_where_and_root("files grouped by name")
+    roots = split_folders(request.path, top(os.path.abspath(request.path)), request.splits)
     ignored, found = {}, {}
     for name, folder in roots.items():
         walk = Walk(folder, empty=True)
-        walk.run()
-        found[name] = Files(*walk.sorted(), walk.problems)
+        found[name] = Files(*walk.run(), walk.problems)
         ignored[name] = walk.ignored
-    plain = _merge(list(found.values()), wanted)
-    named = _named({name for files in found.values() for name in files.fields}, wanted)
+    plain = _merge(list(found.values()), request)
+    named = _named({name for files in found.values() for name in files.fields}, request)
     listings = {}
     for name, files in found.items():
         listing = listings[name] = _listing(roots[name], files, named, plain, ignored[name])
-        check_some(listing, f"{wanted.shown}/{printable(name)}" if name else wanted.shown, "files")
+        listing.check_some(request.show(name), "files")
     return listings
-
-
-def names(wanted: Wanted) -> list[str]:
-    """The keys that `find` will have. Raises SourceError."""
-    return split_names(wanted.path, wanted.splits)
 
 
 def lies_there(
     folder: bytes, files: Sequence[bytes], others: Sequence[bytes], splits: Sequence[bytes]
 ) -> bool:
-    """Whether images have files of the same name beside them, and lie in no class folders.
+    """Tell whether images have files of the same name beside them, and lie in no class folders.
 
     files: names of what lies in the folder and is no folder; others: those that are not plainly of
     images. splits: of folders in it, each of which is looked at in place of it.
@@ -241,7 +214,7 @@ def lies_there(
     for name in splits:
         with contextlib.suppress(OSError):  # whoever lists it says so
             there = os.listdir(os.path.join(folder, name))
-            if _are_beside(os.path.join(folder, name), there, others_of(there)):
+            if _are_beside(os.path.join(folder, name), there, not_images(there)):
                 return True
     return False
 
@@ -253,7 +226,7 @@ def check_told(found: Mapping[str, Listing], shown: str) -> None:
     for listing in found.values():
         if listing.classes is None:  # without class folders, `lies_there` could tell
             continue
-        known = {_split(key)[0]: key for key in others_of(listing.keys) if _is_beside(key)}
+        known = {_split(key)[0]: key for key in not_images(listing.keys) if _is_beside(key)}
         if not known:  # nearly always
             images += len(listing.keys)
             continue
@@ -277,28 +250,28 @@ def check_told(found: Mapping[str, Listing], shown: str) -> None:
 
 
 def _split(path: bytes) -> tuple[bytes, bytes]:
-    """Key and ending of a file; the ending is empty where there is none."""
+    """Return key and ending of a file; the ending is empty where there is none."""
     dot = path.find(b".", path.rfind(b"/") + 1)
     return (path, b"") if dot < 0 else (path[:dot], path[dot + 1 :])
 
 
 def _last(ending: bytes) -> str:
-    """The last part of an ending, in lower case."""
+    """Return the last part of an ending, in lower case."""
     return ending.rpartition(b".")[2].decode("latin-1").lower()
 
 
 def kind_of(path: bytes) -> str | None:
-    """The kind of field that a file is by the last part of its ending; None where it says none."""
+    """Return the kind of field that a file is by its last ending; None where that says none."""
     return _KINDS.get(_last(path)) if b"." in path else None
 
 
 def _is_beside(path: bytes) -> bool:
-    """Whether a file is of a kind that is known, and no image."""
+    """Tell whether a file is of a kind that is known, and no image."""
     return kind_of(path) not in (None, "image")
 
 
 def _are_beside(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> bool:
-    """Whether, of these names, an image and another known file differ only in their endings."""
+    """Tell whether an image and another known file of these differ only in their endings."""
     known = {_split(name)[0]: name for name in others if name[:1] != b"." and _is_beside(name)}
     if not known:
         return False
@@ -313,7 +286,7 @@ def _are_beside(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) 
 
 @lru_cache(maxsize=4096)
 def _field(ending: bytes) -> tuple[str, str | None]:
-    """The field of an ending, and why it cannot be one."""
+    """Return the field of an ending, and why it cannot be one."""
     if not ending:
         return "", "has no ending, so it is no field of a record"
     try:
@@ -326,20 +299,14 @@ def _field(ending: bytes) -> tuple[str, str | None]:
 
 
 def decoder(ending: bytes) -> Decode:
-    """What makes a field's value of a file's bytes; it raises ValueError, Rejected."""
+    """Return what makes a field's value of a file's bytes; it raises ValueError, Rejected."""
     kind = _KINDS.get(_last(ending))
     if kind == "image":
-        return _checked
+        return check_image
     if kind == "array":
         return _array
     decode = None if kind is None else field_of(b"txt" if kind == "str" else ending)[1]
     return bytes if decode is None else decode
-
-
-def _checked(data: bytes) -> bytes:
-    if image_type(data) is None:
-        raise Rejected(no_image(data))
-    return data
 
 
 def _array(data: bytes) -> Any:
@@ -351,20 +318,24 @@ def _array(data: bytes) -> Any:
     return value
 
 
-def reason(error: Exception) -> str:
-    """Say why a file was not decoded."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start}: expected UTF-8, found {error.object[error.start]:#04x}"
-    if isinstance(error, RecursionError):
-        return "it is nested too deep"
-    return str(error)
+def read_field(folder: int, path: bytes, size: int, mtime: int, decode: Decode) -> Any:
+    """Return the value of a field that is a file. Raises Rejected, SourceChangedError."""
+    try:
+        return decode(read_file(folder, path, size, mtime))
+    except (Rejected, ValueError, RecursionError) as error:
+        why = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            why = f"byte {error.start}: expected UTF-8, found {error.object[error.start]:#04x}"
+        elif isinstance(error, RecursionError):
+            why = "it is nested too deep"
+        raise Rejected(f"{printable(path)}: {why}") from None
 
 
 # --- listing --------------------------------------------------------------------------------------
 
 
 def _ordered(places: Mapping[bytes, int]) -> tuple[list[bytes], Ints]:
-    """Names in bytewise order, and the place that each has there, by the place it had."""
+    """Return names in bytewise order, and the place that each has there, by the place it had."""
     names = list(places)
     by_name = sorted(range(len(names)), key=names.__getitem__)
     rank = np.empty(len(names), np.int64)
@@ -372,15 +343,11 @@ def _ordered(places: Mapping[bytes, int]) -> tuple[list[bytes], Ints]:
     return [names[i] for i in by_name], rank
 
 
-def _starts(record: Ints, count: int) -> Ints:
-    return np.searchsorted(record, np.arange(count + 1)).astype(np.int64, copy=False)
-
-
-def _merge(found: Sequence[Files], wanted: Wanted) -> set[str]:
+def _merge(found: Sequence[Files], request: SourceRequest) -> set[str]:
     """Call all plain endings of images one field, where that loses none; these endings, or none."""
     plain = {name for files in found for name in files.fields if name in ALL_ENDINGS}
     if (
-        plain & set(wanted.fields.values())
+        plain & set(request.fields.values())
         or any(_IMAGE in files.fields for files in found)
         or any(bool((files.count(plain) > 1).any()) for files in found)
     ):
@@ -390,37 +357,18 @@ def _merge(found: Sequence[Files], wanted: Wanted) -> set[str]:
     return plain
 
 
-def _named(theirs: set[str], wanted: Wanted) -> dict[str, str]:
-    """Our name of each field. Raises OptionError, SourceError."""
+def _named(theirs: set[str], request: SourceRequest) -> dict[str, str]:
+    """Return our name of each field. Raises OptionError, SourceError."""
     if len(theirs) >= MAX_FIELDS:
         raise SourceError(
-            f"{wanted.shown}: its files have {len(theirs):,} different endings, and a record has "
+            f"{request.shown}: its files have {len(theirs):,} different endings, and a record has "
             f"at most {MAX_FIELDS - 1:,} fields. Endings begin at the first dot of a name: "
-            f"{_some(theirs)}"
+            f"{some_of(sorted(theirs))}"
         )
-    for name, source in wanted.fields.items():
-        if source not in theirs:
-            raise OptionError(
-                f"--fields {printable(name)}={printable(source)}: no field is called "
-                f"{printable(source)!r}; {there_are(sorted(theirs), source, 20)}"
-            )
-    ours = {source: name for name, source in wanted.fields.items()}
-    if "label" not in theirs | wanted.fields.keys():
-        ours.setdefault("cls", "label")
-    named = {source: ours.get(source, source) for source in sorted(theirs)}
-    names = [*named.values(), *(n for n, source in wanted.fields.items() if ours[source] != n)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None or len(names) > len(named):
-        raise OptionError(
-            "--fields: two fields would have one name, or one field two; fields and their names "
-            f"are {', '.join(f'{printable(name)}={printable(s)}' for s, name in named.items())}"
-        )
-    return named
-
-
-def _some(names: Collection[str]) -> str:
-    some = [printable(name) for name in sorted(names)[:20]]
-    return ", ".join(some) + (", ..." if len(names) > 20 else "")
+    asked = dict(request.fields)
+    if "cls" in theirs - set(asked.values()) and "label" not in theirs | asked.keys():
+        asked["label"] = "cls"
+    return our_names(asked, sorted(theirs))
 
 
 def _listing(
@@ -436,7 +384,6 @@ def _listing(
     if plain:
         here = "/".join(sorted({_field(ending)[0] for ending in files.endings} & plain))
         theirs = {name: here if s == _IMAGE else s for name, s in theirs.items()}
-    renamed = {name: source for name, source in theirs.items() if name != source}
     return Listing(
         root=root,
         keys=files.keys,
@@ -448,7 +395,7 @@ def _listing(
         problems=sorted(files.problems),
         ignored=ignored,
         notes=[*_notes(files, plain), *twins(files.keys)],
-        options={"members": files.digest(), **({"fields": renamed} if renamed else {})},
+        options={"members": files.digest(), **renamed(theirs)},
     )
 
 
@@ -457,7 +404,7 @@ def _notes(files: Files, plain: set[str]) -> Iterator[str]:
     counts = files.count(images)
     if (counts > 1).any():
         yield (
-            f"some records have several of {_some(images)}, so that each keeps its name; "
+            f"some records have several of {some_of(sorted(images))}, so that each keeps its name; "
             f"--fields image={min(images)} calls one of them image"
         )
     without = np.flatnonzero(counts == 0)

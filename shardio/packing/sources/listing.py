@@ -16,8 +16,7 @@ import hashlib
 import os
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -27,34 +26,38 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
-from ...images.filetype import image_type
 from ...names import KEY
 from . import tables
 from .base import (
     Ints,
     Listing,
+    Listings,
     Problem,
     Read,
-    Rejected,
-    Wanted,
+    Source,
+    SourceRequest,
     check_key,
-    check_some,
+    renamed,
+    some_of,
+)
+from .field_names import LABELS, PATHS, check_known_fields, known, nameable
+from .files import (
+    MISSING,
+    check_image,
+    first_sign,
+    look,
     mtime,
     opened_folder,
     read_file,
-    select,
+    twins,
 )
-from .field_names import LABELS, PATHS, known, nameable
-from .imagefolder import no_image, twins, unfit
 from .tables import Column
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
-_SHOWN = 10  # names that are noted
 _URL = re.compile(rb"\A([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
-_MISSING = "there is no such file"
 
 
-class Rows:
+class Rows(Source):
     """The records of a listing. Fields are columns of all rows, of which `rows` are records."""
 
     def __init__(
@@ -66,22 +69,19 @@ class Rows:
     def open(self) -> Iterator[Read]:
         columns = [(name, column.get) for name, column in self._fields.items()]
         files = self._files
+        opened = contextlib.nullcontext(-1) if files is None else opened_folder(files.root)
+        with opened as folder:
 
-        def read(place: int) -> Sample:
-            row = int(self._rows[place])
-            sample: Sample = {KEY: self._keys[place]}
-            if files is not None:
-                sample["image"] = files.read(folder, place, row)
-            for name, get in columns:
-                sample[name] = get(row)
-            return sample
+            def read(place: int) -> Sample:
+                row = int(self._rows[place])
+                sample: Sample = {KEY: self._keys[place]}
+                if files is not None:
+                    sample["image"] = files.read(folder, place, row)
+                for name, get in columns:
+                    sample[name] = get(row)
+                return sample
 
-        if files is None:
-            folder = -1
             yield read
-        else:
-            with opened_folder(files.root) as folder:
-                yield read
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,15 @@ class Files:
     mtimes: Ints
 
     def read(self, folder: int, place: int, row: int) -> bytes:
+        """Return the image of a row. Raises Rejected, SourceChangedError."""
         path, _ = _resolved(self.paths.get(row).encode())
         data = read_file(folder, path, int(self.sizes[place]), int(self.mtimes[place]))
-        if image_type(data) is None:
-            raise Rejected(no_image(data))
-        return data
+        return check_image(data)
 
 
 @dataclass
 class _Chosen:
-    """What the columns of a table are taken for, by their names."""
+    """The columns of a table by what they are taken for."""
 
     paths: str | None
     fields: dict[str, str] = field(default_factory=dict)  # our names and theirs, but for the image
@@ -112,7 +111,7 @@ class _Chosen:
 
 
 def is_listing(path: bytes) -> bool:
-    """Whether a file is one, by its name; a Parquet file with binary data is a dataset instead.
+    """Tell whether a file is one, by its name; Parquet with binary data is a dataset instead.
 
     Raises SourceError for a compressed listing; DamageError, DependencyError.
     """
@@ -120,30 +119,30 @@ def is_listing(path: bytes) -> bool:
     if found is None or not os.path.isfile(path):
         return False
     if found == ".json":
-        return tables.holds_objects(path)
+        return first_sign(path) == b"["
     return found not in (".parquet", ".pq") or not tables.holds_bytes(path)
 
 
-def find(wanted: Wanted) -> dict[str, Listing]:
-    """The one dataset of a listing. Raises SourceError, OptionError, DamageError."""
-    table = tables.read(wanted.path)
+def list_records(request: SourceRequest) -> Listings:
+    """List the records of a listing. Raises SourceError, OptionError, DamageError."""
+    table = tables.read(request.path)
     if not table.rows:
-        raise SourceError(f"{wanted.shown}: there are no rows in it")
-    chosen = _choose(table, wanted)
+        raise SourceError(f"{request.shown}: there are no rows in it")
+    chosen = _choose(table, request)
     fields = {name: table.columns[theirs] for name, theirs in chosen.fields.items()}
     classes = None
     label = fields.get("label")
     if label is not None and label.kind == "str" and _has_some(label):
         fields["label"], classes = _classes(label)
     rows = np.arange(table.rows)
-    if wanted.where is not None:
-        rows = _selected(table, fields, classes, wanted)
+    if request.where is not None:
+        rows = _selected(table, fields, classes, request)
     paths = None if chosen.paths is None else table.columns[chosen.paths]
     if paths is None:
-        listing = _of_rows(fields, rows, chosen, wanted)
+        listing = _of_rows(fields, rows, chosen, request)
     else:
-        listing = _of_files(fields, paths, rows, chosen, wanted)
-    if wanted.where is None or "split" not in wanted.where:
+        listing = _of_files(fields, paths, rows, chosen, request)
+    if request.where is None or "split" not in request.where:
         listing.notes.extend(_splits(table, rows))
     return {"": replace(listing, classes=classes)}
 
@@ -151,68 +150,73 @@ def find(wanted: Wanted) -> dict[str, Listing]:
 # --- what columns are -----------------------------------------------------------------------------
 
 
-def _choose(table: tables.Table, wanted: Wanted) -> _Chosen:
-    """Raises OptionError, SourceError."""
-    columns, asked = table.columns, wanted.fields
-    _check_asked(columns, wanted)
+def _choose(table: tables.Table, request: SourceRequest) -> _Chosen:
+    """Decide what the columns are, by their names. Raises OptionError, SourceError."""
+    columns, asked = table.columns, request.fields
+    _check_asked(columns, request)
     free = {name: column for name, column in columns.items() if name not in asked.values()}
-    paths = asked.get("image") or known(
-        PATHS, [name for name, column in free.items() if column.kind == "str" and _has_some(column)]
-    )
-    if paths is not None and KEY in asked:
-        raise OptionError(
-            f"--fields {KEY}={printable(asked[KEY])}: records that are files, by column "
-            f"{printable(paths)!r}, have their paths as keys"
-        )
-    label = asked.get("label") or known(
-        LABELS,
-        [n for n, column in free.items() if n != paths and column.kind in ("int", "float", "str")],
-    )
-    chosen = _Chosen(paths)
-    key = None
-    if paths is None:
-        if wanted.root is not None:
-            raise OptionError(
-                f"--root: {wanted.shown} has no column of paths, of a name such as path or "
-                f"filename; name it by --fields image=NAME. There are {_names(columns)}"
-            )
-        key = _choose_key(table, chosen, wanted)
+    chosen = _Chosen(_choose_paths(columns, free, request))
+    key = _choose_key(table, chosen, request) if chosen.paths is None else None
+    labels = [name for name, column in free.items() if column.kind in ("int", "float", "str")]
+    label = asked.get("label") or known(LABELS, (one for one in labels if one != chosen.paths))
     left_out = []
     for theirs in columns:
         ours = [n for n, source in asked.items() if source == theirs and n not in ("image", KEY)]
-        if not ours:
-            if theirs in (paths, key) or theirs in asked.values():
-                continue
+        if not ours and theirs not in (chosen.paths, key, *asked.values()):
             ours = ["label" if theirs == label else theirs]
-        for name in ours:
-            if name == KEY or not nameable(name):
-                left_out.append(theirs)
-            elif name in chosen.fields or (name == "image" and paths is not None):
-                raise OptionError(
-                    f"two fields would be called {name!r}: columns {printable(theirs)!r} and "
-                    f"{printable(chosen.fields.get(name, paths or ''))!r}; name both of them by "
-                    "--fields"
-                )
-            else:
-                chosen.fields[name] = theirs
+        left_out += [theirs for name in ours if not _add_field(chosen, name, theirs)]
     if left_out:
         chosen.notes.append(
             "columns whose names no field can have were left out: "
-            + _names([f"'{printable(name, 40)}'" for name in left_out])
+            + some_of([f"'{printable(name, 40)}'" for name in left_out])
         )
     if "label" in chosen.fields:  # the first after the image
         chosen.fields = {"label": chosen.fields["label"]} | chosen.fields
     return chosen
 
 
-def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
-    """Raises OptionError."""
-    for name, theirs in wanted.fields.items():
+def _choose_paths(
+    columns: Mapping[str, Column], free: Mapping[str, Column], request: SourceRequest
+) -> str | None:
+    """Return the column of paths, if there is one. Raises OptionError.
+
+    free: the columns that no option names.
+    """
+    paths = request.fields.get("image") or known(
+        PATHS, [name for name, column in free.items() if column.kind == "str" and _has_some(column)]
+    )
+    if paths is None and request.root is not None:
+        raise OptionError(
+            f"--root: {request.shown} has no column of paths, of a name such as path or "
+            f"filename; name it by --fields image=NAME. There are {some_of(columns)}"
+        )
+    if paths is not None and KEY in request.fields:
+        raise OptionError(
+            f"--fields {KEY}={printable(request.fields[KEY])}: records that are files, by column "
+            f"{printable(paths)!r}, have their paths as keys"
+        )
+    return paths
+
+
+def _add_field(chosen: _Chosen, name: str, theirs: str) -> bool:
+    """Make a column a field; return False if no field can have the name. Raises OptionError."""
+    if name == KEY or not nameable(name):
+        return False
+    if name in chosen.fields or (name == "image" and chosen.paths is not None):
+        raise OptionError(
+            f"two fields would be called {name!r}: columns {printable(theirs)!r} and "
+            f"{printable(chosen.fields.get(name, chosen.paths or ''))!r}; name both of them by "
+            "--fields"
+        )
+    chosen.fields[name] = theirs
+    return True
+
+
+def _check_asked(columns: Mapping[str, Column], request: SourceRequest) -> None:
+    """Raise OptionError for `--fields` that name no column, or no field."""
+    check_known_fields(request.fields, columns)
+    for name, theirs in request.fields.items():
         option = f"--fields {printable(name)}={printable(theirs)}"
-        if theirs not in columns:
-            raise OptionError(
-                f"{option}: no column is called {printable(theirs)!r}; {there_are(columns, theirs)}"
-            )
         if not nameable(name):
             raise OptionError(f"{option}: no field can be called so")
         if name == "image" and columns[theirs].kind != "str":
@@ -222,9 +226,9 @@ def _check_asked(columns: Mapping[str, Column], wanted: Wanted) -> None:
             )
 
 
-def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | None:
-    """Take keys from a column, if one has them. The column, if it is nothing but keys."""
-    asked = wanted.fields.get(KEY)
+def _choose_key(table: tables.Table, chosen: _Chosen, request: SourceRequest) -> str | None:
+    """Take keys from a column, if one has them; return it, if it is nothing but keys."""
+    asked = request.fields.get(KEY)
     there = [asked] if asked is not None else [name for name in _KEYS if name in table.columns]
     for name in there:
         keys, why = _keys_of(table.columns[name])
@@ -235,7 +239,7 @@ def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | N
             return name if asked is not None or name in _KEYS[:2] else None
         if asked is not None:
             raise SourceError(
-                f"{wanted.shown}: column {printable(name)!r} cannot be the keys: {why}"
+                f"{request.shown}: column {printable(name)!r} cannot be the keys: {why}"
             )
         chosen.notes.append(
             f"keys are the numbers of rows, and not the values of {printable(name)!r}: {why}"
@@ -244,7 +248,7 @@ def _choose_key(table: tables.Table, chosen: _Chosen, wanted: Wanted) -> str | N
 
 
 def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
-    """The values of a column as keys; or why they are none."""
+    """Return the values of a column as keys; or why they are none."""
     if column.kind not in ("int", "str", "bytes"):
         return None, f"they are of kind {column.kind}"
     keys = []
@@ -263,21 +267,15 @@ def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
 
 
 def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
-    """Text to numbers of classes, and their names, in bytewise order."""
+    """Make text numbers of classes; return their names, too, in bytewise order."""
     rows = np.arange(len(column))
     seen: dict[bytes, int] = {}
-    codes = np.fromiter(
-        (
-            -1 if text is None else seen.setdefault(bytes(text), len(seen))
-            for text in column.raw(rows)
-        ),
-        np.int64,
-        len(column),
-    )
+    texts = column.raw(rows)
+    found = (-1 if t is None else seen.setdefault(bytes(t), len(seen)) for t in texts)
+    codes = np.fromiter(found, np.int64, len(column))
     names = sorted(seen)
     number = np.zeros(len(names) + 1, np.int64)  # at -1: what None is
-    for label, name in enumerate(names):
-        number[seen[name]] = label
+    number[[seen[name] for name in names]] = np.arange(len(names))
     return Column("int", number[codes], None, codes < 0), tuple(name.decode() for name in names)
 
 
@@ -285,10 +283,10 @@ def _selected(
     table: tables.Table,
     fields: Mapping[str, Column],
     classes: tuple[str, ...] | None,
-    wanted: Wanted,
+    request: SourceRequest,
 ) -> Ints:
-    """The rows that are wanted, by the columns as fields or by their own names."""
-    assert wanted.where is not None
+    """Return the rows that are asked for, by the columns as fields or by their own names."""
+    assert request.where is not None
     there = {**table.columns, **fields}
 
     def column(name: str) -> Any:
@@ -304,11 +302,11 @@ def _selected(
             )
         return found.array()
 
-    return select(wanted.where, column, table.rows, classes, wanted.shown)
+    return request.select(column, table.rows, classes)
 
 
 def _splits(table: tables.Table, rows: Ints) -> list[str]:
-    """A note, where records of several splits are packed as one dataset."""
+    """Return a note, where records of several splits are packed as one dataset."""
     column = table.columns.get("split")
     if column is None or column.kind != "str":
         return []
@@ -316,7 +314,7 @@ def _splits(table: tables.Table, rows: Ints) -> list[str]:
     if len(found) < 2:
         return []
     return [
-        f"column 'split' has {_names(found)}, packed as one dataset; --where split={found[0]} "
+        f"column 'split' has {some_of(found)}, packed as one dataset; --where split={found[0]} "
         "selects"
     ]
 
@@ -324,8 +322,10 @@ def _splits(table: tables.Table, rows: Ints) -> list[str]:
 # --- records --------------------------------------------------------------------------------------
 
 
-def _of_rows(fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, wanted: Wanted) -> Listing:
-    """Each row a record."""
+def _of_rows(
+    fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, request: SourceRequest
+) -> Listing:
+    """List each row as a record."""
     if chosen.keys is None:
         keys = [b"%08d" % row for row in rows.tolist()]
     else:
@@ -336,17 +336,17 @@ def _of_rows(fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, wanted: 
     for column in fields.values():
         size = column.sizes()
         sizes += size if column.ends is None else size[rows]
-    return _listing(fields, rows, keys, None, sizes, chosen, wanted)
+    return _listing(fields, rows, keys, None, sizes, chosen, request)
 
 
 def _of_files(
-    fields: Mapping[str, Column], paths: Column, rows: Ints, chosen: _Chosen, wanted: Wanted
+    fields: Mapping[str, Column], paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
 ) -> Listing:
-    """Each file that a row names a record."""
-    root = os.path.dirname(os.path.abspath(wanted.path))
-    if wanted.root is not None:
-        root = os.path.abspath(os.fsencode(wanted.root))
-    keys, kept, odd, problems = _named(paths, rows, wanted)
+    """List each file that a row names as a record."""
+    root = os.path.dirname(os.path.abspath(request.path))
+    if request.root is not None:
+        root = os.path.abspath(os.fsencode(request.root))
+    keys, kept, problems = _named(paths, rows, request)
     order = sorted(range(len(keys)), key=keys.__getitem__)
     sizes, mtimes, good = array("q"), array("q"), []
     before: bytes | None = None
@@ -354,9 +354,9 @@ def _of_files(
     try:
         with opened_folder(root) as folder:
             for i in order:
-                path = _resolved(paths.get(kept[i]).encode())[0] if odd[i] else keys[i]
+                path, _ = _resolved(paths.get(kept[i]).encode())
                 if path != before:  # rows of one file are neighbours
-                    status, why = _stat(folder, path)
+                    status, why = look(folder, path)
                     before = path
                 if why is None and (why := check_key(keys[i])) is None:
                     assert status is not None
@@ -364,7 +364,7 @@ def _of_files(
                     sizes.append(status.st_size)
                     mtimes.append(mtime(status))
                 else:
-                    missing += why == _MISSING
+                    missing += why == MISSING
                     problems.append((keys[i] or path, why))
     except OSError as error:
         raise OptionError(
@@ -372,7 +372,7 @@ def _of_files(
             f"{error.strerror}; --root names another"
         ) from None
     if keys and missing == len(keys):
-        raise SourceError(_nothing_there(problems, root, chosen, wanted))
+        raise SourceError(_nothing_there(problems, root, chosen, request))
     found = [keys[i] for i in good]
     kept_rows = np.array(kept, np.int64)[good]
     sized = np.array(sizes, np.int64), np.array(mtimes, np.int64)
@@ -387,31 +387,28 @@ def _of_files(
         sized = sized[0][again], sized[1][again]
     chosen.notes.extend(twins(found))
     files = Files(root, paths, *sized)
-    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, wanted)
-    listing = replace(listing, root=root, mtimes=files.mtimes, problems=sorted(problems))
-    check_some(listing, wanted.shown)
+    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, request, problems)
+    listing.check_some(request.shown)
     return listing
 
 
 def _named(
-    paths: Column, rows: Ints, wanted: Wanted
-) -> tuple[list[bytes], array[int], bytearray, list[Problem]]:
-    """Keys, their rows, which of them are not the paths themselves; rows without a path."""
+    paths: Column, rows: Ints, request: SourceRequest
+) -> tuple[list[bytes], array[int], list[Problem]]:
+    """Return keys, and their rows; and the rows without a path."""
     keys: list[bytes] = []
-    kept, odd = array("q"), bytearray()
+    kept = array("q")
     problems: list[Problem] = []
     for row, text in zip(rows.tolist(), paths.raw(rows), strict=True):
         if not text:
             problems.append((b"row %d" % row, "no path"))
             continue
         try:
-            path, key = _resolved(bytes(text))
+            keys.append(_resolved(bytes(text))[1])
         except ValueError as error:
-            raise SourceError(f"{wanted.shown}: row {row}: {error}") from None
-        keys.append(key)
+            raise SourceError(f"{request.shown}: row {row}: {error}") from None
         kept.append(row)
-        odd.append(path != key)
-    return keys, kept, odd, problems
+    return keys, kept, problems
 
 
 def _listing(
@@ -421,33 +418,34 @@ def _listing(
     files: Files | None,
     sizes: Ints,
     chosen: _Chosen,
-    wanted: Wanted,
+    request: SourceRequest,
+    problems: Sequence[Problem] = (),
 ) -> Listing:
-    kinds = [(name, column.kind) for name, column in fields.items()]
-    theirs = chosen.fields if files is None else {"image": chosen.paths, **chosen.fields}
-    renamed = {name: source for name, source in theirs.items() if name != source}
+    kinds, theirs = {name: column.kind for name, column in fields.items()}, chosen.fields
+    root, mtimes = os.path.dirname(os.path.abspath(request.path)), np.zeros(len(rows), np.int64)
+    if files is not None:
+        root, mtimes = files.root, files.mtimes
+        kinds, theirs = {"image": "image"} | kinds, {"image": chosen.paths or ""} | theirs
     seal = hashlib.sha256()
     for name, column in fields.items():
         seal.update(name.encode() + b"\0")
         column.seal(seal, rows)
     return Listing(
-        root=os.path.dirname(os.path.abspath(wanted.path)),
+        root=root,
         keys=keys,
         sizes=sizes,
-        mtimes=np.zeros(len(rows), np.int64),
+        mtimes=mtimes,
         source=Rows(fields, rows, keys, files),
-        fields=tuple(kinds if files is None else [("image", "image"), *kinds]),
+        fields=tuple(kinds.items()),
         classes=None,
+        problems=sorted(problems),
         notes=chosen.notes,
-        options={
-            "values": seal.hexdigest()[:32],
-            **({"fields": renamed} if renamed else {}),
-        },
+        options={"values": seal.hexdigest()[:32], **renamed(theirs)},
     )
 
 
 def _resolved(text: bytes) -> tuple[bytes, bytes]:
-    """A path as it is opened, and as a key. Raises ValueError for URLs of other places."""
+    """Return a path as it is opened, and as a key. Raises ValueError for URLs of other places."""
     if text[0] not in b"./" and b"/." not in text and b"//" not in text and text[-1:] != b"/":
         return text, text  # most are so, and this takes a tenth of what follows
     url = _URL.match(text)
@@ -462,63 +460,39 @@ def _resolved(text: bytes) -> tuple[bytes, bytes]:
     return text, b"/".join(part for part in parts if part not in (b"", b".", b".."))
 
 
-def _stat(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
-    """What a path leads to, and why it can be no file of a record."""
-    try:
-        status = os.stat(path, dir_fd=folder)
-        return status, unfit(status)
-    except FileNotFoundError:
-        with contextlib.suppress(OSError):
-            os.stat(path, dir_fd=folder, follow_symlinks=False)
-            return None, "is a link to nothing"
-        return None, _MISSING
-    except OSError as error:
-        return None, f"cannot be followed: {error.strerror}"
-    except ValueError:
-        return None, "its path has a byte of 0"
-
-
 def _unique(keys: list[bytes]) -> int:
-    """Number keys, in bytewise order, that are there again; how many these are."""
-    taken: set[bytes] = set()
-    order = list(keys)
-    times, count = 1, 0
-    for i in range(1, len(keys)):
-        if order[i] != order[i - 1]:
-            times = 1
+    """Number keys, in bytewise order, that are there again; return how many these are."""
+    taken = set(keys)
+    again = len(keys) - len(taken)
+    before, times = b"", 1
+    for i, key in enumerate(keys):
+        if key != before:
+            before, times = key, 1
             continue
-        while True:
+        while key in taken:
             times += 1
-            key = b"%s#%d" % (order[i], times)
-            at = bisect_left(order, key)
-            if key not in taken and (at == len(order) or order[at] != key):
-                break
+            key = b"%s#%d" % (before, times)
         taken.add(key)
         keys[i] = key
-        count += 1
-    return count
+    return again
 
 
-def _nothing_there(problems: list[Problem], root: bytes, chosen: _Chosen, wanted: Wanted) -> str:
-    first = next(key for key, why in problems if why == _MISSING)
+def _nothing_there(
+    problems: list[Problem], root: bytes, chosen: _Chosen, request: SourceRequest
+) -> str:
+    first = next(key for key, why in problems if why == MISSING)
     column = chosen.paths or ""
     other = ""
-    if "image" not in wanted.fields:
+    if "image" not in request.fields:
         other = (
             f". If column {printable(column)!r} names no images, --fields "
             f"{printable(column)}={printable(column)} makes a field of it, as of others"
         )
     return (
-        f"{wanted.shown}: none of the files in column {printable(column)!r} is there, such as "
+        f"{request.shown}: none of the files in column {printable(column)!r} is there, such as "
         f"{printable(first)}, in {printable(root)}; --root says where they are{other}"
     )
 
 
 def _has_some(column: Column) -> bool:
     return column.missing is None or not column.missing.all()
-
-
-def _names(names: Any) -> str:
-    listed = list(names)
-    shown = ", ".join(map(printable, listed[:_SHOWN]))
-    return shown if len(listed) <= _SHOWN else f"{shown}, ... ({len(listed):,} in all)"

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -34,17 +35,13 @@ from ...formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ...names import from_file_name, key_text
 from ...storage.location import locate
 from .base import Ints
+from .files import first_sign
 
 _ROWS = 4096  # that become columns at once
 _BYTES = 16 << 20  # of text, likewise
 _MAX_LINE = 16 << 20  # bytes
 _MAX_CELL = MAX_HEAD  # characters; a record could not hold more
 
-_INT = re.compile(r"0|-?[1-9][0-9]*")
-_FLOAT = re.compile(
-    r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?|-?(?:nan|inf|infinity)", re.I
-)
-_BOOL = re.compile(r"true|false", re.I)
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 _UNPACK = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}
@@ -70,6 +67,7 @@ class Column:
         return len(self.values) if self.ends is None else len(self.ends) - 1
 
     def get(self, row: int) -> Any:
+        """Return the value of a row."""
         if self.missing is not None and self.missing[row]:
             return None
         if self.ends is None:
@@ -77,20 +75,20 @@ class Column:
         return _DECODE[self.kind](self.values[self.ends[row] : self.ends[row + 1]])
 
     def decoded(self, rows: Ints) -> Iterator[Any]:
-        """The values of these rows."""
+        """Yield the values of these rows."""
         decode = _DECODE.get(self.kind)
         for value in self.raw(rows):
             yield value if value is None or decode is None else decode(value)
 
     def raw(self, rows: Ints) -> Iterator[Any]:
-        """The values of these rows: numbers, or the bytes of others; None where there is none."""
+        """Yield the values of these rows: numbers, or bytes of others; None where there is none."""
         for piece in _pieces(rows):
             found = self.values[piece].tolist() if self.ends is None else self._cut(piece)
             for value, empty in zip(found, self._missing(piece).tolist(), strict=True):
                 yield None if empty else value
 
     def array(self) -> Any:
-        """(rows,) as a selection takes it: numbers, or objects of text; masked where None."""
+        """Return (rows,) values to select by: numbers, or objects of text; masked where None."""
         values = self.values
         if self.ends is not None:
             values = np.empty(len(self), object)
@@ -98,7 +96,7 @@ class Column:
         return values if self.missing is None else np.ma.MaskedArray(values, self.missing)
 
     def sizes(self) -> Any:
-        """Bytes of each value: (rows,) int64, or one for all."""
+        """Return the bytes of each value: (rows,) int64, or one for all."""
         return 8 if self.ends is None else np.diff(self.ends)
 
     def seal(self, seal: Seal, rows: Ints) -> None:
@@ -125,12 +123,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """The columns of a table, and how many rows they have."""
+
     columns: dict[str, Column]  # in the order of the file
     rows: int
 
 
 def read(path: bytes) -> Table:
-    """The table in a file. Raises SourceError, DamageError, DependencyError."""
+    """Read the table in a file. Raises SourceError, DamageError, DependencyError."""
     shown, form = printable(path), ending(path)
     if form is None:
         raise SourceError(
@@ -146,7 +146,7 @@ def read(path: bytes) -> Table:
 
 
 def ending(path: bytes) -> str | None:
-    """The ending of a listing's name; None when it is of no listing.
+    """Return the ending of a listing's name; None when it is of no listing.
 
     Raises SourceError for one that is compressed, with the command that unpacks it.
     """
@@ -159,17 +159,8 @@ def ending(path: bytes) -> str | None:
     return last if last in _READERS else None
 
 
-def holds_objects(path: bytes) -> bool:
-    """Whether a JSON file begins as an array does."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    except OSError:
-        return False
-
-
 def holds_bytes(path: bytes) -> bool:
-    """Whether a Parquet file has binary data. Raises DamageError, SourceError, DependencyError."""
+    """Tell whether a Parquet file has bytes. Raises DamageError, SourceError, DependencyError."""
     with _parquet_file(path) as file:
         return file.holds_bytes
 
@@ -184,64 +175,59 @@ class _Lines:
         self.shown = printable(path)
         self.number = 0  # of the line that was given last; from 1
         self.bytes = 0  # that were read
-        self._path = path
-        self._file: BinaryIO | None = None
+        self._file = open(path, "rb")  # noqa: SIM115 - `close` does
 
     def __iter__(self) -> Iterator[str]:
-        with open(self._path, "rb") as file:
-            self._file = file
-            while line := file.readline(_MAX_LINE + 1):
-                self.number += 1
-                self.bytes += len(line)
-                if len(line) > _MAX_LINE:
-                    raise self.error(f"longer than {_MAX_LINE:,} bytes")
-                if self.number == 1:
-                    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                        raise self.error(
-                            "UTF-16; listings are read as UTF-8. Write it anew, as by: iconv -f "
-                            "UTF-16 -t UTF-8"
-                        )
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    text = line.decode()
-                except UnicodeDecodeError as error:
+        while line := self._file.readline(_MAX_LINE + 1):
+            self.number += 1
+            self.bytes += len(line)
+            if len(line) > _MAX_LINE:
+                raise self.error(f"longer than {_MAX_LINE:,} bytes")
+            if self.number == 1:
+                if line.startswith((b"\xff\xfe", b"\xfe\xff")):
                     raise self.error(
-                        f"not UTF-8: byte {error.start} of it is 0x{line[error.start]:02x}"
-                    ) from None
-                if "\0" in text:
-                    raise self.error("it has a byte of 0, so this is no text")
-                yield text
+                        "UTF-16; listings are read as UTF-8. Write it anew, as by: iconv -f "
+                        "UTF-16 -t UTF-8"
+                    )
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise self.error(
+                    f"not UTF-8: byte {error.start} of it is 0x{line[error.start]:02x}"
+                ) from None
+            if "\0" in text:
+                raise self.error("it has a byte of 0, so this is no text")
+            yield text
 
     def close(self) -> None:
-        """Close the file, which a reader that was left half way still holds."""
-        if self._file is not None:
-            self._file.close()
+        """Close the file."""
+        self._file.close()
 
     def error(self, why: str, number: int | None = None) -> SourceError:
+        """Return the error to raise for a line; default: the one that was read last."""
         return SourceError(f"{self.shown}: line {number or self.number}: {why}")
 
 
 def _csv(path: bytes, delimiter: str = ",") -> Table:
-    lines = _Lines(path)
-    before = csv.field_size_limit(_MAX_CELL)
-    try:
-        return _delimited(lines, csv.reader(lines, delimiter=delimiter, strict=True), delimiter)
-    except csv.Error as error:
-        why = str(error)
-        if "field limit" in why:
-            why = f"a cell of more than {_MAX_CELL:,} characters; is a quote not closed?"
-        elif "new-line character" in why:
-            why = "a carriage return within it; write the file anew with lines that end in \\n"
-        elif "end of data" in why:
-            why = "the last cell's quote is not closed"
-        raise lines.error(why) from None
-    finally:
-        lines.close()
-        csv.field_size_limit(before)
+    with contextlib.closing(_Lines(path)) as lines:
+        before = csv.field_size_limit(_MAX_CELL)
+        try:
+            return _delimited(lines, csv.reader(lines, delimiter=delimiter, strict=True), delimiter)
+        except csv.Error as error:
+            why = next((why for said, why in _CSV_ERRORS.items() if said in str(error)), str(error))
+            raise lines.error(why) from None
+        finally:
+            csv.field_size_limit(before)
 
 
-def _tsv(path: bytes) -> Table:
-    return _csv(path, "\t")
+_CSV_ERRORS = {  # what `csv` says, and what that means here
+    "field limit": f"a cell of more than {_MAX_CELL:,} characters; is a quote not closed?",
+    "new-line character": (
+        "a carriage return within it; write the file anew with lines that end in \\n"
+    ),
+    "end of data": "the last cell's quote is not closed",
+}
 
 
 def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
@@ -252,8 +238,8 @@ def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
     count, begun = 0, lines.bytes
 
     def flush() -> None:
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-            column.add(values)
+        for column, values in zip(columns, zip(*rows, strict=True), strict=False):
+            column.add([cell or None for cell in values])
         rows.clear()
 
     for row in reader:
@@ -270,16 +256,13 @@ def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
         if len(rows) == _ROWS or lines.bytes - begun >= _BYTES:
             flush()
             begun = lines.bytes
-    if rows:
-        flush()
-    found: dict[str, Column] = {}
-    for name in names:  # each is let go of before the next is made
-        found[name] = _inferred(columns.pop(0))
-    return Table(found, count)
+    flush()
+    # each is let go of before the next is made
+    return Table({name: _inferred(columns.pop(0)) for name in names}, count)
 
 
 def _check_header(lines: _Lines, names: list[str], delimiter: str) -> None:
-    """Raises SourceError."""
+    """Raise SourceError for a first line that does not name all columns."""
     if not names:
         raise SourceError(
             f"{lines.shown}: expected a first line with the names of columns; the file is empty"
@@ -303,39 +286,39 @@ def _check_header(lines: _Lines, names: list[str], delimiter: str) -> None:
 
 
 def _inferred(cells: _Cells) -> Column:
-    """A column of text cells, by what all of them look like."""
-    looks: dict[str, Callable[[str], Any]] = {
-        "bool": _BOOL.fullmatch,
-        "int": _INT.fullmatch,
-        "float": _FLOAT.fullmatch,
-    }
-    some = False
+    """Make a column of text cells, by what all of them look like."""
+    looks = _LOOKS if cells.types else {}
     for piece in cells:
-        found = [cell for cell in piece if cell]
-        some = some or bool(found)
+        found = [cell for cell in piece if cell is not None]
         looks = {kind: look for kind, look in looks.items() if all(map(look, found))}
         if not looks:
             break
-    column = None
-    if some and looks:
-        kind = next(iter(looks))
-        values = ([_CELL[kind](cell) if cell else None for cell in piece] for piece in cells)
-        with contextlib.suppress(OverflowError):
-            column = _numbers(kind, values)
-    if column is None:
-        column = _packed("str", ([cell.encode() or None for cell in piece] for piece in cells))
-    return column
+    return _column(cells, next(iter(looks), "str"))
 
 
-def _int(cell: str) -> int:
-    if len(cell) > 20:  # int() refuses thousands of digits by a ValueError
+_LOOKS: dict[str, Callable[[str], Any]] = {
+    "bool": re.compile(r"true|false", re.I).fullmatch,
+    "int": re.compile(r"0|-?[1-9][0-9]*").fullmatch,
+    "float": re.compile(
+        r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?|-?(?:nan|inf|infinity)",
+        re.I,
+    ).fullmatch,
+}
+
+
+def _bool(cell: bool | str) -> bool:
+    return cell.lower() == "true" if isinstance(cell, str) else cell
+
+
+def _int(cell: int | str) -> int:
+    if isinstance(cell, str) and len(cell) > 20:  # int() refuses thousands of digits
         raise OverflowError
     return int(cell)
 
 
-def _float(cell: str) -> float:
+def _float(cell: float | str) -> float:
     value = float(cell)
-    if math.isinf(value) and cell[-1].isdigit():
+    if isinstance(cell, str) and math.isinf(value) and cell[-1].isdigit():
         raise OverflowError
     return value
 
@@ -349,11 +332,13 @@ class _Growing:
     def __init__(self, error: Callable[[str, int], SourceError]) -> None:
         self._columns: dict[str, _Cells] = {}
         self._error = error
+        self._begun = 0  # where the rows begin that are not packed yet
         self._rows: list[dict[str, Any]] = []
         self._numbers: list[int] = []  # of lines or rows, for messages
         self._count = 0
 
-    def add(self, row: Any, number: int) -> None:
+    def add(self, row: Any, number: int, end: int) -> None:
+        """Add an object, of this line or row, which ends there in the file. Raises SourceError."""
         if type(row) is not dict:
             raise self._error(f"expected an object, found {_JSON_TYPES[type(row)]}", number)
         if not row.keys() <= self._columns.keys():
@@ -363,10 +348,12 @@ class _Growing:
                 raise self._error(f"there are more than {MAX_FIELDS:,} names by now", number)
         self._rows.append(row)
         self._numbers.append(number)
-        if len(self._rows) == _ROWS:
-            self.flush()
+        if len(self._rows) == _ROWS or end - self._begun >= _BYTES:
+            self._flush()
+            self._begun = end
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
+        """Pack the rows that were added."""
         if not self._rows:
             return
         for name, column in self._columns.items():
@@ -374,34 +361,33 @@ class _Growing:
             try:
                 column.add(values)
             except (ValueError, RecursionError):
-                for value, number in zip(values, self._numbers, strict=True):
-                    try:
-                        _Cells().add([value])
-                    except UnicodeEncodeError:
-                        raise self._error(
-                            f"{printable(name)!r}: text with half of a surrogate pair, which is no "
-                            "character",
-                            number,
-                        ) from None
-                    except (ValueError, RecursionError):
-                        raise self._error(f"{printable(name)!r}: nested too deep", number) from None
+                self._refuse(name)
                 raise
         self._count += len(self._rows)
         self._rows.clear()
         self._numbers.clear()
 
+    def _refuse(self, name: str) -> None:
+        """Raise SourceError for the value under a name that cannot be kept."""
+        for row, number in zip(self._rows, self._numbers, strict=True):
+            try:
+                _Cells().add([row.get(name)])
+            except (ValueError, RecursionError) as error:
+                why = "nested too deep"
+                if isinstance(error, UnicodeEncodeError):
+                    why = "text with half of a surrogate pair, which is no character"
+                raise self._error(f"{printable(name)!r}: {why}", number) from None
+
     def table(self) -> Table:
-        self.flush()
-        found: dict[str, Column] = {}
-        for name in list(self._columns):
-            found[name] = _native(self._columns.pop(name))
-        return Table(found, self._count)
+        """Return the table of all that was added."""
+        self._flush()
+        names = list(self._columns)
+        return Table({name: _native(self._columns.pop(name)) for name in names}, self._count)
 
 
 def _json_lines(path: bytes) -> Table:
     with contextlib.closing(_Lines(path)) as lines:
         table = _Growing(lines.error)
-        begun = 0
         for line in lines:
             if line.isspace():
                 continue
@@ -409,16 +395,13 @@ def _json_lines(path: bytes) -> Table:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise lines.error(_not_json(error)) from None
-            table.add(row, lines.number)
-            if lines.bytes - begun >= _BYTES:
-                table.flush()
-                begun = lines.bytes
+            table.add(row, lines.number, lines.bytes)
         return table.table()
 
 
 def _json(path: bytes) -> Table:
-    """An array of objects; or lines of them, under a name that does not say so."""
-    if not holds_objects(path):
+    """Read an array of objects; or lines of them, under a name that does not say so."""
+    if first_sign(path) != b"[":
         return _json_lines(path)
     shown = printable(path)
     with open(path, "rb") as file:
@@ -433,13 +416,13 @@ def _json(path: bytes) -> Table:
         return SourceError(f"{shown}: row {number}: {why}")
 
     table, decoder, row = _Growing(wrong), json.JSONDecoder(), 0
-    at = begun = _skip(text, _skip(text, 0) + 1)
+    at = _skip(text, _skip(text, 0) + 1)
     while text[at : at + 1] != "]":
         try:
             value, at = decoder.raw_decode(text, at)  # one by one: all at once take 10 times more
         except (ValueError, RecursionError) as error:
             raise wrong(_not_json(error), row) from None
-        table.add(value, row)
+        table.add(value, row, at)
         row += 1
         at = _skip(text, at)
         if text[at : at + 1] == ",":
@@ -448,9 +431,6 @@ def _json(path: bytes) -> Table:
                 raise wrong("expected an object after the comma, found the end of the array", row)
         elif text[at : at + 1] != "]":
             raise wrong("expected a comma, or the end of the array, after the row before", row)
-        if at - begun >= _BYTES:
-            table.flush()
-            begun = at
     if _skip(text, at + 1) != len(text):
         raise SourceError(f"{shown}: there is more text after the end of the array")
     return table.table()
@@ -486,11 +466,8 @@ _JSON_TYPES: dict[type, str] = {
 @contextlib.contextmanager
 def _parquet_file(path: bytes) -> Iterator[ParquetFile]:
     folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-    file = ParquetFile(locate(folder), from_file_name(name), b"")
-    try:
+    with contextlib.closing(ParquetFile(locate(folder), from_file_name(name), b"")) as file:
         yield file
-    finally:
-        file.close()
 
 
 def _parquet(path: bytes) -> Table:
@@ -509,15 +486,16 @@ def _parquet(path: bytes) -> Table:
                 get = group.get(name)
                 for start in range(0, group.rows, _ROWS):
                     rows = range(start, min(start + _ROWS, group.rows))
-                    columns[name].add([_plain(get(row)) for row in rows])
-        found: dict[str, Column] = {}
-        for name, known in kinds.items():
-            kind = next(iter(known)) if known and known <= _TYPED else None
-            found[name] = _native(columns.pop(name), kind)
+                    columns[name].add([_without_arrays(get(row)) for row in rows])
+        typed = {
+            name: next(iter(known)) if known and known <= _TYPED else None
+            for name, known in kinds.items()
+        }
+        found = {name: _native(columns.pop(name), kind) for name, kind in typed.items()}
         return Table(found, file.starts[-1])
 
 
-def _plain(value: Any) -> Any:
+def _without_arrays(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
@@ -533,7 +511,7 @@ class _Cells:
         self.types: set[str] = set()
 
     def add(self, values: Iterable[Any]) -> None:
-        """Raises ValueError, RecursionError for what cannot be kept."""
+        """Pack values. Raises ValueError, RecursionError for what cannot be kept."""
         values = list(values)
         self.types |= {kind.__name__ for kind in set(map(type, values))} - {"NoneType"}
         try:
@@ -571,7 +549,7 @@ def _is_large(value: int) -> bool:
 
 
 def _fitting(value: Any) -> Any:
-    """The same with integers beyond 64 bits as text."""
+    """Return the same with integers beyond 64 bits as text."""
     if type(value) is list:
         return [_fitting(one) for one in value]
     if type(value) is dict:
@@ -582,60 +560,39 @@ def _fitting(value: Any) -> Any:
 
 
 def _native(cells: _Cells, kind: str | None = None) -> Column:
-    """A column of values that have types; of this kind, or of the one that fits all."""
-    kind = kind or next(kind for kind, fitting in _FITTING if cells.types <= fitting)
-    column = None
-    if kind in ("int", "float", "bool"):
-        with contextlib.suppress(OverflowError):
-            column = _numbers(kind, cells)
-        if column is None:
-            kind = "str"
-    if column is None:
-        encode = _ENCODE[kind]
-        column = _packed(
-            kind, ([None if v is None else encode(v) for v in piece] for piece in cells)
-        )
-    return column
-
-
-def _numbers(kind: str, pieces: Iterable[list[Any]]) -> Column | None:
-    """A column of numbers; None when no type of 64 bits holds all of them."""
-    arrays: list[Any] = []
-    masks = [np.zeros(0, np.bool_)]
-    lowest = highest = 0
-    for piece in pieces:
-        masks.append(np.array([value is None for value in piece], np.bool_))
-        plain = [0 if value is None else value for value in piece]
-        if kind != "int":
-            of = _as_float if kind == "float" else bool
-            arrays.append(np.array(list(map(of, plain)), float if kind == "float" else bool))
-            continue
-        lowest, highest = min(lowest, min(plain)), max(highest, max(plain))
-        if lowest < -(1 << 63) or highest >= 1 << (63 if lowest < 0 else 64):
-            return None
-        arrays.append(np.array(plain, np.int64 if highest < 1 << 63 else np.uint64))
-    dtype = {"float": np.float64, "bool": np.bool_, "int": np.int64}[kind]
-    if highest >= 1 << 63:
-        dtype = np.uint64
-    joined = np.concatenate(
-        [np.zeros(0, dtype), *(one.astype(dtype, copy=False) for one in arrays)]
+    """Make a column of values that have types; of this kind, or of the one that fits all."""
+    return _column(
+        cells, kind or next(kind for kind, fitting in _FITTING if cells.types <= fitting)
     )
-    return Column(kind, joined, None, np.concatenate(masks))
 
 
-def _as_float(value: Any) -> float:
-    return _float(value) if type(value) is str else float(value)  # text: an integer, above 64 bits
-
-
-def _packed(kind: str, pieces: Iterable[list[bytes | None]]) -> Column:
+def _column(cells: _Cells, kind: str) -> Column:
+    """Make a column of a kind; of text, where 64 bits do not hold its numbers."""
+    for read, dtype in _NUMBERS.get(kind, ()):
+        with contextlib.suppress(OverflowError):
+            return _numbers(kind, cells, read, dtype)
+    kind = "str" if kind in _NUMBERS else kind
+    encode = _ENCODE[kind]
     data = bytearray()
     lengths, masks = [np.zeros(1, np.int64)], [np.zeros(0, np.bool_)]
-    for piece in pieces:
-        filled = [value or b"" for value in piece]
+    for piece in cells:
+        filled = [b"" if value is None else encode(value) for value in piece]
         data += b"".join(filled)
         lengths.append(np.fromiter(map(len, filled), np.int64, len(filled)))
         masks.append(np.array([value is None for value in piece], np.bool_))
     return Column(kind, data, np.cumsum(np.concatenate(lengths)), np.concatenate(masks))
+
+
+def _numbers(kind: str, cells: _Cells, read: Callable[[Any], Any], dtype: Any) -> Column:
+    """Make a column of numbers. Raises OverflowError where the type does not hold all of them."""
+    arrays, masks = [np.zeros(0, dtype)], [np.zeros(0, np.bool_)]
+    for piece in cells:
+        masks.append(np.array([value is None for value in piece], np.bool_))
+        plain = [0 if value is None else read(value) for value in piece]
+        if dtype is np.uint64 and min(plain) < 0:  # numpy below 2 would wrap it
+            raise OverflowError
+        arrays.append(np.array(plain, dtype))
+    return Column(kind, np.concatenate(arrays), None, np.concatenate(masks))
 
 
 def _pieces(rows: Ints) -> Iterator[Ints]:
@@ -643,10 +600,11 @@ def _pieces(rows: Ints) -> Iterator[Ints]:
         yield rows[start : start + _ROWS]
 
 
-_CELL: dict[str, Callable[[str], Any]] = {
-    "int": _int,
-    "float": _float,
-    "bool": lambda cell: cell.lower() == "true",
+# How numbers are read of values or of text, and the types tried to hold all of a column.
+_NUMBERS: dict[str, tuple[tuple[Callable[[Any], Any], Any], ...]] = {
+    "bool": ((_bool, np.bool_),),
+    "int": ((_int, np.int64), (_int, np.uint64)),
+    "float": ((_float, np.float64),),
 }
 _ENCODE: dict[str, Callable[[Any], bytes]] = {
     "str": lambda value: str(value).encode(),
@@ -660,7 +618,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 }
 _READERS: dict[str, Callable[[bytes], Table]] = {
     ".csv": _csv,
-    ".tsv": _tsv,
+    ".tsv": functools.partial(_csv, delimiter="\t"),
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,

@@ -1,0 +1,155 @@
+"""`explain`, `tune`, `bench` and `demo`: what training will be like, and which options to set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DependencyError, StorageError, printable
+from .command import BATCH_SIZE, OUT, PLOT, ROOT, WORKERS, WORLD_SIZE, Command, option
+from .exit_codes import DONE
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..tuning.bench import Bench
+    from ..tuning.tune import Tuning
+
+
+def _explain(output: Output, *, world_size: int = 1, **call: Any) -> int:
+    from ..tuning.advice import advice_text
+    from ..tuning.explain import explain
+
+    found = explain(**call, world_size=world_size)
+    brief = advice_text(found.warnings) if found.warnings else ""
+    return output.show(found, facts=found.as_dict(), brief=brief)
+
+
+def _tune(output: Output, *, plot: str | None = None, batch_size: int = 256, **call: Any) -> int:
+    from ..tuning.tune import tune
+
+    _check_plot(plot)
+    with output.progress("simulating", unit=" orders", scale=1, delay_s=2) as progress:
+        found = tune(**call, batch_size=batch_size, progress=progress)
+    return _answer(output, found, plot)
+
+
+def _bench(output: Output, *, plot: str | None = None, **call: Any) -> int:
+    from ..tuning.bench import bench
+
+    _check_plot(plot)
+    with output.progress("measuring", unit=" repeats", scale=1) as progress:
+        found = bench(**call, progress=progress)
+    return _answer(output, found, plot)
+
+
+def _check_plot(file: str | None) -> None:
+    """Raise now for a picture that could not be drawn when all is measured."""
+    if file is not None:
+        from ..tuning.plot import check
+
+        check(file)
+
+
+def _answer(output: Output, found: Tuning | Bench, plot: str | None) -> int:
+    """Show what was found, and draw it."""
+    output.show(found, facts=found.as_dict(), brief=found.call)
+    if plot is not None:  # last: a file that cannot be written costs no answer
+        from ..tuning.plot import save
+
+        save(found, plot)
+    return DONE
+
+
+def _demo(output: Output, *, out: str | None = None, plot: str | None = None, **call: Any) -> int:
+    from ..tuning.plot import check
+    from .demo import demo
+    from .poster import save
+
+    refused = ""
+    picture = plot or "shardio-demo.png"
+    try:
+        check(picture)
+    except DependencyError as error:
+        if plot is not None:
+            raise
+        refused = str(error)
+    silent = output.json or output.quiet
+    found = demo(
+        **call, out=out, say=None if silent else lambda text: print(f"{text}\n", flush=True)
+    )
+    if not refused:
+        try:
+            save(found, picture)
+        except StorageError as error:
+            if plot is not None:
+                raise
+            refused = f"{error}; --plot FILE draws the picture elsewhere"
+    where = refused or f"The picture of it: {printable(picture, 4096)}"
+    return output.show(
+        f"{where}\n{found.next_steps(out)}",
+        facts=found.as_dict() | {"picture": None if refused else picture},
+    )
+
+
+EXPLAIN = Command(
+    "explain",
+    "say what training with these options will be like",
+    _explain,
+    "tuning.explain:explain dataset.shard_dataset:ShardDataset order.options:Order "
+    "storage.options:Storage",
+    option("dataset", "OUT", "the packed directory"),
+    BATCH_SIZE,
+    WORKERS,
+    WORLD_SIZE,
+    option("--local-world-size", "N"),
+    option("--shuffle-buffer", "BUFFER"),
+    option("--unit", "N"),
+    option("--tail", "TAIL", "pad (default), drop or exact"),
+    option("--spans", "N"),
+    ROOT,
+)
+
+TUNE = Command(
+    "tune",
+    "say which shuffle buffer to set, by simulating the order",
+    _tune,
+    "tuning.tune:tune",
+    option("dataset", "OUT", "the packed directory"),
+    option("--batch-size", "N", "of each rank (default 256)"),
+    WORKERS,
+    WORLD_SIZE,
+    option("--memory", "SIZE"),
+    option("--units"),
+    PLOT,
+    ROOT,
+)
+
+BENCH = Command(
+    "bench",
+    "measure what this machine can do with a dataset",
+    _bench,
+    "tuning.bench:bench",
+    OUT,
+    option("--batch-size", "N", "records a batch (default 256)"),
+    option("--size", "N"),
+    option("--workers", "N,N,..."),
+    option("--threads", "N,N,..."),
+    option("--loader", choices=("both", "dataloader", "shardloader")),
+    option("--seconds", "S"),
+    option("--quick"),
+    PLOT,
+    ROOT,
+)
+
+DEMO = Command(
+    "demo",
+    "show in a minute what shards gain over a folder of images",
+    _demo,
+    "cli.demo:demo",
+    option("folder", "FOLDER", nargs="?"),
+    option("--out", "DIR"),
+    option("--batch-size", "N"),
+    option("--workers", "N"),
+    option("--size", "N"),
+    option("--seconds", "S"),
+    option("--plot", "FILE", "the picture (default shardio-demo.png); replaces FILE"),
+)

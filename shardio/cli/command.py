@@ -1,0 +1,187 @@
+"""How a command of the command line is declared: its options, their values, their texts.
+
+An option is described once, in the docstring of the function or class that takes it, and named
+once, here: what is not given is not passed on, so that the function's own default holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..errors import OptionError, printable
+from ..names import from_file_name
+
+Option = tuple[str, dict[str, Any]]  # or a place such as OUT: its name, and what `argparse` takes
+
+
+class Command:
+    """One command, with its options."""
+
+    def __init__(
+        self, name: str, text: str, run: Callable[..., int], described: str, *options: Option
+    ) -> None:
+        """Declare a command.
+
+        text       what it does
+        run        called with an Output and, by name, the options that were given; returns an
+                   exit code
+        described  where options are described that have no text here: "packing.pack:pack", or
+                   several such places, with spaces between
+        """
+        self.name, self.text, self.run = name, text, run
+        self._described, self._options = described.split(), options
+
+    def declare(self, parser: argparse.ArgumentParser) -> None:
+        """Add all options to the parser of this command."""
+        texts = descriptions(self._described)
+        for name, more in [JSON, QUIET, *self._options]:
+            added = parser.add_argument(name, **more)
+            if added.help is None:
+                added.help = self._as_help(texts.get(added.dest, ""))
+
+    def _as_help(self, text: str) -> str:
+        """Return a description with options called as on the command line: `jpeg_tiles` is not."""
+        known = {name for name, _ in self._options}
+
+        def called(quoted: re.Match[str]) -> str:
+            name = "--" + quoted[1].replace("_", "-")
+            return name if name in known else quoted[0]
+
+        return re.sub(r"`(?:[a-z]+\.)?([a-z_]+)`", called, text).replace("%", "%%")
+
+
+def option(name: str, metavar: str | None = None, text: str | None = None, **more: Any) -> Option:
+    """Return an option; without dashes before its name it is a place.
+
+    metavar  what stands for its value, and says how it is read; None: it has none, and is a switch
+    text     its description, where a docstring has none, or one too long for a terminal
+    more     as `argparse` has it
+    """
+    more["help"] = text
+    if metavar is not None:
+        more["metavar"] = metavar
+        if metavar in _VALUES:
+            more["type"] = _VALUES[metavar]
+    elif not more.keys() & {"action", "choices"}:
+        more["action"] = "store_true"
+    return name, more
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def descriptions(places: Sequence[str]) -> dict[str, str]:
+    """Return the texts of options by name, from docstrings such as that of "packing.pack:pack".
+
+    The first place that describes a name wins; a row of several names only where none is its own.
+    Modules are not imported: `--help` would wait for numpy.
+    """
+    alone: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for place in places:
+        for names, text in option_rows(_docstring(place)):
+            for name in names:
+                (shared if len(names) > 1 else alone).setdefault(name, text)
+    return shared | alone
+
+
+def option_rows(docstring: str) -> Iterator[tuple[list[str], str]]:
+    """Yield the rows of a docstring's table of options: names, and their text.
+
+    A row is `name  text` or `name, name  text`; lines that go on are indented.
+    """
+    row = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*(?:\n +\S.*)*)", re.M)
+    for found in row.finditer(docstring):
+        yield found[1].split(", "), " ".join(found[2].split())
+
+
+def _docstring(place: str) -> str:
+    """Return the docstring of a function or class of shardio, from its module's source."""
+    module, _, name = place.partition(":")
+    source = (pkgutil.get_data("shardio", f"{module.replace('.', '/')}.py") or b"").decode()
+    found = re.search(rf'^(?:def|class) {name}\b.*?"""(.*?)"""', source, re.M | re.S)
+    return "" if found is None else textwrap.dedent(" " * 4 + found[1])
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _reader(read: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
+    """Return a function that reads the value of an option, and says what it expected."""
+
+    def value(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from None
+
+    return value
+
+
+def _seconds(text: str) -> float:
+    factors = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, factor = (text[:-1], factors[text[-1]]) if text[-1:] in factors else (text, 1)
+    seconds = float(number) * factor
+    if not seconds >= 0:
+        raise ValueError
+    return seconds
+
+
+def _ints(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
+
+
+def _buffer(text: str) -> int | str:
+    """Read a shuffle_buffer, as ShardDataset takes it: records, or a size."""
+    return int(text) if text.strip().isdigit() else text
+
+
+# How the value is read that a metavar stands for: otherwise it stays as it was typed.
+_VALUES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("N", "Q"), _reader(int, "a whole number")),
+    "S": _reader(float, "a number"),
+    "N,N,...": _reader(_ints, "numbers, like 1,2,4"),
+    "AGE": _reader(_seconds, "an age, like 90m, 24h or 7d"),
+    "BUFFER": _buffer,
+    **dict.fromkeys(("COND", "KEY", "NAME", "NAME=THEIRS,...", "PATTERN"), from_file_name),
+}
+
+
+def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
+    """Read `image=jpg,label=cls`. alone: a name without another one is of "".
+
+    Raises OptionError, also for a name that comes twice.
+    """
+    text = text or ""
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        name, equals, theirs = pair.partition("=")
+        if not pair and not alone:
+            continue
+        if not name or not (theirs or (alone and not equals)):
+            expected = "NAME,NAME=THEIRS,..." if alone else "NAME=THEIRS,NAME=THEIRS"
+            raise OptionError(f"--fields {printable(text)}: expected {expected}")
+        if name in found:
+            raise OptionError(f"--fields {printable(text)}: {printable(name)} is there twice")
+        found[name] = theirs
+    return found
+
+
+# --- options of several commands ------------------------------------------------------------------
+
+JSON = option("--json", text="one JSON object on stdout", default=False)
+QUIET = option("--quiet", text="no progress and no summary", default=False)
+OUT = option("path", "OUT", "the packed directory")
+FIELDS = option("--fields", "NAME=THEIRS,...", "names: image=jpg,label=cls")
+BATCH_SIZE = option("--batch-size", "N", "of each rank")
+JOBS = option("--jobs", "N")
+OVERWRITE = option("--overwrite")
+PLOT = option("--plot", "FILE", "a picture too: .png, .svg or .html; replaces FILE")
+ROOT = option("--root", "DIR")
+WORKERS = option("--workers", "N", dest="num_workers")
+WORLD_SIZE = option("--world-size", "N", "ranks (default 1)")

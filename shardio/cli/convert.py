@@ -1,0 +1,77 @@
+"""`index`, `unpack` and `export`: from the files of others, and back to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .command import FIELDS, JOBS, OUT, OVERWRITE, ROOT, Command, option, read_fields
+from .output import Output
+
+
+def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
+    from ..packing.index import index
+
+    with output.progress("indexing") as progress:
+        done = index(**call, fields=read_fields(fields), progress=progress)
+    return output.show(done)
+
+
+def _unpack(output: Output, **call: Any) -> int:
+    from ..packing.unpack import unpack
+
+    with output.progress("unpacking") as progress:
+        done = unpack(**call, progress=progress)
+    return output.show(done)
+
+
+def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
+    from ..packing.export import export
+
+    if fields is not None:  # NAME alone: it is called so there, too, as far as possible
+        named = read_fields(fields, alone=True)
+        call["fields"] = {name: theirs or None for name, theirs in named.items()}
+    with output.progress("exporting", unit=" records", scale=1) as progress:
+        done = export(**call, progress=progress)
+    return output.show(done)
+
+
+INDEX = Command(
+    "index",
+    "make a dataset of files of another format, in place",
+    _index,
+    "packing.index:index",
+    option("directory", "DIR"),
+    option("--out", "IDX"),
+    option("--format", "FORMAT"),
+    option("--files", "PATTERN"),
+    FIELDS,
+    option("--classes", "OTHER"),
+    JOBS,
+    OVERWRITE,
+)
+
+UNPACK = Command(
+    "unpack",
+    "write the packed files back into a folder",
+    _unpack,
+    "packing.unpack:unpack",
+    OUT,
+    option("directory", "DIR", "where the files go"),
+    OVERWRITE,
+    ROOT,
+)
+
+EXPORT = Command(
+    "export",
+    "write a packed dataset in another format",
+    _export,
+    "packing.export:export",
+    OUT,
+    option("directory", "DIR", "where the files go; empty, or not there"),
+    option("--format", "FORMAT", required=True),
+    option("--fields", "NAME=THEIRS,...", "only these, and their names there: label=cls"),
+    option("--shard-size", "SIZE"),
+    option("--keys", choices=("own", "number")),
+    OVERWRITE,
+    ROOT,
+)

@@ -1,0 +1,84 @@
+"""What a command shows: its result on stdout, as text or JSON; its progress on stderr."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .exit_codes import DONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """How much a command shows: all, nothing but errors, or one JSON object."""
+
+    json: bool
+    quiet: bool
+
+    def show(self, result: object, facts: Any = None, brief: str = "") -> int:
+        """Print a result, or with --quiet what is `brief`; returns the exit code 0.
+
+        facts: what JSON shows of it; default: its fields.
+        """
+        if self.json:
+            print(as_json(result if facts is None else facts))
+        elif not self.quiet:
+            print(result)
+        elif brief:
+            print(brief)
+        return DONE
+
+    def announce(self, line: str) -> None:
+        """Print a line to stderr, before the work begins."""
+        if not self.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def progress(
+        self, what: str, *, unit: str = "B", scale: int = 1024, delay_s: float = 0
+    ) -> Iterator[Callable[[int, int], None] | None]:
+        """Show a bar on stderr, when a person looks at it and it takes longer than `delay_s`."""
+        if self.quiet or self.json or not sys.stderr.isatty():
+            yield None
+            return
+        from tqdm import tqdm
+
+        tqdm.monitor_interval = 0  # else it starts a thread, and we fork
+        with tqdm(
+            desc=what,
+            unit=unit,
+            unit_scale=scale > 1,
+            unit_divisor=scale,
+            leave=False,
+            delay=delay_s,
+        ) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield show
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON, with dataclasses as objects, and bytes as {"base64": ...}."""
+    return json.dumps(value, default=_json_value)
+
+
+def as_base64(value: bytes) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(value).decode("ascii")
+
+
+def _json_value(value: Any) -> Any:
+    """Return what JSON can hold of bytes, arrays, and what is in these: complex numbers, times."""
+    if isinstance(value, bytes):
+        return {"base64": as_base64(value)}
+    if dataclasses.is_dataclass(value):
+        return vars(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

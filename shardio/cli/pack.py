@@ -1,0 +1,139 @@
+"""`pack`, `commit` and `gc`: how a packed directory comes to be, and stays clean."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import BooleanOptionalAction
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .command import FIELDS, JOBS, OUT, OVERWRITE, Command, option, read_fields
+from .exit_codes import DONE, FAILED, SKIPPED
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..packing.packed import Packed
+
+
+def _pack(
+    output: Output,
+    *,
+    fields: str | None = None,
+    where: list[str] | None = None,
+    on_error: str = "raise",
+    dry_run: bool = False,
+    **call: Any,
+) -> int:
+    from ..order.subset import conditions
+    from ..packing.options import GROUPS
+    from ..packing.pack import pack
+
+    call |= {"fields": read_fields(fields), "where": conditions(where) if where else None}
+    for group, kind in GROUPS.items():
+        named = [one.name for one in dataclasses.fields(kind)]
+        call[group] = kind(**{name: call.pop(name) for name in named if name in call})
+    with output.progress("packing") as progress:
+        done = pack(
+            **call,
+            on_error=on_error,
+            dry_run=dry_run,
+            progress=progress,
+            announce=output.announce,
+        )
+    return _show(output, done, on_error == "skip", dry_run)
+
+
+def _commit(output: Output, **call: Any) -> int:
+    from ..packing.pack import commit
+
+    with output.progress("checking") as progress:
+        done = commit(**call, progress=progress)
+    return _show(output, done)
+
+
+def _show(output: Output, done: Sequence[Packed], skips: bool = True, dry: bool = False) -> int:
+    datasets = [
+        vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
+        for one in done
+    ]
+    output.show("\n".join(map(str, done)), facts={"dry_run": dry, "datasets": datasets})
+    if not any(one.rejected for one in done):
+        return DONE
+    return FAILED if dry and not skips else SKIPPED
+
+
+def _gc(output: Output, **call: Any) -> int:
+    from ..packing.gc import gc
+
+    return output.show(gc(**call))
+
+
+PACK = Command(
+    "pack",
+    "pack a folder of images, or another source, into shards",
+    _pack,
+    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
+    "packing.options:PlanOptions",
+    option(
+        "source", "SRC", "a folder of images; or a listing, COCO file, dataset: docs/sources.md"
+    ),
+    option("out", "OUT", "the directory that becomes the dataset"),
+    option("--shard-size", "SIZE"),
+    option("--max-records", "N"),
+    option("--shuffle", action=BooleanOptionalAction),
+    option("--seed", "N", "of that shuffle (default 0)"),
+    option(
+        "--from", "KIND", "what SRC is, where that cannot be told: docs/sources.md", dest="kind"
+    ),
+    option("--root", "DIR"),
+    FIELDS,
+    option(
+        "--where",
+        "COND",
+        "only records with label=cat,dog, or width>=256; several: all must hold",
+        action="append",
+    ),
+    JOBS,
+    option("--part", "I/N", "build only part I of N, from 1/N to N/N; then `shardio commit`"),
+    option("--splits", action=BooleanOptionalAction),
+    option("--classes", "OTHER"),
+    option("--resize", "N"),
+    option("--quality", "Q"),
+    option("--encode", "raw"),
+    option("--jpeg-tiles"),
+    option("--keep-original"),
+    option(
+        "--max-pixels",
+        "N",
+        "the largest image to decode, for --resize, --encode raw and --jpeg-tiles",
+    ),
+    OVERWRITE,
+    option("--restart"),
+    option(
+        "--on-error",
+        text="files that cannot be packed: fail and list them (default), or leave them out",
+        choices=("raise", "skip"),
+    ),
+    option("--format", "FORMAT"),
+    option("--dry-run", text="say what would be done and touch nothing"),
+)
+
+COMMIT = Command(
+    "commit",
+    "commit what the parts of a packing built",
+    _commit,
+    "packing.pack:commit packing.pack:pack",
+    option("out", "OUT", "the directory that the parts packed into"),
+    JOBS,
+    OVERWRITE,
+)
+
+GC = Command(
+    "gc",
+    "remove files that no manifest names",
+    _gc,
+    "packing.gc:gc",
+    OUT,
+    option("--keep", "AGE", dest="keep_s"),
+    option("--dry-run"),
+)

@@ -1,0 +1,120 @@
+"""Detecting which kind of source lies at a path: by names and first bytes, or an error asks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import DamageError, OptionError, SourceError, printable
+from ...formats import claims
+from ...formats.manifest import MANIFEST, SPLITS, load
+from ...images.filetype import image_type
+from ...names import key_text
+from ...storage.location import locate
+from ...storage.lock import JOURNAL
+from ...units import show_count
+from . import coco, grouped, listing, trees
+from .base import SourceRequest
+from .files import are_splits, not_images, top
+
+_LOOKED = 3  # folders that are looked into for files of another format
+
+
+def detect(request: SourceRequest) -> SourceRequest:
+    """Return a request with its kind, by what lies there. Raises OptionError, SourceError."""
+    kind = _kind(request)
+    return _folder(request) if kind == "imagefolder" else replace(request, kind=kind)
+
+
+def _kind(request: SourceRequest) -> str:
+    path = request.path
+    if os.path.isdir(path):
+        if os.path.lexists(os.path.join(path, SPLITS.encode())):
+            return "dataset"
+        if os.path.lexists(os.path.join(path, MANIFEST.encode())):
+            try:
+                dataset = load(locate(os.fsdecode(path)))
+            except DamageError as error:
+                raise DamageError(
+                    f"{error}\nIf it is none of shardio's, --from imagefolder, or --from files, "
+                    "packs what lies beside it"
+                ) from None
+            # In place it is the folder itself; --root says that only its index lies here.
+            own = dataset.format == "imagefolder" and request.root is None
+            return "imagefolder" if own else "dataset"
+        return "imagefolder"  # or what `_folder` finds
+    if not os.path.lexists(path):
+        raise SourceError(f"{request.shown}: there is no such file or directory")
+    if coco.is_coco(path):
+        return "coco"
+    if listing.is_listing(path):
+        return "listing"
+    claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
+    if claimed is None:
+        _refuse_part(path, request.shown)
+        raise SourceError(
+            f"{request.shown}: expected a folder of images, a listing, or a file of another "
+            "format, and this file is none; --from says what it is"
+        )
+    return claimed
+
+
+def _folder(request: SourceRequest) -> SourceRequest:
+    """Detect what a folder without a manifest is, by the names at its top."""
+    if os.path.lexists(os.path.join(request.path, os.fsencode(JOURNAL))):
+        load(locate(os.fsdecode(request.path)))  # says that its packing is not finished
+    folders, files, _ = top(os.path.abspath(request.path))
+    others = not_images(files)
+    coco.refuse_folder(request.path, request.shown, [*others, *folders])
+    if trees.lies_there(request, folders):
+        return replace(request, kind="trees")
+    foreign = _foreign_folder(request, folders, files)
+    if foreign is not None:
+        return replace(request, kind=foreign)
+    splits = are_splits(folders, request.splits)
+    if grouped.lies_there(request.path, files, others, folders if splits else ()):
+        return replace(request, kind="files")
+    names = tuple(key_text(name) for name in sorted(folders)) if splits else ("",)
+    return replace(request, kind="imagefolder", looked=names)
+
+
+def _foreign_folder(
+    request: SourceRequest, folders: Sequence[bytes], files: Sequence[bytes]
+) -> str | None:
+    """Return the format of the files in a folder, or in folders within it; None where none is.
+
+    Looks at few names, since there may be millions. Raises OptionError where several formats do, or
+    where images lie there too: they would be left out without a word.
+    """
+    names = list(files)
+    for folder in sorted(folders)[:_LOOKED]:
+        with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
+            names += top(os.path.join(os.path.abspath(request.path), folder))[1]
+    names = [name for name in names if not name.startswith(b".")]
+    others = not_images(names)
+    claimed = claims(map(key_text, others))
+    images = len(names) - len(others)
+    if len(claimed) + bool(claimed and images) > 1:
+        found = [f"{len(some):,} of {name}" for name, some in claimed.items()]
+        kinds = [*claimed]
+        if images:
+            found.append(show_count(images, "image"))
+            kinds.append("imagefolder")
+        raise OptionError(
+            f"{request.shown}: holds files of several formats: {', '.join(found)}; choose --from "
+            f"{' or '.join(kinds)}"
+        )
+    return next(iter(claimed), None)
+
+
+def _refuse_part(path: bytes, shown: str) -> None:
+    """Raise SourceError for one file of those that a folder is packed by: an image, or a shard."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        kind = image_type(file.read(32))
+        here = printable(os.path.dirname(path) or b".")
+        if kind is not None:
+            raise SourceError(f"{shown}: one image ({kind}); give the folder that it is in, {here}")
+        if os.path.lexists(os.path.join(os.path.dirname(path), os.fsencode(MANIFEST))):
+            raise SourceError(f"{shown}: a file of a dataset; give its directory, {here}")

@@ -1,0 +1,354 @@
+"""Files and folders that are packed: how they are found, and how one is read.
+
+Nothing is opened to find them: names, sizes and times come from one walk with `os.scandir`. What is
+read must be what was listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import operator
+import os
+import re
+import stat
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ...errors import SourceChangedError, SourceError, printable
+from ...formats.sample import MAX_BODY, MAX_HEAD, Sample
+from ...images.filetype import ALL_ENDINGS, image_type
+from ...names import key_text
+from ...units import show_count
+from .base import Ints, Problem, Read, Rejected, Source, listed
+
+SPLITS = frozenset((b"train", b"val", b"valid", b"validation", b"test"))
+MAX_FILE = MAX_BODY - MAX_HEAD  # bytes of a file that a record holds in any case
+_TAILS = {f".{name}"[-4:].encode() for ending in ALL_ENDINGS for name in (ending, ending.upper())}
+_tail = operator.itemgetter(slice(-4, None))
+_DOT = ord(".")
+_IGNORED = frozenset((b"Thumbs.db", b"desktop.ini"))  # left by file managers; so are hidden files
+_OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # of `shardio index`, on top
+_SHOWN = 20  # names that are noted
+Top = tuple[list[bytes], list[bytes], list[bytes]]  # folders, all else, links to a folder above
+Above = tuple[tuple[int, int], ...]  # devices and inodes of a folder and those it lies in
+
+
+class FileSource(Source):
+    """A source whose records lie in files below one folder, which is open while they are read."""
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        """Open the folder, and give the function that reads a record."""
+        with opened_folder(self._root) as folder:
+            yield functools.partial(self._read, folder)
+
+    def _read(self, folder: int, place: int) -> Sample:
+        raise NotImplementedError
+
+
+def no_image(data: bytes) -> str:
+    """Return why a file is no image."""
+    return f"is not an image: it begins with '{printable(data[:12])}'"
+
+
+def check_image(data: bytes) -> bytes:
+    """Return the bytes of an image. Raises Rejected for those of another file."""
+    if image_type(data) is None:
+        raise Rejected(no_image(data))
+    return data
+
+
+def read_file(folder: int, path: bytes, size: int, mtime_ns: int) -> bytes:
+    """Return the bytes of a listed file. Raises Rejected, SourceChangedError.
+
+    `folder`: a descriptor of the folder that `path` is relative to; size and mtime were listed.
+    O_NONBLOCK: if the file was replaced by a FIFO since the plan was made, opening must not wait.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        raise SourceChangedError(_changed(path, "it is gone")) from None
+    except OSError as error:
+        raise Rejected(f"cannot be opened: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if status.st_size != size or mtime(status) != mtime_ns:
+            raise SourceChangedError(_changed(path, "its size or time of change is another"))
+        data = os.read(descriptor, size + 1)
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):
+            data += more
+        if mtime(os.fstat(descriptor)) != mtime_ns:
+            raise SourceChangedError(_changed(path, "it was written to while it was read"))
+    except OSError as error:
+        raise Rejected(f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    if len(data) != size:
+        raise SourceChangedError(
+            _changed(path, f"{len(data):,} bytes were read, expected {size:,}")
+        )
+    return data
+
+
+def mtime(status: os.stat_result) -> int:
+    """Return the time of change in ns, as int64 holds it: ext4 knows years up to 2446."""
+    return (status.st_mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@contextlib.contextmanager
+def opened_folder(root: bytes) -> Iterator[int]:
+    """Give a descriptor of a folder, as long as it is needed."""
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _changed(path: bytes, what: str) -> str:
+    return (
+        f"{printable(path)}: changed since the packing was planned: {what}. Run it again with "
+        "--restart to plan anew"
+    )
+
+
+def not_images(names: Sequence[bytes]) -> list[bytes]:
+    """Return the names, or paths, that are not plainly names of images: nearly always none."""
+    odd = set(map(_tail, names)) - _TAILS  # 0.05 us a name
+    return [name for name in names if name[-4:] in odd] if odd else []
+
+
+def are_splits(folders: Sequence[bytes], splits: bool | None) -> bool:
+    """Tell whether folders at the top are splits: by their names, unless `splits` says so."""
+    return bool(folders) and all(name in SPLITS for name in folders) if splits is None else splits
+
+
+def split_names(source: bytes, splits: bool | None = None) -> list[str]:
+    """Return the splits of a folder, or [""], without listing more than its top.
+
+    Raises SourceError.
+    """
+    folders, _, _ = top(os.path.abspath(source))
+    return [key_text(name) for name in sorted(folders)] if are_splits(folders, splits) else [""]
+
+
+def split_folders(source: bytes, inside: Top, splits: bool | None) -> dict[str, bytes]:
+    """Return the folder of each split; of "" the source itself, where there are none.
+
+    inside: what `top` found in the source. Raises SourceError, also for files beside splits.
+    """
+    root = os.path.abspath(source)
+    folders, files, loops = inside
+    if not are_splits(folders, splits):
+        return {"": root}
+    if not folders:
+        raise SourceError(f"{printable(source)}: there are no folders in it that could be splits")
+    check_loose([*files, *loops], root)  # no split's walk would meet the links
+    return {key_text(name): os.path.join(root, name) for name in sorted(folders)}
+
+
+def top(root: bytes) -> Top:
+    """Return the names in a folder: folders, all else, and links to a folder above.
+
+    Hidden folders are left out. The links are no classes: one more would shift all labels behind
+    it. A folder that cannot be listed is one: its label must not depend on permissions.
+    """
+    folders, files, loops = [], [], []
+    if not os.path.isdir(root):
+        what = "it is a file" if os.path.exists(root) else "there is no such directory"
+        raise SourceError(f"{printable(root)}: expected a folder of images, but {what}")
+    try:
+        above = _above(root)
+        with os.scandir(root) as entries:
+            for entry in entries:
+                try:
+                    is_folder = entry.is_dir()
+                except OSError:  # a link into itself
+                    is_folder = False
+                if not is_folder:
+                    files.append(entry.name)
+                elif entry.name.startswith(b"."):
+                    continue
+                elif entry.is_symlink() and _identity(entry.stat()) in above:
+                    loops.append(entry.name)
+                else:
+                    folders.append(entry.name)
+    except OSError as error:
+        raise SourceError(f"{printable(root)}: cannot be listed: {error.strerror}") from None
+    return folders, files, loops
+
+
+def _above(root: bytes) -> Above:
+    """Return the identities of a folder and all it lies in."""
+    found, here = [], os.path.realpath(root)
+    while True:
+        with contextlib.suppress(OSError):  # one that this user may not look at
+            found.append(_identity(os.stat(here)))
+        if here == os.path.dirname(here):
+            return tuple(found)
+        here = os.path.dirname(here)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+class Walk:
+    """Every file below a folder. Links are followed, unless they lead into themselves.
+
+    empty: files without a byte are files like others, and no problems.
+    """
+
+    def __init__(self, root: bytes, *, empty: bool = False) -> None:
+        self.root = root
+        self._least = 0 if empty else 1
+        self.keys: list[bytes] = []
+        self.sizes = array("q")  # 8 bytes a file, where a list of ints takes 40
+        self.mtimes = array("q")
+        self.problems: list[Problem] = []
+        self.ignored = 0
+
+    def run(self) -> tuple[list[bytes], Ints, Ints]:
+        """Visit every file and folder.
+
+        Returns keys in bytewise order, sizes, and times of change.
+        """
+        # a folder to list: its prefix in keys, and the device and inode of all folders above it
+        stack: list[tuple[bytes, Above]] = [(b"", _above(self.root))]
+        while stack:
+            prefix, above = stack.pop()
+            try:
+                with os.scandir(os.path.join(self.root, prefix)) as entries:
+                    for entry in entries:
+                        self._visit(entry, prefix, above, stack)
+            except OSError as error:
+                self.problems.append((prefix, f"cannot be listed: {error.strerror}"))
+        order = sorted(range(len(self.keys)), key=self.keys.__getitem__)
+        keys = [self.keys[i] for i in order]
+        return keys, np.array(self.sizes, np.int64)[order], np.array(self.mtimes, np.int64)[order]
+
+    def _visit(
+        self,
+        entry: os.DirEntry[bytes],
+        prefix: bytes,
+        above: Above,
+        stack: list[tuple[bytes, Above]],
+    ) -> None:
+        name = entry.name
+        key = prefix + name
+        if name[0] == _DOT or name in _IGNORED:
+            self.ignored += 1
+            return
+        if not prefix and _is_own(name):
+            return
+        try:
+            status = entry.stat()  # of what a link leads to
+        except FileNotFoundError:
+            self.problems.append((key, "is a link to nothing"))
+            return
+        except OSError as error:
+            self.problems.append((key, f"cannot be followed: {error.strerror}"))
+            return
+        mode, size = status.st_mode, status.st_size
+        if stat.S_ISREG(mode) and self._least <= size <= MAX_FILE:
+            self.keys.append(key)
+            self.sizes.append(size)
+            self.mtimes.append(mtime(status))
+        elif stat.S_ISDIR(mode):
+            here = _identity(status)
+            if here in above:
+                self.problems.append((key, "is a link to a folder that contains it"))
+            else:
+                stack.append((key + b"/", (*above, here)))
+        elif (why := unfit(status)) is not None:
+            self.problems.append((key, why))
+
+
+def _is_own(name: bytes) -> bool:
+    """Tell whether a file on top is one of `shardio index`."""
+    return name[-4:] in (b"json", b"ndex") and _OWN.fullmatch(name) is not None  # 0.1 us, not 0.3
+
+
+MISSING = "there is no such file"
+
+
+def unfit(status: os.stat_result) -> str | None:
+    """Return why this can be no file of a record; None when it can."""
+    mode, size = status.st_mode, status.st_size
+    if not stat.S_ISREG(mode):
+        return f"is a {_special(mode)}, not a file; it was not opened"
+    if size == 0:
+        return "is empty"
+    return None if size <= MAX_FILE else f"is {size:,} bytes; the limit is {MAX_FILE:,}"
+
+
+def look(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
+    """Return what a path leads to, and why it can be no file of a record.
+
+    folder: a descriptor of the folder that the path is relative to.
+    """
+    try:
+        status = os.stat(path, dir_fd=folder)
+        return status, unfit(status)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            os.stat(path, dir_fd=folder, follow_symlinks=False)
+            return None, "is a link to nothing"
+        return None, MISSING
+    except OSError as error:
+        return None, f"cannot be followed: {error.strerror}"
+    except ValueError:
+        return None, "its path has a byte of 0"
+
+
+def first_sign(path: bytes) -> bytes:
+    """Return the first byte of a text file that is no space. Raises SourceError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    except OSError as error:
+        raise SourceError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+
+
+def _special(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
+
+
+def check_loose(files: list[bytes], root: bytes) -> None:
+    """Raise SourceError for files that lie beside class folders, but for hidden ones."""
+    ours = (n for n in files if not n.startswith(b".") and n not in _IGNORED)
+    loose = sorted(name for name in ours if not _is_own(name))
+    if loose:
+        raise SourceError(
+            f"{printable(root)}: {show_count(len(loose), 'file')} beside class folders; move them "
+            f"into one, or away:\n{listed([(name, 'in no class folder') for name in loose])}"
+        )
+
+
+def twins(names: Iterable[bytes]) -> list[str]:
+    """Return notes on names that look the same, since they differ only by Unicode normalisation."""
+    seen: dict[str, bytes] = {}
+    twins = []
+    for name in itertools.filterfalse(bytes.isascii, names):
+        try:
+            text = unicodedata.normalize("NFC", name.decode())
+        except UnicodeDecodeError:
+            continue
+        if seen.setdefault(text, name) != name:
+            twins.append(name)
+    notes = [
+        f"{printable(name)}: two names differ only by Unicode normalisation; both were kept"
+        for name in twins[:_SHOWN]
+    ]
+    if len(twins) > _SHOWN:
+        notes.append(f"... and {len(twins) - _SHOWN:,} more such pairs of names")
+    return notes
