@@ -760,7 +760,7 @@ def test_the_command_says_what_explain_says(
         "4",
         "--tail",
         "drop",
-        "--canonical-workers",
+        "--spans",
         "4",
         "--local-world-size",
         "1",
