@@ -112,7 +112,7 @@ class Bench(Result):
             head += f"\nMeasured: its first {self.measured_records:,} records, {size}"
         blocks = [head]
         for title, rows in self.groups():
-            lines = list(table([self.columns, *(row.cells() for row in rows)], left=(0, -1)))
+            lines = table([self.columns, *(row.cells() for row in rows)], left=(0, -1))
             marks = ("> " if row is self.best else "  " for row in rows)
             marked = map("".join, zip(marks, lines[1:], strict=True))
             blocks.append("\n".join([title, f"  {lines[0]}", *marked]))

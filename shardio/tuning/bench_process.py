@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -266,15 +266,11 @@ def _error(error: Exception) -> bytes:
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
     """Return the size that images are to be cropped to, by the first ones."""
-    field = request["fields"][0]
-    found = sequence.open(request["path"], fields=(field,), storage=_storage(request))
+    fields, storage = request["fields"][:1], Storage(root=request["root"])
+    found = sequence.open(request["path"], fields=fields, storage=storage)
     sides = [image.size for (image,) in found[:8] if image is not None]
     small = sides and max(max(side) for side in sides) < SMALL
     return {"size": min(min(side) for side in sides) if small else CROP}
-
-
-def _storage(request: dict[str, Any]) -> Storage:
-    return Storage(root=request["root"])
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
@@ -294,7 +290,7 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
         transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
         # A buffer that holds all of a part would read it in another way than the whole is read.
         shuffle_buffer=None if reads_all else min(SHUFFLE_BUFFER, records // 4),
-        storage=_storage(request),
+        storage=Storage(root=request["root"]),
     )
     return dataset if reads_all else dataset.select(range(records))
 
@@ -397,11 +393,8 @@ def _rates(times: Sequence[tuple[float, int]], builders: int, parts: int) -> lis
     step = batches // parts // builders * builders
     if not step or parts == 1:
         parts, step = 1, batches
-    return [
-        (times[(k + 1) * step][1] - times[k * step][1])
-        / (times[(k + 1) * step][0] - times[k * step][0])
-        for k in range(parts)
-    ]
+    edges = pairwise(times[: parts * step + 1 : step])
+    return [(images - before) / (at - since) for (since, before), (at, images) in edges]
 
 
 def _touch(batch: Any) -> int:

@@ -116,11 +116,8 @@ class Job:
         self.is_network = is_network
         self.num_workers = check_int("num_workers", num_workers, 0)  # 0: the rank itself reads
         self.world_size = ranks = check_int("world_size", world_size)
-        self.local_world_size = local = (
-            min(ranks, _MACHINE)
-            if local_world_size is None
-            else check_int("local_world_size", local_world_size, 1, ranks)
-        )
+        local = min(ranks, _MACHINE) if local_world_size is None else local_world_size
+        self.local_world_size = local = check_int("local_world_size", local, 1, ranks)
         self.available_bytes = memory_available() if available_bytes is None else available_bytes
         self.files_limit = spare_descriptors() if files_limit is None else files_limit
         counts = manifest.shard_records if shard_records is None else shard_records
