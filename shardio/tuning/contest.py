@@ -104,7 +104,7 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
             _forget([path for path, _ in listed] if way == "folder" else shards)
         if request.get("members"):
             throttle.join(request["members"])
-        found = _timed(passes(loader, dataset), seconds)
+        found: dict[str, Any] = _timed(passes(loader, dataset), seconds)
         if not cold:
             found = _timed(passes(loader, dataset, first=1), seconds, seconds * WARM)
     return found

@@ -206,8 +206,8 @@ def _mixing(axes: Axes, tuning: Tuning) -> None:
     axes.set_ylim(0, 106)  # whatever the values: what looks small is small
     axes.set_yticks(range(0, 101, 20))
     limit = 100 * (1 - tuning.chance - AGAIN) / max(1e-9, 1 - tuning.chance)
-    good: dict[str, Any] = {"color": _GOOD, "label": "as good as a uniform shuffle"}
-    axes.axhspan(max(0.0, limit), 106, alpha=0.15, linewidth=0, zorder=0, **good)
+    good = axes.axhspan(max(0.0, limit), 106, color=_GOOD, alpha=0.15, linewidth=0, zorder=0)
+    good.set_label("as good as a uniform shuffle")
     axes.scatter([], [], 49, "white", edgecolors=_GREY, label="hollow: not as good")
     axes.grid(alpha=0.25)
 

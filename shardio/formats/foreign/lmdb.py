@@ -209,15 +209,16 @@ def _datum(data: bytes) -> Values:
             raise ValueError("a Datum says it is encoded, and has no data")
         image = data[start:stop]
     elif stop > start or floats:
+        given = stop - start or sum(map(len, floats)) / 4
+        if channels * height * width != given:
+            raise ValueError(
+                f"a Datum of {channels:,} channels, height {height:,} and width {width:,} has "
+                f"{given:,} values"
+            )
         if stop > start:
             found: Any = np.frombuffer(data, np.uint8, stop - start, start)
         else:
             found = np.frombuffer(b"".join(floats), "<f4").astype(np.float32)
-        if channels * height * width != len(found):
-            raise ValueError(
-                f"a Datum of {channels:,} channels, height {height:,} and width {width:,} has "
-                f"{len(found):,} values"
-            )
         image = found.reshape(shape).transpose(1, 2, 0).copy()
     elif size:
         image = None
