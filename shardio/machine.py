@@ -106,6 +106,11 @@ def private_bytes(pid: int) -> int:
     return sum(_entry(path, f"Private_{kind}:") or 0 for kind in ("Clean", "Dirty")) << 10
 
 
+def is_stopped(pid: int) -> bool:
+    """Return True if a process was stopped by a signal; False, too, where nothing is known."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third: state, parent, ... (proc_pid_stat(5))."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:

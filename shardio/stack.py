@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
+from typing import Any
 
 # Packages whose frames are no place that a user knows.
 _BETWEEN = ("torch", "torchdata", "multiprocessing", __name__.partition(".")[0])
 
 
-def frames() -> Iterator[FrameType]:
+def _frames() -> Iterator[FrameType]:
     """Yield the frames of this thread's stack, from the caller's; in a fork, its parent's too."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def callers(modules: Collection[str]) -> list[Any]:
+    """Return the `self` of each function of these modules on this thread's stack; None of others.
+
+    The innermost comes first. A forked process has the stack of its parent, too.
+    """
+    return [f.f_locals.get("self") for f in _frames() if f.f_globals.get("__name__") in modules]
 
 
 def users_level() -> int:
@@ -25,7 +34,7 @@ def users_level() -> int:
     spawned worker, it is the outermost one.
     """
     level = 1
-    for level, frame in enumerate(frames()):  # noqa: B007
+    for level, frame in enumerate(_frames()):  # noqa: B007
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _BETWEEN:
             break
     return max(1, level)

@@ -32,6 +32,16 @@ def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) 
     return number
 
 
+def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:
+    """Check that fields are integers within bounds, and turn numpy's into Python's.
+
+    bounds: by field, its least value, or its least and its greatest. numpy's integers would
+    overflow in later arithmetic. Raises OptionError.
+    """
+    for name, bound in bounds.items():
+        object.__setattr__(options, name, check_int(name, getattr(options, name), *bound))
+
+
 def check_size(name: str, value: Any, least: int = 1) -> int:
     """Check an option that is a size: bytes, or as `parse_size` reads them.
 

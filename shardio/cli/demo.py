@@ -426,8 +426,8 @@ def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
     """Copy a dataset, with one bit of one record flipped: all other files are links."""
     dataset = manifest.load(locate(out))
     packed = sequence.open(out, decode=None)
-    shard, record = packed._reader.locate(number)
-    opened = packed._reader.shard(shard)
+    shard, record = packed.reader.locate(number)
+    opened = packed.reader.shard(shard)
     at = opened.offset(record) + int(opened.sizes[record]) * 2 // 3
     os.mkdir(copy)
     for entry in os.scandir(out):

@@ -13,9 +13,11 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import native
 from ..errors import ShardioError
@@ -26,7 +28,7 @@ from ..images.decode import pixels, ppm_header
 from ..images.transforms import Transform
 from ..stack import users_level
 from .buffering import SMALL
-from .collate import Empty, images, numbers
+from .collate import Empty
 from .decode import IMAGE, Decoder
 from .fetch import Fetch, Rows
 from .reader import Part, Reader
@@ -40,13 +42,14 @@ _DTYPES = {"int": np.int64, "float": np.float64, "bool": np.bool_}
 Array = np.ndarray[Any, Any]
 
 
+@dataclass
 class Pixels:
     """Read batches of images of one size at once."""
 
-    def __init__(self, fields: tuple[str, ...], scalars: dict[str, type[Any]]) -> None:
-        self.fields = fields  # of a batch, IMAGE among them
-        self.scalars = scalars  # the others: the dtype of each in a batch
-        self.height = self.width = 0
+    fields: tuple[str, ...]  # of a batch, IMAGE among them
+    scalars: dict[str, type[Any]]  # the others: the dtype of each in a batch
+    height: int = 0
+    width: int = 0
 
     @abstractmethod
     def fits(self, first: Part) -> bool:
@@ -68,10 +71,12 @@ class Pixels:
         columns = self._columns(parts) if self.fits(parts[0]) else None
         if columns is None:
             return None
-        batch, array = images(rows.size, self.height, self.width, empty)
-        if not self.read(parts, array):
+        batch = empty((rows.size, self.height, self.width, 3), torch.uint8)
+        if not self.read(parts, batch.numpy()):
             return None
-        return tuple([numbers(columns[n]) if n in columns else batch for n in self.fields])
+        found = {name: torch.from_numpy(values) for name, values in columns.items()}
+        found[IMAGE] = batch.permute(0, 3, 1, 2)
+        return tuple([found[name] for name in self.fields])
 
     def _columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
         """Return the other fields of these rows, (B,) each; None: an index lacks one."""
@@ -96,12 +101,6 @@ class Pixels:
 class RawPixels(Pixels):
     """Read raw pixels, whose size is in the manifest."""
 
-    def __init__(
-        self, height: int, width: int, fields: tuple[str, ...], scalars: dict[str, type[Any]]
-    ) -> None:
-        super().__init__(fields, scalars)
-        self.height, self.width = height, width
-
     def fits(self, first: Part) -> bool:
         # Memory is taken for the pixels next, and a manifest may say anything.
         return bool(first.shard.sizes[first.records[0]] >= 3 * self.height * self.width)
@@ -115,15 +114,14 @@ class RawPixels(Pixels):
         return True
 
 
+@dataclass
 class SmallJpegs(Pixels):
     """Read small JPEGs, all as large as the first one; where they are not, the ordinary way.
 
     The core decodes 32 x 32 pixels in 6 us; PIL, numpy and Python's calls take 60.
     """
 
-    def __init__(self, fields: tuple[str, ...], scalars: dict[str, type[Any]]) -> None:
-        super().__init__(fields, scalars)
-        self._failed = 0  # batches that were read in vain, less some for those that were not
+    _failed: int = 0  # batches that were read in vain, less some for those that were not
 
     def fits(self, first: Part) -> bool:
         if native.core is None or self._failed > _FAILURES:
@@ -180,7 +178,7 @@ def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
         return SmallJpegs(fields, scalars) if manifest.mean_bytes < SMALL else None
     match manifest.options.get("pixels"):
         case [int(height), int(width)] if min(height, width) > 0:
-            return RawPixels(height, width, fields, scalars)
+            return RawPixels(fields, scalars, height, width)
     return None
 
 

@@ -13,7 +13,7 @@ Any other transform takes the decoded image.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from time import perf_counter
@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import DecodeError, OptionError, printable, there_are
-from ..formats.sample import Sample, Schema, give_text_key
+from ..formats.sample import Sample, Schema
 from ..images import decode, transforms
 from ..names import KEY
 from ..units import check_int
@@ -30,6 +30,7 @@ from ..units import check_int
 How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
 Decode = How | Mapping[str, How]
 Transform = Callable[..., Any]
+_Function = Callable[..., Any] | None  # that decodes an image field; None: nothing does
 
 IMAGE, LABEL = "image", "label"
 # What the names say of the first image field; of another one that they are given for; and of other
@@ -87,7 +88,8 @@ class Decoder:
     max_pixels        of an image, for `decode` and a built-in transform
     planes            what a built-in transform made, as an item has it that is not collated by us
 
-    `wants_draw`: whether the transform, or map, draws random words. `only_arrays`: whether nothing
+    `wants_draw`: whether the transform, or map, is given a random word. `draws`: whether the item
+    depends on it; of a transform of the user's own nobody knows. `only_arrays`: whether nothing
     is done but to decode images to arrays. `maps`: whether items are what a user's map makes of
     samples. Raises OptionError.
     """
@@ -111,33 +113,31 @@ class Decoder:
         _check_takes("transform", transform, main, names, "of kind image")
         _check_takes("target_transform", target_transform, label, names, f"called {LABEL!r}")
         functions = _functions(decode, schema.images, main)
-        self._step: _CropStep | _UserStep | None = None
-        if isinstance(transform, transforms.Transform) and main is not None:
-            self._step = _CropStep(transform, main, names, functions, **limit)
-        elif transform is not None and main is not None:
-            self._step = _UserStep(transform, main, functions)
-        self._crops = isinstance(self._step, _CropStep)
+        self._main = main or ""
+        self._crop: _Crop | None = None
+        self._transform: Transform | None = None
+        if isinstance(transform, transforms.Transform):
+            self._crop = _Crop(transform, self._main, names, functions, **limit)
+        elif transform is not None:
+            self._transform = _of_image(transform, functions, self._main)
         self._keyed = KEY in names  # users get keys as str
         self._target_transform = target_transform
         self._map = map
         self.maps = map is not None
         self._map_draws = map is not None and _takes_generator(map, names)
-        made = () if self._step is None else self._step.made
+        made = () if self._crop is None else self._crop.made
         self._planes, self._planar = planes, () if planes is None else made
-        self._decoded = _to_decode(functions, names, made, limit)
-        self.wants_draw = self._crops or self._map_draws
+        needed = {name: one for name, one in functions.items() if name in names}
+        self._decoded = _to_decode(needed, made, limit)
+        self.draws = self._map_draws or isinstance(transform, transforms.RandomResizedCrop)
+        self.wants_draw = self._map_draws or self._crop is not None
         users = any(one is not None for one in (transform, target_transform, map))
         self.only_arrays = not (users or limit) and functions.get(IMAGE) is _MAIN["numpy"]
         self.plain = not (self._decoded or users or self.fields)
         # Where nothing is done but to pick fields: 0.5 us less a record.
         self.pick: Callable[[Sample], tuple[Any, ...]] | None = None
-        if self.fields is not None and len(self.fields) > 1 and not (self._decoded or users):
-            self.pick = None if self._keyed else itemgetter(*self.fields)
-
-    @property
-    def draws(self) -> bool:
-        """Return True if the transform, or map, draws; of the user's own nobody knows."""
-        return (self._step is not None and self._step.draws) or self._map_draws
+        if len(self.fields or ()) > 1 and not (self._decoded or users or self._keyed):
+            self.pick = itemgetter(*names)
 
     @property
     def image_place(self) -> int | str | None:
@@ -145,9 +145,9 @@ class Decoder:
 
         None with a map: its function may keep what it is given.
         """
-        if self._step is None or not self._crops or self.maps:
+        if self._crop is None or self.maps:
             return None
-        return self._step.main if self.fields is None else self.fields.index(self._step.main)
+        return self._main if self.fields is None else self.fields.index(self._main)
 
     def __call__(
         self,
@@ -163,16 +163,20 @@ class Decoder:
         planes: whether what a built-in transform makes becomes `planes` of it; before a map it does
         in any case. Raises DecodeError, naming the record; what functions of the user raise passes.
         """
-        if self._keyed:
-            give_text_key(sample)
+        if self._keyed:  # names.key_text, without the call
+            sample[KEY] = sample[KEY].decode("utf-8", "surrogateescape")
         try:
             for name, function in self._decoded:
                 if sample[name] is not None:
                     sample[name] = function(sample[name])
-            if self._step is not None:
-                self._step(sample, draw, progress)
+            if self._crop is not None:
+                self._crop(sample, draw, progress)
             elif progress is not None:
                 progress.decoded = perf_counter()
+            if self._transform is not None and (image := sample[self._main]) is not None:
+                sample[self._main] = image = self._transform(image)
+                if image is None or (type(image) is dict and IMAGE in image):
+                    raise _unusable("transform", image)
         except DecodeError as error:
             raise DecodeError(f"{record_name(number, sample[KEY])}: {error}") from error
         if self._target_transform is not None:
@@ -195,38 +199,10 @@ class Decoder:
         return item
 
 
-class _UserStep:
-    """Apply a user's transform to the first image field, after it was decoded."""
-
-    made: tuple[str, ...] = ()
-    draws = False
-
-    def __init__(
-        self, transform: Transform, main: str, functions: dict[str, Callable[..., Any] | None]
-    ) -> None:
-        """Keep the transform, and change what decodes its image where it takes arrays only."""
-        self.main, self._transform = main, transform
-        if _takes_names_only(transform):
-            self._transform = _ByName(transform)
-            if functions.get(main) is _MAIN["pil"]:
-                functions[main] = _MAIN["numpy"]
-
-    def __call__(self, sample: Sample, draw: int, progress: Progress | None) -> None:
-        """Replace the image by what the transform makes of it; None stays None."""
-        if progress is not None:
-            progress.decoded = perf_counter()
-        if sample[self.main] is not None:
-            made = self._transform(sample[self.main])
-            if made is None or (type(made) is dict and IMAGE in made):
-                raise _unusable("transform", made)
-            sample[self.main] = made
-
-
-class _CropStep:
+class _Crop:
     """Decode and crop images of a sample by a built-in transform, all by one draw.
 
-    made   the fields that it makes
-    draws  whether the result depends on the draw
+    made: the fields that it makes.
     """
 
     def __init__(
@@ -234,7 +210,7 @@ class _CropStep:
         transform: transforms.Transform,
         main: str,
         names: Sequence[str],
-        functions: Mapping[str, Callable[..., Any] | None],
+        functions: Mapping[str, _Function],
         max_pixels: int | None = None,
     ) -> None:
         """Check that the fields are there. Raises OptionError."""
@@ -243,10 +219,9 @@ class _CropStep:
             transform = transform.limited(max_pixels)
         self.main, self._transform = main, transform
         self.made = transform.fields or (main,)
-        self.draws = isinstance(transform, transforms.RandomResizedCrop)
         self._alike = tuple(n for n in self.made if functions.get(n) is _MAIN["pil"])
         self._together = transform.boxes is not None or len(self.made) > 1
-        self._shape = (*transform.size, 3)  # type: ignore[misc]
+        self._shape = (*transform.shape, 3)
 
     def __call__(self, sample: Sample, draw: int, progress: Progress | None) -> None:
         """Replace the images by their crops, the first one in `progress.out` where it fits."""
@@ -288,9 +263,7 @@ def check_function(name: str, given: Any) -> None:
         raise OptionError(f"{name} is {printable(repr(given))}: expected a function")
 
 
-def _functions(
-    decode: Decode, images: Sequence[str], main: str | None
-) -> dict[str, Callable[..., Any] | None]:
+def _functions(decode: Decode, images: Sequence[str], main: str | None) -> dict[str, _Function]:
     """Return what decodes each image field; None: nothing. Raises OptionError."""
     by_field: Mapping[str, How] = {}
     if isinstance(decode, Mapping):
@@ -303,7 +276,7 @@ def _functions(
             _check_how(f"decode[{name!r}]", how, "")
     else:
         _check_how("decode", decode, ", or a mapping of these by field")
-    found: dict[str, Callable[..., Any] | None] = {}
+    found: dict[str, _Function] = {}
     for name in images:
         how = by_field.get(name, decode)
         named = _MAIN if name == main else _NAMED_ALONE if name in by_field else _OTHERS
@@ -312,22 +285,16 @@ def _functions(
 
 
 def _to_decode(
-    functions: Mapping[str, Callable[..., Any] | None],
-    names: Collection[str],
-    made: Collection[str],
-    limit: Mapping[str, int],
+    functions: Mapping[str, _Function], made: Sequence[str], limit: Mapping[str, int]
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the fields to decode, and what decodes each, with the limit of pixels.
 
-    functions: by image field. names: of the fields that are needed. made: of those that a built-in
-    transform makes, which decodes images itself.
+    made: the fields that a built-in transform makes, which decodes images itself.
     """
     return [
         (name, partial(function, **limit) if limit and function in _BY_US else function)
         for name, function in functions.items()
-        if name in names
-        and function is not None
-        and not (name in made and function in _BY_TRANSFORM)
+        if function is not None and not (name in made and function in _BY_TRANSFORM)
     ]
 
 
@@ -357,7 +324,7 @@ def _check_together(
     transform: transforms.Transform,
     main: str,
     names: Sequence[str],
-    functions: Mapping[str, Callable[..., Any] | None],
+    functions: Mapping[str, _Function],
 ) -> None:
     """Raise OptionError unless a sample has the fields that one draw is for.
 
@@ -451,17 +418,20 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return None
 
 
-class _ByName:
-    """A transform that is called with named arguments, as one of the image alone."""
+def _of_image(transform: Transform, functions: dict[str, _Function], main: str) -> Transform:
+    """Return a user's transform as a function of the image; one that takes names gets an array."""
+    if not _takes_names_only(transform):
+        return transform
+    if functions.get(main) is _MAIN["pil"]:
+        functions[main] = _MAIN["numpy"]
+    return partial(_call_by_name, transform)
 
-    def __init__(self, transform: Callable[..., Any]) -> None:
-        self._transform = transform
 
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, bytes):
-            value = _MAIN["numpy"](value)
-        array = value if isinstance(value, np.ndarray) else np.array(value)
-        return self._transform(image=array)["image"]
+def _call_by_name(transform: Callable[..., Any], image: Any) -> Any:
+    """Call a transform that takes named arguments for the image alone."""
+    if isinstance(image, bytes):
+        image = _MAIN["numpy"](image)
+    return transform(image=image if isinstance(image, np.ndarray) else np.array(image))["image"]
 
 
 def _listed(names: Sequence[str]) -> str:

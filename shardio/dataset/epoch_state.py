@@ -38,7 +38,7 @@ import torch
 
 from ..errors import EpochError
 from ..order.rng import Int64s
-from ..stack import frames
+from ..stack import callers
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 
@@ -128,22 +128,19 @@ class EpochState:
 
     def __init__(self, order: int) -> None:
         size = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS
-        self._tensor = torch.zeros(size, dtype=torch.int64)
+        self._tensor: Any = torch.zeros(size, dtype=torch.int64)
         self.owner = os.getpid()  # the trainer's process
-        self._alone = False  # whether it is a copy for the process that it is pickled for
         self._share()
         self.order, self._wanted = order, -1
 
     def _share(self) -> None:
-        self._tensor.share_memory_()  # type: ignore[no-untyped-call]
+        self._tensor.share_memory_()
         self._at = self._tensor.numpy()  # a view, as those of parts of it
         self._ends = self._at[_HEAD : _HEAD + _MOST_CONSUMERS]  # by consumer: the last pass ended
         self._decisions = self._at[_HEAD + _MOST_CONSUMERS :].reshape(_DECISIONS, _FIELDS)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process is started after all was pickled: shared memory of a copy is gone by then.
-        tensor = self._tensor.numpy() if self._alone else self._tensor
-        return {"_tensor": tensor, "owner": self.owner, "_alone": False}
+        return {"_tensor": self._tensor, "owner": self.owner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _tensor=torch.as_tensor(state["_tensor"]))
@@ -162,7 +159,8 @@ class EpochState:
     def sent(self) -> EpochState:
         """Return a detached copy that is only to be pickled."""
         twin = self.detached()
-        twin._alone = True
+        # A process is started after all was pickled: shared memory of a copy is gone by then.
+        twin._tensor = twin._at
         return twin
 
     @property
@@ -315,11 +313,9 @@ _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.statef
 
 def loading_iterator() -> Any:
     """Return the DataLoader's iterator that is at work on this thread's stack, or None."""
-    for frame in frames():
-        if frame.f_globals.get("__name__") in _LOADERS:
-            owner = frame.f_locals.get("self")
-            if hasattr(owner, "_dataset_kind") and hasattr(owner, "_sampler_iter"):
-                return owner  # an iterator; the loader itself has the one, and not the other
+    for owner in callers(_LOADERS):
+        if hasattr(owner, "_dataset_kind") and hasattr(owner, "_sampler_iter"):
+            return owner  # an iterator; the loader itself has the one, and not the other
     return None
 
 

@@ -174,12 +174,11 @@ class Fetch:
         early: list[Places] = []
         end = 0
         if self._all is not None and pieces:
-            place = self.share.epoch.place
-            self._all.start(min(place(index, first) for index, first, _ in pieces))
+            places = self.share.epoch.places(pieces)
+            self._all.start(places.start)
             if self._first:
                 buffer.advance(self._all, self._all.records)
-            end = 1 + max(place(index, first + count - 1) for index, first, count in pieces)
-            end -= self._all.first
+            end = places.stop - self._all.first
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:

@@ -20,19 +20,10 @@ from torch.utils.data import get_worker_info
 from ..errors import EpochError, OptionError, StateError, as_error, printable
 from ..order.partition import Partition
 from ..stack import users_level
+from . import epoch_state
 from .assemble import Assembler, assembled
 from .decode import Progress
-from .epoch_state import (
-    Decision,
-    Loading,
-    Ticket,
-    Verdict,
-    loading,
-    loading_iterator,
-    new_number,
-    starting_iterator,
-    ticket,
-)
+from .epoch_state import Decision, Loading, Ticket, Verdict
 from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
 from .stateful import ITERATOR, STATE, check_state
@@ -106,9 +97,9 @@ class Iteration(BatchIterator):
         if ticket is not None:
             found, number, decision = ticket.next_pass()
         else:
-            iterator = loading_iterator() if self._here else None
-            found = None if iterator is None else loading(iterator, stream)
-            number, decision = new_number(), None
+            iterator = epoch_state.loading_iterator() if self._here else None
+            found = None if iterator is None else epoch_state.loading(iterator, stream)
+            number, decision = epoch_state.new_number(), None
         if decision is None and ticket is not None and not self._leads:
             return epochs.published(number), found
         if decision is None:
@@ -249,7 +240,7 @@ class Iteration(BatchIterator):
             # That epoch is over, and another one is to begin.
             start = epochs.start if epochs.chosen else 0
             if get_worker_info() is None:  # the number of before may be that of a complete pass
-                self.number = new_number()
+                self.number = epoch_state.new_number()
             epochs.moved_on(self.number, wanted, start)
             self._begin(wanted, start, 0)
             if share.steps % self._workers:  # and the loop had not met that end: the loader now
@@ -280,7 +271,7 @@ def new_ticket(stream: EpochReader, iterator: Any) -> Ticket | None:
     """Make the ticket of a worker that a DataLoader's iterator starts in this process."""
     if iterator is None or get_worker_info() is not None:
         return stream.ticket
-    found = loading(iterator, stream)
+    found = epoch_state.loading(iterator, stream)
     begins = found.direct and not batches_of_batches(stream, found)
     try:
         stream.ranks()
@@ -288,7 +279,9 @@ def new_ticket(stream: EpochReader, iterator: Any) -> Ticket | None:
         begins = False
     workers = int(iterator._num_workers)
     count = partial(busy_workers, stream, workers, found) if begins else None
-    return ticket(iterator, found, stream.epochs, fixed=stream.evaluates, consumers=count)
+    return epoch_state.ticket(
+        iterator, found, stream.epochs, fixed=stream.evaluates, consumers=count
+    )
 
 
 def busy_workers(
@@ -368,7 +361,7 @@ _starting = _Starting()
 
 # A forked worker is to know what was decided when its loader started it, not when it got to run.
 def _make_tickets() -> None:
-    iterator = starting_iterator()
+    iterator = epoch_state.starting_iterator()
     if iterator is not None:
         _starting.tickets = [(stream, new_ticket(stream, iterator)) for stream in list(STREAMS)]
 

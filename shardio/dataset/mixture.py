@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, groupby, islice, pairwise, repeat, zip_longest
 from operator import itemgetter
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..order.mixture import BatchRanges, Length, MixedOptions, Pattern, epoch_rows, whole_slots
+from ..order.mixture import Length, MixedOptions, Pattern, batch_ranges, epoch_rows, whole_slots
 from ..order.options import Options
 from ..order.partition import Partition, RowRanges
 from ..order.rng import MIX, key
@@ -30,6 +31,8 @@ from .stream import Stream
 
 # What tells one dataset of a mixture in a saved state: a list of these, to stay below 1 KB.
 _NAMES = ("dataset", "selection", "shuffle_buffer", "canonical_workers", "unit")
+
+_Range = tuple[int, int]  # of rows of an epoch: start, stop
 
 
 class Mixture(Stream):
@@ -48,6 +51,8 @@ class Mixture(Stream):
         """Check that the datasets can be mixed, and deal the rows. Raises OptionError."""
         first = _check_alike(datasets)
         self._datasets: Sequence[Component] = list(datasets)
+        places = {dataset.image_place for dataset in self._datasets}
+        self.image_place = places.pop() if len(places) == 1 else None
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
         self.length = epoch_rows(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
@@ -72,12 +77,6 @@ class Mixture(Stream):
         return f"the mixture of {len(self._datasets)} datasets"
 
     @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes, if all datasets agree."""
-        places = {dataset.image_place for dataset in self._datasets}
-        return places.pop() if len(places) == 1 else None
-
-    @property
     def item_fields(self) -> tuple[str, ...] | None:
         """Return the names of the fields of items, where known; None if datasets differ."""
         fields = {dataset.item_fields for dataset in self._datasets}
@@ -91,8 +90,9 @@ class Mixture(Stream):
     def read_batches(self, partition: Partition, consumers: Consumers) -> Iterator[PendingBatch]:
         """Read a consumer's batches, in order. The `rows` of each are used up before the next."""
         size = partition.batch_size or 1
-        rows = self._rows(partition, BatchRanges(partition), consumers)
-        for step, (start, stop) in zip(partition.worker_steps, BatchRanges(partition), strict=True):
+        ranges = partial(batch_ranges, partition)
+        rows = self._rows(partition, ranges, consumers)
+        for step, (start, stop) in zip(partition.worker_steps, ranges(), strict=True):
             count = stop - start
             own: Iterable[Any] = islice(rows, count)
             if count == size:
@@ -102,7 +102,7 @@ class Mixture(Stream):
             repeats = partition.batch(step).repeats.tolist()
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
             again = [
-                self._rows(partition, [(repeats[a], repeats[b - 1] + 1)], consumers)
+                self._rows(partition, partial(iter, [(repeats[a], repeats[b - 1] + 1)]), consumers)
                 for a, b in pairwise([*cuts, len(repeats)])
                 if a < b
             ]
@@ -110,16 +110,21 @@ class Mixture(Stream):
             yield PendingBatch(noted, _build_item, count, count + len(repeats), None, noted.records)
 
     def _rows(
-        self, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
+        self, partition: Partition, ranges: Callable[[], Iterator[_Range]], consumers: Consumers
     ) -> Iterator[Any]:
-        """Iterate over the rows of these ranges. `ranges` is iterated once more a dataset."""
-        feeds = [self._passes(d, partition, ranges, consumers) for d in range(len(self._datasets))]
-        for start, stop in ranges:
+        """Iterate over the rows of these ranges.
+
+        ranges: called once more a dataset, since datasets look ahead unequally far.
+        """
+        feeds = [
+            self._passes(d, partition, ranges(), consumers) for d in range(len(self._datasets))
+        ]
+        for start, stop in ranges():
             for owner in self._pattern.owners(start, stop):
                 yield next(feeds[owner])
 
     def _passes(
-        self, d: int, partition: Partition, ranges: Iterable[tuple[int, int]], consumers: Consumers
+        self, d: int, partition: Partition, ranges: Iterator[_Range], consumers: Consumers
     ) -> Iterator[Any]:
         """Iterate over the rows of dataset d in these ranges, pass after pass.
 

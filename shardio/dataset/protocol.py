@@ -81,12 +81,9 @@ class EpochReader(BatchReader, Protocol):
         """Return a number that tells one order from another."""
 
 
-class Component(Protocol):
+class Component(BatchReader, Protocol):
     """Be one dataset of a mixture."""
 
-    options: Options
-    counts: Int64s
-    collate_fn: Callable[[list[Any]], Any]
     given_ranks: tuple[int, int] | None  # rank and world size, where the user said them
     label_names: Sequence[str] | None  # of labels as they are stored; None: not known
 
@@ -98,14 +95,6 @@ class Component(Protocol):
     def records(self) -> int:
         """Return the number of records of an epoch."""
 
-    @property
-    def image_place(self) -> int | str | None:
-        """Return what BatchReader declares."""
-
-    @property
-    def item_fields(self) -> tuple[str, ...] | None:
-        """Return what BatchReader declares."""
-
     def source_identity(self) -> dict[str, Any]:
         """Tell which records are read: what a saved state must have been saved of."""
 
@@ -116,11 +105,16 @@ class Component(Protocol):
         """Return the name of a record in messages, by its number in the dataset."""
 
     def read_batches(
-        self, reads: Partition | RowRanges, consumers: Consumers, /, *, hands_out: bool
+        self,
+        reads: Partition | RowRanges,
+        consumers: Consumers,
+        /,
+        *,
+        hands_out: bool | None = None,
     ) -> Iterator[PendingBatch]:
         """Read as BatchReader does. RowRanges are the parts of passes that a mixture takes.
 
-        hands_out: as of the mixture, which hands the items out.
+        hands_out: as of the mixture, which hands the items out; None: this dataset does.
         """
 
 

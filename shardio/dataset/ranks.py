@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import OptionError
-from ..stack import frames
+from ..stack import callers
 
 # Classes that split what a dataset yields among the ranks, and the modules they are of. Older
 # releases of transformers had one of their own.
@@ -65,18 +65,16 @@ def _refuse_second_split(rank: int, world_size: int) -> None:
     """
     if world_size == 1 or not any(name in sys.modules for name in _SPLITTING):
         return
-    for frame in frames():
-        if frame.f_globals.get("__name__") in _SPLITTING:
-            owner = frame.f_locals.get("self")
-            parts = getattr(getattr(owner, "state", owner), "num_processes", 2)
-            if type(owner).__name__ in _SPLITTERS and parts > 1:
-                raise OptionError(
-                    f"{type(owner).__name__} of Accelerate splits what this dataset yields among "
-                    f"{parts} processes, but it is split already (this is rank {rank} of "
-                    f"{world_size}): records would be lost. Leave the DataLoader out of "
-                    "accelerator.prepare(); with a Trainer of transformers, override "
-                    "get_train_dataloader and get_eval_dataloader (docs/order.md shows both)"
-                )
+    for owner in callers(_SPLITTING):
+        parts = getattr(getattr(owner, "state", owner), "num_processes", 2)
+        if type(owner).__name__ in _SPLITTERS and parts > 1:
+            raise OptionError(
+                f"{type(owner).__name__} of Accelerate splits what this dataset yields among "
+                f"{parts} processes, but it is split already (this is rank {rank} of "
+                f"{world_size}): records would be lost. Leave the DataLoader out of "
+                "accelerator.prepare(); with a Trainer of transformers, override "
+                "get_train_dataloader and get_eval_dataloader (docs/order.md shows both)"
+            )
 
 
 def consumers(world_size: int, num_workers: int) -> Consumers:

@@ -79,6 +79,7 @@ class Reader:
         self.index = storage  # of the manifest and the indexes
         self.storage = storage if root is None else root
         self.manifest = manifest
+        self.mean_bytes = manifest.mean_bytes  # of storage per record, index included
         self.limit = spare_descriptors() if limit is None else limit
         # (shards + 1,) the number of the first record of each shard; last, of all records
         self.starts = np.zeros(manifest.shards + 1, np.int64)
@@ -97,11 +98,6 @@ class Reader:
     def records(self) -> int:
         """Return the number of records in all shards."""
         return int(self.starts[-1])
-
-    @property
-    def mean_bytes(self) -> float:
-        """Return the bytes of storage per record, index included."""
-        return self.manifest.mean_bytes
 
     def shard(self, number: int, scattered: bool = False) -> Shard:
         """Give a shard, opened. It stays usable while it is referenced, in the cache or not.
@@ -185,12 +181,12 @@ def open_reader(path: str | os.PathLike[str], split: str | None, options: Storag
 class ManifestInfo:
     """Give what the manifest says, under the names that torchvision's datasets have for it."""
 
-    _reader: Reader
+    reader: Reader  # of the dataset's shards, those outside of a selection included
 
     @property
     def manifest(self) -> Manifest:
         """Return the dataset's manifest."""
-        return self._reader.manifest
+        return self.reader.manifest
 
     @property
     def classes(self) -> list[str] | None:

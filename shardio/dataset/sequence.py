@@ -67,7 +67,7 @@ def stored(
 ) -> ShardSequence:
     """Open a packed dataset for what writes it elsewhere: samples as stored, keys as bytes."""
     found = open(path, decode=None, storage=Storage(root=root))
-    return ShardSequence(found._reader, found._decoder, found._rows, text=False)
+    return ShardSequence(found.reader, found._decoder, found._rows, text=False)
 
 
 class ShardSequence(ManifestInfo, Sequence[Any]):
@@ -80,7 +80,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     def __init__(self, reader: Reader, decoder: Decoder, rows: range, *, text: bool = True) -> None:
         """text: keys are str, as users get them; where nothing is decoded they may stay bytes."""
         self._text = text
-        self._reader = reader
+        self.reader = reader
         self._decoder = decoder
         self._rows = rows  # numbers of the records in the dataset
         self._hashes: Column | None = None
@@ -89,7 +89,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return self.__dict__ | {"_hashes": None}
 
     def __repr__(self) -> str:
-        url = printable(self._reader.storage.url)
+        url = printable(self.reader.storage.url)
         return (
             f"<{show_count(len(self), 'record')} of {url}: {', '.join(self.manifest.schema.names)}>"
         )
@@ -103,13 +103,13 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     def __getitem__(self, index: slice) -> ShardSequence: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return ShardSequence(self._reader, self._decoder, self._rows[index], text=self._text)
+            return ShardSequence(self.reader, self._decoder, self._rows[index], text=self._text)
         try:
             number = self._rows[operator.index(index)]
         except IndexError:
             raise IndexError(f"record {index} of {len(self)}") from None
-        shard, record = self._reader.locate(number)
-        sample = self._reader.shard(shard).read(record)
+        shard, record = self.reader.locate(number)
+        sample = self.reader.shard(shard).read(record)
         if self._decoder.plain:
             return give_text_key(sample) if self._text else sample
         return self._item(sample, number)
@@ -118,7 +118,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         if self._rows.step != 1:
             return map(self.__getitem__, range(len(self)))
         samples = chain.from_iterable(
-            self._reader.shard(shard).scan(start, stop, text=self._decoder.plain and self._text)
+            self.reader.shard(shard).scan(start, stop, text=self._decoder.plain and self._text)
             for shard, start, stop in self._runs()
         )
         return samples if self._decoder.plain else map(self._item, samples, self._rows)
@@ -131,12 +131,12 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         """Return the key of every record, in order, as the bytes that are stored."""
         if self._rows.step == 1:
             return [
-                self._reader.shard(shard).key(record)
+                self.reader.shard(shard).key(record)
                 for shard, start, stop in self._runs()
                 for record in range(start, stop)
             ]
-        places = map(self._reader.locate, self._rows)
-        return [self._reader.shard(shard).key(record) for shard, record in places]
+        places = map(self.reader.locate, self._rows)
+        return [self.reader.shard(shard).key(record) for shard, record in places]
 
     def find(self, key: bytes | str) -> int:
         """Return the position of the record with this key. Raises KeyError.
@@ -148,10 +148,10 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         except UnicodeEncodeError:  # half of a surrogate pair, which no key has
             raise KeyError(f"no record has the key {printable(key)}") from None
         if self._hashes is None:
-            self._hashes = self._column(lambda shard: self._reader.shard(shard).key_hashes, "<u4")
+            self._hashes = self._column(lambda shard: self.reader.shard(shard).key_hashes, "<u4")
         for number in np.flatnonzero(self._hashes == key_hash(key)).tolist():
-            shard, record = self._reader.locate(number)
-            if number in self._rows and self._reader.shard(shard).key(record) == key:
+            shard, record = self.reader.locate(number)
+            if number in self._rows and self.reader.shard(shard).key(record) == key:
                 return self._rows.index(number)
         raise KeyError(f"no record has the key {printable(key)}")
 
@@ -183,17 +183,11 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
                 + (f". It is a field of kind {kind}, which the index lacks" if kind else "")
             )
         kind = scalars[name]
-        values = self._column(partial(self._values, name=name, kind=kind), _EMPTY[kind])
-        return (
-            values[self._rows.start : self._rows.stop]
-            if self._rows.step == 1
-            else values[np.array(self._rows, np.int64)]
-        )
+        return self._chosen(partial(self._values, name=name, kind=kind), _EMPTY[kind])
 
     def sizes(self) -> Column:
         """Return the bytes of storage that reading each record costs: (N,) int64."""
-        sizes = self._column(lambda shard: self._reader.shard(shard).sizes, "<i8")
-        return sizes[self._rows.start : self._rows.stop : self._rows.step]
+        return self._chosen(lambda shard: self.reader.shard(shard).sizes, "<i8")
 
     def _item(self, sample: Sample, number: int) -> Any:
         draw = rng.draw(0, 0, number) if self._decoder.wants_draw else 0
@@ -208,10 +202,15 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         """Yield the rows as (shard, first record, end), where they are adjacent."""
         start, stop = self._rows.start, self._rows.stop
         while start < stop:
-            shard, record = self._reader.locate(start)
-            count = min(stop, int(self._reader.starts[shard + 1])) - start
+            shard, record = self.reader.locate(start)
+            count = min(stop, int(self.reader.starts[shard + 1])) - start
             yield shard, record, record + count
             start += count
+
+    def _chosen(self, of_shard: Callable[[int], Column], empty: str) -> Column:
+        """Join the columns of all shards, and choose the values of these records."""
+        rows, values = self._rows, self._column(of_shard, empty)
+        return values[rows.start : rows.stop] if rows.step == 1 else values[np.array(rows, int)]
 
     def _column(self, of_shard: Callable[[int], Column], empty: str) -> Column:
         """Join the columns of all shards to one of the dataset."""
@@ -226,7 +225,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return joined
 
     def _values(self, shard: int, name: str, kind: str) -> Column:
-        opened = self._reader.shard(shard)
+        opened = self.reader.shard(shard)
         column = opened.columns.get(name)
         if column is None:  # integers below 0 and above 2**63: no column holds both
             values = [sample[name] for sample in opened.scan(0, opened.records)]

@@ -43,7 +43,7 @@ from .decode import LABEL, Decode, Decoder, Progress, record_name
 from .fetch import Fetch, Rows
 from .mixture import Mixture
 from .ranks import Consumers
-from .reader import ManifestInfo, Reader, Row, open_reader, read
+from .reader import ManifestInfo, Row, open_reader, read
 from .sequence import ShardSequence
 from .stream import Stream
 
@@ -153,7 +153,7 @@ class ShardDataset(ManifestInfo, Stream):
     ) -> None:
         cut = check_group("order", order, Order)
         stored = check_group("storage", storage, Storage)
-        self._reader = open_reader(path, split, stored)
+        self.reader = open_reader(path, split, stored)
         self._decoder = Decoder(
             self.manifest.schema,
             fields=fields,
@@ -164,6 +164,7 @@ class ShardDataset(ManifestInfo, Stream):
             max_pixels=stored.max_pixels,
             planes=planes,
         )
+        self.draws, self.image_place = self._decoder.draws, self._decoder.image_place
         if tail == "exact" and fields is None and VALID in self.manifest.schema.names:
             raise OptionError(
                 f"tail='exact' adds the field {VALID!r}, which this dataset has already; choose "
@@ -177,13 +178,14 @@ class ShardDataset(ManifestInfo, Stream):
         self._requested = RequestedOptions(
             batch_size, shuffle_buffer, seed, tail, cut.spans, cut.unit, shuffle
         )
-        self._selection = None
+        # The records that `where` and `select` chose; None: all.
+        self.selection: Selection | None = None
         if where is not None:
-            everything = ShardSequence(self._reader, self._decoder, range(self._reader.records))
-            self._selection = select_where(
-                where, everything.columns, self._reader.starts, self.manifest.classes
+            everything = ShardSequence(self.reader, self._decoder, range(self.reader.records))
+            self.selection = select_where(
+                where, everything.columns, self.reader.starts, self.manifest.classes
             )
-        counts = self.manifest.shard_records if self._selection is None else self._selection.counts
+        counts = self.manifest.shard_records if self.selection is None else self.selection.counts
         super().__init__(
             self._resolved(int(counts.sum())),
             counts,
@@ -191,7 +193,7 @@ class ShardDataset(ManifestInfo, Stream):
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
         advise_boxes(self.manifest, self._decoder.fields, transform)
-        advise_core(self._reader, self._raw if batch_size is not None else None, transform)
+        advise_core(self.reader, self._raw if batch_size is not None else None, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
         self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 
@@ -224,8 +226,8 @@ class ShardDataset(ManifestInfo, Stream):
         once. Raises OptionError.
         """
         twin = copy.copy(self)
-        twin._selection = select_places(indices, self._reader.starts, self._selection)
-        twin.counts = twin._selection.counts
+        twin.selection = select_places(indices, self.reader.starts, self.selection)
+        twin.counts = twin.selection.counts
         if self.options == self._resolved(self.records):  # and not those of a loaded state
             twin.options = self._resolved(twin.records)
         twin._start_anew()
@@ -233,22 +235,12 @@ class ShardDataset(ManifestInfo, Stream):
 
     def _resolved(self, records: int) -> Options:
         """Return the options of a new run over so many records."""
-        return self._requested.resolve(self._reader.mean_bytes, records=records)
+        return self._requested.resolve(self.reader.mean_bytes, records=records)
 
     @property
     def path(self) -> str:
         """Return where the dataset lies, as messages name it."""
-        return self._reader.index.url
-
-    @property
-    def reader(self) -> Reader:
-        """Return the reader of the dataset's shards, those outside of a selection included."""
-        return self._reader
-
-    @property
-    def selection(self) -> Selection | None:
-        """Return the records that `where` and `select` chose; None: all."""
-        return self._selection
+        return self.reader.index.url
 
     @property
     def shuffle_buffer(self) -> int | None:
@@ -267,7 +259,7 @@ class ShardDataset(ManifestInfo, Stream):
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
-        chosen = "" if self._selection is None else f"{self.records:,} of "
+        chosen = "" if self.selection is None else f"{self.records:,} of "
         return (
             f"ShardDataset({printable(self.path)!r}{size}: {chosen}"
             f"{show_count(self.manifest.records, 'record')} in "
@@ -296,9 +288,9 @@ class ShardDataset(ManifestInfo, Stream):
         """
         hands_out = self.hands_out if hands_out is None else hands_out
         fetch = Fetch(
-            self._reader,
+            self.reader,
             reads,
-            selection=self._selection,
+            selection=self.selection,
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
@@ -318,8 +310,8 @@ class ShardDataset(ManifestInfo, Stream):
 
     def record_name(self, number: int) -> str:
         """Return the name of a record in messages, by its number."""
-        shard, record = self._reader.locate(number)
-        return record_name(number, self._reader.shard(shard).key(record))
+        shard, record = self.reader.locate(number)
+        return record_name(number, self.reader.shard(shard).key(record))
 
     def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Progress) -> Any:
         """Make the item of a row. Safe to call from any thread."""
@@ -335,16 +327,6 @@ class ShardDataset(ManifestInfo, Stream):
             return decoder.pick(sample)
         draw = rng.draw(seed, epoch, number) if decoder.wants_draw else 0
         return decoder(sample, number, draw, work, hands_out)
-
-    @property
-    def draws(self) -> bool:
-        """Return True if a record's item is known to be another in each epoch."""
-        return self._decoder.draws
-
-    @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes, if one does."""
-        return self._decoder.image_place
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
@@ -367,7 +349,7 @@ class ShardDataset(ManifestInfo, Stream):
 
     def source_identity(self) -> dict[str, Any]:
         """Tell which records are read: the dataset, and the selection of them."""
-        chosen = None if self._selection is None else self._selection.digest
+        chosen = None if self.selection is None else self.selection.digest
         return {"dataset": self.manifest.dataset_id.hex(), "selection": chosen}
 
     def options_after(self, state: Mapping[str, Any]) -> Options:
@@ -380,4 +362,4 @@ class ShardDataset(ManifestInfo, Stream):
                     f"one is {value!r} ({printable(self.path)})"
                 )
         saved = {name: state.get(name) for name in self.options.state()}
-        return self._requested.resolve(self._reader.mean_bytes, saved, records=self.records)
+        return self._requested.resolve(self.reader.mean_bytes, saved, records=self.records)

@@ -38,11 +38,7 @@ from ..units import check_int
 from .assemble import PendingBatch
 from .collate import collate, ragged_fields
 from .decode import check_function
-from .epoch_state import (
-    EpochState,
-    Ticket,
-    starting_iterator,
-)
+from .epoch_state import EpochState, Ticket, starting_iterator
 from .iteration import STREAMS, Iteration, Source, new_ticket, steps_of
 from .ranks import Consumers, resolve_ranks
 from .stateful import STATE, check_state, state_of_workers
@@ -100,20 +96,13 @@ class Stream(IterableDataset[Any]):
     def name(self) -> str:
         """Return the name of the dataset in messages."""
 
-    @property
-    def draws(self) -> bool:
-        """Return True if a record's item is known to be another in each epoch."""
-        return False
+    draws = False  # whether a record's item is known to be another in each epoch
+    image_place: int | str | None = None  # the field of an item that a built-in transform makes
 
     @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes, if one does."""
-        return None
-
-    @property
+    @abstractmethod
     def item_fields(self) -> tuple[str, ...] | None:
         """Return the names of the fields of items that are tuples, where they are known."""
-        return None
 
     @property
     def hands_out(self) -> bool:
@@ -296,7 +285,7 @@ class Stream(IterableDataset[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = ("_epochs", "_reader", "_iterating")
+        shared = ("_epochs", "reader", "_iterating")
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         STREAMS.add(twin)

@@ -146,6 +146,16 @@ def check_packed(name: str) -> str:
     return name
 
 
+def check_foreign(name: str) -> str:
+    """Return the name if files of this format are read in place. Raises OptionError."""
+    if name not in FOREIGN:
+        raise OptionError(
+            f"--format {printable(name)}: not a format that is read in place; "
+            f"{there_are(FOREIGN, name)}"
+        )
+    return name
+
+
 def exporter(name: str) -> type[Target]:
     """Return the class that exports to this format. Raises OptionError."""
     if name not in EXPORTED:

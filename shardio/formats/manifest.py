@@ -145,10 +145,11 @@ class Manifest:
         return _seal(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
 
 
-def make(shards: Sequence[ShardInfo], **values: Any) -> Manifest:
+def make(shards: Sequence[ShardInfo], library: str = __version__, **values: Any) -> Manifest:
     """Build a manifest of these shards, in the order of their numbers."""
     digests = b"".join(shard.sha256 for shard in shards)
     return Manifest(
+        library=library,
         shard_records=np.array([shard.records for shard in shards], np.int64),
         shard_sizes=np.array([shard.size for shard in shards], np.int64),
         shard_sha256=np.frombuffer(digests, np.uint8).reshape(-1, 32),
@@ -168,10 +169,17 @@ def load(storage: Storage) -> Manifest:
     Raises NotPackedError (naming the splits, when it is their parent), DamageError, VersionError.
     """
     _refuse_file(storage)
+    if (found := load_if_packed(storage)) is None:
+        raise NotPackedError(_missing(storage))
+    return found
+
+
+def load_if_packed(storage: Storage) -> Manifest | None:
+    """Read a dataset's manifest as `load` does; return None where no dataset is."""
     try:
         data = storage.read(MANIFEST, MAX_MANIFEST)
     except FileNotFoundError:
-        raise NotPackedError(_missing(storage)) from None
+        return None
     return parse(data, f"{storage.url.rstrip('/')}/{MANIFEST}")
 
 

@@ -18,21 +18,8 @@ import numpy as np
 
 from .. import native
 from ..errors import DependencyError, StorageError, printable
-from .jpeg_tiles import (
-    APP0,
-    APP2,
-    APP15,
-    DHT,
-    EOI,
-    SOS,
-    Frame,
-    Segment,
-    is_metadata,
-    read_frame,
-    read_scan,
-    read_segments,
-    tiles,
-)
+from . import jpeg_tiles
+from .jpeg_tiles import APP0, APP2, APP15, DHT, EOI, SOS, Frame, Segment
 
 # Rewriting holds all coefficients, 2 bytes for each of 3 components, and twice those of progressive
 # files: so up to 800 MB. (Reading has its own limit, `decode.MAX_PIXELS`.)
@@ -95,20 +82,20 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     )
     if isinstance(done, str):
         return Unfit("damaged", printable(done.removeprefix("damaged: ")))
-    made = read_segments(done)
+    made = jpeg_tiles.read_segments(done)
     assert made is not None  # libjpeg's own
     grey = bytes([frame.sampling[0][0] << 4 | frame.sampling[0][1]]) if len(frame.ids) == 1 else b""
-    kept = [data[s.at : s.end] for s in segments if is_metadata(s.marker)]
+    kept = [data[s.at : s.end] for s in segments if jpeg_tiles.is_metadata(s.marker)]
     drawn = [
         # jpegtran says 1 x 1 for the sampling of a grey picture; there it means nothing.
         done[s.at : s.at + 11] + grey + done[s.at + 12 : s.end]
         if s.marker in _FRAMES and grey
         else done[s.at : s.end]
         for s in made
-        if not is_metadata(s.marker)
+        if not jpeg_tiles.is_metadata(s.marker)
     ]
     result = b"".join([b"\xff\xd8", *kept, *drawn, done[made[-1].end :], data[end:]])
-    again = tiles(result)
+    again = jpeg_tiles.tiles(result)
     if again is None or (again.width, again.height) != (frame.width, frame.height):
         raise _unusable(tool, "it writes another kind of JPEG than asked for, as mozjpeg's does")
     return result
@@ -147,7 +134,7 @@ def _fit(data: bytes, max_pixels: int) -> tuple[list[Segment], Frame, int] | Unf
     """
     if data[:3] != b"\xff\xd8\xff":
         return Unfit("not a JPEG")
-    if tiles(data) is not None:
+    if jpeg_tiles.tiles(data) is not None:
         return Unfit(ALREADY)
     segments = _file(data)
     if isinstance(segments, str):
@@ -179,7 +166,7 @@ def _frame(data: bytes, segments: list[Segment]) -> Frame | Unfit:
         return Unfit("arithmetic coding")
     if frames[0].marker not in _REWRITTEN or len(frames) > 1:
         return Unfit("lossless or hierarchical")
-    frame = read_frame(data, frames[0].at, frames[0].end)
+    frame = jpeg_tiles.read_frame(data, frames[0].at, frames[0].end)
     if frame is None:
         return Unfit("damaged", "its frame header is not well formed")
     if frame.bits != 8:
@@ -210,7 +197,7 @@ def _file(data: bytes) -> list[Segment] | str:
     segments: list[Segment] = []
     at = 2
     for _ in range(_MAX_SCANS + 1):
-        more = read_segments(data, at)
+        more = jpeg_tiles.read_segments(data, at)
         if more is None:
             return "its segments are not well formed, or it is cut"
         segments += more
@@ -230,7 +217,7 @@ def _complete(data: bytes, segments: list[Segment], frame: Frame) -> bool:
     for segment in segments:
         if segment.marker != SOS:
             continue
-        if (scan := read_scan(data, segment)) is None:
+        if (scan := jpeg_tiles.read_scan(data, segment)) is None:
             return False
         ids, first, last, _, bit = scan
         rows = [frame.ids.index(i) for i in ids if i in frame.ids]
@@ -249,7 +236,7 @@ def _bare(data: bytes, segments: list[Segment]) -> bytes:
     """
     parts = [b"\xff\xd8"]
     for segment, following in pairwise([*segments, segments[-1]]):
-        if not is_metadata(segment.marker):
+        if not jpeg_tiles.is_metadata(segment.marker):
             end = following.at if segment.marker == SOS else segment.end
             parts.append(data[segment.at : end])
     return b"".join(parts)

@@ -90,11 +90,6 @@ class Tiles:
     has_app1: whether some segment may hold EXIF or XMP, and so an orientation.
     """
 
-    __slots__ = (
-        *("width", "height", "tile_width", "tile_height", "columns", "rows", "grey", "has_app1"),
-        *("_data", "_head", "_size_at", "_starts", "_ends", "_margin"),
-    )
-
     def __init__(
         self,
         data: Data,

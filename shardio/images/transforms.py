@@ -31,25 +31,8 @@ from .. import native
 from ..errors import DecodeError, OptionError, printable
 from ..order.rng import word
 from ..units import check_int
-from . import jpeg_tiles
-from .decode import (
-    MAX_PIXELS,
-    TURNS,
-    UPRIGHT,
-    Box,
-    Turn,
-    check_pixels,
-    decode_errors,
-    open_image,
-    pil_module,
-    raw_image,
-    raw_pixels,
-    rgb_array,
-    stored,
-    stored_array,
-    to_rgb,
-    turn_of,
-)
+from . import decode, jpeg_tiles
+from .decode import UPRIGHT, Box, Turn, decode_errors, pil_module, raw_pixels, to_rgb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,14 +118,18 @@ class Transform:
         OptionError when `out` is no such array.
         """
         if out is None:
-            assert isinstance(self.size, tuple)
-            out = np.empty((*self.size, 3), np.uint8)
+            out = np.empty((*self.shape, 3), np.uint8)
         else:
             self._check_out(out)
         with decode_errors(image):
             if native.core is None or not self._by_core(image, draw, out):
                 self.by_pil(image, draw, out)
         return out
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the height and width of the result, in pixels."""
+        return self.size  # type: ignore[return-value]  # __post_init__ makes it a pair
 
     def limited(self, max_pixels: int) -> Transform:
         """Return the same transform with this max_pixels."""
@@ -177,7 +164,7 @@ class Transform:
                 sample[name] = self(image, draw, out if name == main else None)
             else:
                 if isinstance(image, bytes | bytearray | memoryview):
-                    image = stored(image, upright=self.upright, max_pixels=self.max_pixels)
+                    image = decode.stored(image, upright=self.upright, max_pixels=self.max_pixels)
                 here = _checked(image).size
                 _check_same(first, size, name, here)
                 with decode_errors(image):
@@ -185,10 +172,9 @@ class Transform:
             if size is None:
                 size, first = here, name
         if self.boxes is not None and size is not None and sample[self.boxes] is not None:
-            assert isinstance(self.size, tuple)
             box, flip = self._box(*size, draw)
             try:
-                sample[self.boxes] = move_boxes(sample[self.boxes], box, self.size, flip)
+                sample[self.boxes] = move_boxes(sample[self.boxes], box, self.shape, flip)
             except DecodeError as error:
                 raise DecodeError(f"{self.boxes!r}: {error}") from None
 
@@ -205,16 +191,16 @@ class Transform:
             header = None if core is None else core.header(image)
             if header is not None and (not self.upright or header[2]):
                 width, height, orientation = header
-                swap = self.upright and TURNS.get(orientation, UPRIGHT).swap
+                swap = self.upright and decode.TURNS.get(orientation, UPRIGHT).swap
                 return image, (height, width) if swap else (width, height)
-            source = open_image(image, self.max_pixels)
+            source = decode.open_image(image, self.max_pixels)
             if source.format not in ("JPEG", "MPO"):
                 source.load()  # once, and not again in `__call__`
                 image = source
         else:
             source = _checked(image)
         width, height = source.size
-        swap = self.upright and turn_of(source).swap
+        swap = self.upright and decode.turn_of(source).swap
         return image, (height, width) if swap else (width, height)
 
     def _nearest(self, image: Image.Image, draw: int) -> NDArray[Any]:
@@ -222,10 +208,11 @@ class Transform:
 
         The image must be upright already.
         """
-        assert isinstance(self.size, tuple)
-        high, wide = self.size
+        high, wide = self.shape
         box, flip = self._box(*image.size, draw)
-        array = stored_array(image.resize((wide, high), pil_module().Resampling.NEAREST, box))
+        array = decode.stored_array(
+            image.resize((wide, high), pil_module().Resampling.NEAREST, box)
+        )
         return np.ascontiguousarray(array[:, ::-1]) if flip else array
 
     def _by_core(
@@ -241,14 +228,16 @@ class Transform:
             return False
         if not isinstance(image, bytes | bytearray | memoryview):
             return False
-        limit = MAX_PIXELS if self.max_pixels is None else self.max_pixels
+        limit = decode.MAX_PIXELS if self.max_pixels is None else self.max_pixels
         if (header := core.header(image)) is None or header[0] * header[1] > limit:
             return False
         width, height, orientation = header
         turn = UPRIGHT
         if self.upright and orientation != 1:
             turn = (
-                TURNS[orientation] if orientation else turn_of(open_image(image, self.max_pixels))
+                decode.TURNS[orientation]
+                if orientation
+                else decode.turn_of(decode.open_image(image, self.max_pixels))
             )
         box, _, factor, flip = self._aim(width, height, turn, draw, self.fast)
         # The core writes pixels as stored; `out` is seen as they lie, so they come out upright.
@@ -265,7 +254,7 @@ class Transform:
 
     def _check_out(self, out: Any) -> None:
         """Raise OptionError unless `out` can take the result."""
-        shape = (*self.size, 3) if isinstance(self.size, tuple) else ()
+        shape = (*self.shape, 3)
         plain = type(out) is np.ndarray and out.dtype == np.uint8
         if plain and out.shape == shape and out.flags.writeable:
             return  # 0.3 us; the names of dtypes take 2
@@ -292,10 +281,10 @@ class Transform:
         elif isinstance(image, bytes | bytearray | memoryview):
             tiled = jpeg_tiles.tiles(image, min_pixels=MIN_TILED_PIXELS)
             if tiled is None or (tiled.has_app1 and self.upright):
-                source = open_image(image, self.max_pixels)
+                source = decode.open_image(image, self.max_pixels)
             else:
                 width, height = tiled.width, tiled.height
-                check_pixels("JPEG", (width, height), self.max_pixels)
+                decode.check_pixels("JPEG", (width, height), self.max_pixels)
             fast = self.fast and (tiled is not None or source.format in ("JPEG", "MPO"))
         else:
             source = _checked(image)
@@ -304,7 +293,7 @@ class Transform:
                 source.load()  # before size and EXIF are asked: TIFF and PNG settle them here
             width, height = source.size
             if self.upright:
-                turn = turn_of(source)
+                turn = decode.turn_of(source)
         box, target, factor, flip = self._aim(width, height, turn, draw, fast)
         if raw is not None:
             left, top = round(box[0]), round(box[1])
@@ -312,7 +301,7 @@ class Transform:
             if box == (left, top, right, bottom):  # what PIL's resize would copy
                 out[...] = raw[top:bottom, left:right][:, :: -1 if flip else 1]
                 return
-            source = raw_image(raw)
+            source = decode.raw_image(raw)
         elif tiled is not None:
             need = _room(box, target, _SUPPORTS[self.interpolation], width, height, factor)
             source = _placed(tiled.cut(need), width, height, factor)
@@ -330,7 +319,7 @@ class Transform:
         )
         if turn.method:
             small = small.transpose(pil_module().Transpose[turn.method])
-        out[...] = rgb_array(small, mirrored=flip)
+        out[...] = decode.rgb_array(small, mirrored=flip)
 
     def _aim(
         self, width: int, height: int, turn: Turn, draw: int, fast: bool
@@ -341,8 +330,7 @@ class Transform:
         target: the size of the crop in the result before that is turned, as (width, height).
         flip: whether to mirror the upright result.
         """
-        assert isinstance(self.size, tuple)
-        high, wide = self.size
+        high, wide = self.shape
         box, flip = self._box(*((height, width) if turn.swap else (width, height)), draw)
         box, target = turn.stored(box, width, height), (high, wide) if turn.swap else (wide, high)
         factor = _factor(box, target) if fast else 1
@@ -401,18 +389,16 @@ class CenterCrop(Transform):
         super().__post_init__()
         if self.resize is None:
             return
-        assert isinstance(self.size, tuple)
         object.__setattr__(self, "resize", check_int("CenterCrop: resize", self.resize, 1, 2**15))
-        if self.resize < min(self.size):
+        if self.resize < (short := min(self.shape)):
             raise OptionError(
-                f"CenterCrop: resize is {self.resize}, less than the crop's short side "
-                f"{min(self.size)}, so no image could fill it: give resize >= {min(self.size)}"
+                f"CenterCrop: resize is {self.resize}, less than the crop's short side {short}, so "
+                f"no image could fill it: give resize >= {short}"
             )
 
     def _box(self, width: int, height: int, draw: int) -> tuple[Box, bool]:
         """Return the central box, which is never mirrored. `draw` has no effect."""
-        assert isinstance(self.size, tuple)
-        high, wide = self.size
+        high, wide = self.shape
         scaled_width, scaled_height = width, height
         if self.resize is not None:
             short = min(width, height)
@@ -593,7 +579,7 @@ def _placed(cut: jpeg_tiles.Cut, width: int, height: int, factor: int) -> Image.
         decoder.setimage(picture.im, (left, top, right, bottom))
         unread, status = decoder.decode(cut.data)
     if unread >= 0 or status:
-        image = open_image(cut.data, None)
+        image = decode.open_image(cut.data, None)
         _draft(image, factor)
         picture.paste(image, (left, top))  # loads it, and so says what is wrong, as ever
     return picture

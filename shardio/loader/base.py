@@ -20,7 +20,7 @@ from ..dataset.ranks import Consumers
 from ..dataset.whereabouts import PATIENCE_S
 from ..order.options import Options
 from .buffer_pool import Lock
-from .stats import BatchStats
+from .stats import BatchStats, PoolFigures
 
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
@@ -63,15 +63,6 @@ class PoolOptions:
     patience_s: float = PATIENCE_S  # without a batch, until a warning says what is waited for
 
 
-class PoolFigures(NamedTuple):
-    """Hold what a pool runs, and what its buffers take."""
-
-    pids: list[int]  # of its processes, where there are any
-    buffers: int = 0  # the most that there have been at a time
-    ring: int = 0  # those that a loop needs which keeps no batch but the one it is at
-    bytes: int = 0  # of all buffers that there are now
-
-
 class WorkerPool(ABC):
     """Build batches ahead, pass after pass: `begin` a pass, then `take` its batches, in order.
 
@@ -81,9 +72,9 @@ class WorkerPool(ABC):
 
     def __init__(self, options: PoolOptions, end: Callable[..., None], *args: Any) -> None:
         """Note how to end what the pool runs: end(*args), by `close`, or when nobody has it."""
+        self.options = options
         self.workers = max(1, options.workers)  # readers of the dataset
         self.passes = 0  # that were begun
-        self.batch_stats: BatchStats | None = None  # of the batch that was taken last
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _end, self._owner, end, *args)
 
@@ -102,8 +93,11 @@ class WorkerPool(ABC):
         """Begin a pass of so many batches. What was left of the last one is dropped."""
 
     @abstractmethod
-    def take(self) -> Any:
-        """Return the next batch of the pass. Raises what building it raised, and WorkerError."""
+    def take(self) -> tuple[Any, BatchStats]:
+        """Return the next batch of the pass, and how it was made.
+
+        Raises what building it raised, and WorkerError.
+        """
 
     @abstractmethod
     def ready(self) -> bool:
@@ -120,7 +114,7 @@ def _end(owner: int, end: Callable[..., None], *args: Any) -> None:
 
 
 class PlainBatches(BatchIterator):
-    """Iterate over the batches of any iterator, which tells about them what it can."""
+    """Iterate over the batches of any iterator, which may have `batch_stats`."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
@@ -132,16 +126,6 @@ class PlainBatches(BatchIterator):
     def batch_stats(self) -> Any:
         """Return what the iterator says of its last batch; None: nothing."""
         return getattr(self._iterator, "batch_stats", None)
-
-    @property
-    def blocked_s(self) -> float:
-        """Return the seconds that the iterator says it waited for a device."""
-        return float(getattr(self._iterator, "blocked_s", 0.0))
-
-    def ready(self) -> bool | None:
-        """Return what the iterator's own `ready` says; None where it has none."""
-        ready = getattr(self._iterator, "ready", None)
-        return bool(ready()) if callable(ready) else None
 
 
 def batch_iterator(batches: Iterable[Any]) -> BatchIterator:

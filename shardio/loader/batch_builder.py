@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass
+from operator import is_
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from ..errors import as_error
 from ..names import key_text
 from .buffer_pool import Buffer, BufferPool
 from .stats import BatchStats
-from .transport import SMALL
+from .transport import SMALL, is_only_values
 
 _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
@@ -105,8 +106,7 @@ class Batch:
         """Return the tensor whose rows these values are; None: they are not all in place."""
         for column in self._columns.values():
             if values[0] is column.rows[0]:
-                same = len(values) == len(column.rows)
-                same = same and all(a is b for a, b in zip(values, column.rows, strict=True))
+                same = len(values) == len(column.rows) and all(map(is_, values, column.rows))
                 return column.tensor if same else None
         return None
 
@@ -147,7 +147,7 @@ class Batch:
         is_tensor = type(value) is torch.Tensor
         if is_tensor and is_planes(value):
             is_tensor, value = False, rows_of(value)
-        if is_tensor and not _is_plain_cpu(value):
+        if is_tensor and not is_only_values(value):  # copying it would lose the rest
             return value
         like = is_tensor, value.shape, value.dtype
         if column is None or column.like != like:
@@ -170,12 +170,6 @@ class Batch:
         return row
 
 
-def _is_plain_cpu(tensor: torch.Tensor) -> bool:
-    """Return True if copying the values of a tensor to a dense one loses nothing of it."""
-    strided = tensor.device.type == "cpu" and tensor.layout == torch.strided
-    return strided and not tensor.requires_grad and not tensor.is_quantized
-
-
 class _Column:
     """Hold a field of a batch, and views of its rows."""
 
@@ -185,17 +179,15 @@ class _Column:
         self.is_tensor, shape, dtype = like
         kind = dtype if self.is_tensor else torch.from_numpy(np.empty(0, dtype)).dtype
         self.tensor = batch.empty((len(batch.items), *shape), kind)
-        self.rows: Sequence[Any] = (
-            self.tensor.unbind() if self.is_tensor else list(self.tensor.numpy())
-        )
+        self.rows: Any = self.tensor.unbind() if self.is_tensor else list(self.tensor.numpy())
 
 
 class BatchBuilder:
     """Build the batches of one share, in order.
 
     pack(batch, buffer)  makes of a collated batch what is handed over; in any thread
-    emit(batch, packed)  is called for each batch, in order, by one thread at a time; with the
-                         Failure that ends the pass, if there is one
+    emit(batch, packed)  is called for each batch, in order, by one thread at a time; and, if there
+                         is one, with the Failure that ends the pass in place of a batch
     places               where each thread says what it is at
     interrupts           `turn` is called by the training loop: Ctrl-C passes
 
@@ -208,7 +200,7 @@ class BatchBuilder:
         reads: Iterator[PendingBatch],
         buffers: BufferPool,
         pack: Callable[[Any, Buffer], Any],
-        emit: Callable[[Batch | None, Any], None],
+        emit: Callable[[Batch | Failure, Any], None],
         layout: Layout,
         *,
         places: Sequence[Place],
@@ -232,7 +224,7 @@ class BatchBuilder:
         self._begun = 0  # batches
         self._at: Batch | None = None  # whose rows are being handed out
         self._open: dict[int, Batch] = {}  # begun, and not handed over
-        self._done: dict[int, tuple[Batch | None, Any]] = {}  # by number, to be handed over
+        self._done: dict[int, tuple[Batch | Failure, Any]] = {}  # by number, to be handed over
         self._next = 0  # the one that is to be handed over next
         self._tasks = self._rows(reads)
 
@@ -367,26 +359,23 @@ class BatchBuilder:
 
     def _fail(self, batch: Batch | None, error: BaseException, work: Progress) -> None:
         """End the pass by an error; batches before it are handed over first."""
-        where = ""
+        where = "" if batch is None else work.record
         if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end
             stop, error = error, RuntimeError("a transform, or collate_fn, raised StopIteration")
             error.__cause__ = stop
-        if batch is None:
-            batch = self._at
-        else:
-            where = work.record
         error = as_error(error, where, interrupts=self._interrupts)
         self.drop()
+        batch = batch or self._at
         number = self._begun if batch is None else batch.number
-        self._hand_over(number, batch, Failure(error, where))
+        self._hand_over(number, Failure(error, where))
 
-    def _hand_over(self, number: int, batch: Batch | None, packed: Any) -> None:
-        """Emit what comes next, in order, now that this batch is done, or has failed."""
+    def _hand_over(self, number: int, done: Batch | Failure, packed: Any = None) -> None:
+        """Emit what comes next, in order, now that the batch of this number is done, or failed."""
         with self._emitting:
-            self._done.setdefault(number, (batch, packed))
+            self._done.setdefault(number, (done, packed))
             while self._next in self._done:
-                batch, packed = self._done.pop(self._next)
-                self._next = -1 if isinstance(packed, Failure) else self._next + 1
-                if batch is not None and self._next >= 0:
-                    self._open.pop(batch.number, None)
-                self._emit(batch, packed)
+                done, packed = self._done.pop(self._next)
+                if isinstance(done, Batch):
+                    self._open.pop(self._next, None)
+                self._next = self._next + 1 if isinstance(done, Batch) else -1
+                self._emit(done, packed)

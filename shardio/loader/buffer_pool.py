@@ -21,6 +21,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -39,15 +41,16 @@ ALIGN = 4096  # arrays begin on pages: what a device copies from, and no two thr
 class Buffer:
     """Hold the memory of one batch, in the process that makes it.
 
-    `fd` is its descriptor, -1: private; `size` its bytes, `used` how many the batch takes. Arrays
-    in it stay valid when it grows: all mappings are of the same memory. Private memory is replaced
-    then; the batch has parts in both.
+    `fd` is its descriptor, -1: private; `sent` says that the trainer has it. `size` is its bytes,
+    `used` how many the batch takes. Arrays in it stay valid when it grows: all mappings are of the
+    same memory. Private memory is replaced then; the batch has parts in both.
     """
 
     def __init__(self, number: int, size: int, *, private: bool = False) -> None:
         self.number = number
         self.fd = -1 if private else descriptors.anonymous_memory()
         self.size = self.used = 0
+        self.sent = False
         self._lock = threading.Lock()
         self._views: list[Bytes] = []  # since `begin`; the last one is of all bytes
         self._refs: list[weakref.ref[Bytes]] = []  # and those of the batch before
@@ -89,15 +92,12 @@ class Buffer:
     def hand_out(self, freed: Callable[[int], None]) -> None:
         """Let the batch be used in this process. `freed` is called with the buffer's number when
         the last array in it is gone: once, in any thread."""
-        once = [self.number]
+        once = iter([self.number])  # gives it to one thread alone
 
         def died(_: Any) -> None:
-            if once and all(ref() is None for ref in refs):
-                try:
-                    number = once.pop()
-                except IndexError:  # another thread was first
-                    return
-                freed(number)
+            if all(ref() is None for ref in refs):
+                for number in once:
+                    freed(number)
 
         refs: list[weakref.ref[Bytes]] = []
         views, self._views = self._views, []
@@ -126,7 +126,7 @@ class BufferPool:
         self._private = private
         self._all: dict[int, Buffer] = {}
         self._free: list[Buffer] = []
-        self._count = 0
+        self._numbers = count()
         self._largest = 0  # bytes that a batch took
         self.most = 0  # buffers that there have been at a time
         self._spare: int | None = None
@@ -144,9 +144,8 @@ class BufferPool:
                 del self._free[i]  # others append meanwhile, which moves nothing
                 break
         else:
-            buffer = Buffer(self._count, self._largest, private=self._private)
+            buffer = Buffer(next(self._numbers), self._largest, private=self._private)
             self._all[buffer.number] = buffer
-            self._count += 1
             self.most = max(self.most, len(self._all))
         left = len(self._free)
         self._spare = left if self._spare is None else min(self._spare, left)
@@ -186,7 +185,7 @@ class MappedBuffer:
         self.shared = False  # a child that was forked may read it for ever
         self._live: weakref.ref[Bytes] | None = None
         self._lock = lock
-        self._unlock: Callable[[], object] | None = None
+        self._locked = ExitStack()  # unlocks the pages when it is closed
         try:
             self.map(size)
         except BaseException:  # no memory: nobody else knows the descriptor
@@ -195,12 +194,12 @@ class MappedBuffer:
 
     def map(self, size: int) -> None:
         """Follow a buffer that has grown. Views of before stay what they were."""
-        self._unlock_pages()  # while they are mapped
+        self._locked.close()  # while they are mapped
         self._map = descriptors.map_memory(self._fd, size)
         self.size = size
         if self._lock is not None:
             address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
-            self._unlock = self._lock(address, size)
+            self._locked.callback(self._lock(address, size))
 
     def view(self, freed: Callable[[Any], None]) -> Bytes:
         """Return (size,) uint8. `freed` is called, in any thread, when the last view is gone."""
@@ -217,15 +216,10 @@ class MappedBuffer:
 
     def close(self) -> None:
         """Give the descriptor back; the memory itself goes with its last view."""
-        self._unlock_pages()
+        self._locked.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _unlock_pages(self) -> None:
-        if self._unlock is not None:
-            self._unlock()
-            self._unlock = None
 
 
 class PrivateBuffers:

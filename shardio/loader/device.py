@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..errors import OptionError, StateError, printable
 from ..units import check_int
 from .base import batch_iterator
 from .normalize import Images
-from .pinned import Pin
+from .pinned import Pin, page_lock, page_unlock
 from .stats import BatchStats
 from .transfer import DeviceBatch, StreamTransfer, Transfer
 
@@ -162,6 +163,11 @@ class Target:
     def locks_pages(self) -> bool:
         """Return True if memory that batches come in should be page-locked, by `page_lock`."""
         return self.device.type == "cuda" and self.pin is not False
+
+    def lock(self, address: int, nbytes: int) -> Callable[[], object]:
+        """Page-lock memory, and return the function that unlocks it."""
+        page_lock(address, nbytes, self.device)
+        return partial(page_unlock, address)
 
     @property
     def staging_bytes(self) -> int:

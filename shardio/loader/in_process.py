@@ -12,9 +12,10 @@ from ..dataset.decode import Progress
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
-from .base import OVER, Pass, PoolFigures, PoolOptions, WorkerPool
+from .base import OVER, Pass, PoolOptions, WorkerPool
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
+from .stats import BatchStats, PoolFigures
 
 _WAIT_S = 5.0  # for a thread that was told to end
 
@@ -27,76 +28,74 @@ class InProcessWorkers(WorkerPool):
 
     def __init__(self, stream: Stream, options: PoolOptions) -> None:
         self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
-        self._threads, self._prefetch = options.threads, options.prefetch
-        nowhere = Whereabouts(0, 0, shared=False)
-        self._late = Late(nowhere, options.timeout_s, options.patience_s)
         self._buffers = BufferPool(private=True)
         self._layout: Layout = {}
         self._builders: list[BatchBuilder] = []  # at most one
         self._thread: threading.Thread | None = None
-        self._queue = SimpleQueue[tuple[Batch | None, Any]]()
+        self._queue = SimpleQueue[tuple[Batch | Failure, Any]]()
         super().__init__(options, _end, self._builders, self._buffers)
 
     @property
     def figures(self) -> PoolFigures:
         """Return what the buffers take; there are no processes."""
-        return PoolFigures([], self._buffers.most, self._prefetch + 2, self._buffers.bytes)
+        ring, buffers = self.options.prefetch + 2, self._buffers
+        return PoolFigures(buffers=buffers.most, ring=ring, batch_bytes=buffers.bytes)
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass. What was left of the last one is dropped."""
         self._stop()
         self.passes += 1
-        queue = self._queue = SimpleQueue[tuple[Batch | None, Any]]()
+        queue = self._queue = SimpleQueue[tuple[Batch | Failure, Any]]()
         buffers = self._buffers
 
-        def emit(batch: Batch | None, packed: Any) -> None:
-            if batch is not None and not isinstance(packed, Failure):
-                batch.buffer.hand_out(buffers.free)
-            queue.put((batch, packed))
+        def emit(done: Batch | Failure, packed: Any) -> None:
+            if isinstance(done, Batch):
+                done.buffer.hand_out(buffers.free)
+            queue.put((done, packed))
 
         reads = what.reads(self._stream, 0, 1)
+        threads = self.options.threads
         # Anew for each pass: a thread that hung in another one may still write there.
-        self._late.whereabouts = Whereabouts(1, max(1, self._threads), shared=False)
+        whereabouts = Whereabouts(1, max(1, threads), shared=False)
+        self._late = Late(whereabouts, self.options.timeout_s, self.options.patience_s)
         builder = BatchBuilder(
             *(self._stream, reads, buffers, lambda collated, _: collated, emit, self._layout),
-            places=self._late.whereabouts.places(0),
-            interrupts=not self._threads,
+            places=whereabouts.places(0),
+            interrupts=not threads,
         )
         self._builders.append(builder)
-        if self._threads:
-            builder.more(self._prefetch)
+        if threads:
+            builder.more(self.options.prefetch)
             self._thread = threading.Thread(
-                target=builder.run, args=(self._threads,), name="shardio-0", daemon=True
+                target=builder.run, args=(threads,), name="shardio-0", daemon=True
             )
             self._thread.start()
 
-    def take(self) -> Any:
-        """Return the next batch of the pass. Raises what building it raised, WorkerError."""
+    def take(self) -> tuple[Any, BatchStats]:
+        """Return the next batch of the pass, and how it was made."""
         if not self._builders or self.closed:
             raise WorkerError(OVER)
         builder = self._builders[0]
         start = perf_counter()
         builder.more()
-        if not self._threads:
+        if not self.options.threads:
             work = Progress()
             while self._queue.empty():
                 if not builder.turn(work) and self._queue.empty():
                     raise WorkerError(OVER)
-        batch, packed = self._next(start)
-        if isinstance(packed, Failure):
+        done, batch = self._next(start)
+        if isinstance(done, Failure):
             self._stop()
-            error = packed.error
-            if packed.where and not isinstance(error, ShardioError):
-                row = RowError(packed.where)
+            error = done.error
+            if done.where and not isinstance(error, ShardioError):
+                row = RowError(done.where)
                 row.__cause__, row.__context__ = error.__cause__, error.__context__
                 row.__suppress_context__ = error.__suppress_context__
                 raise error from row
             raise error
-        assert batch is not None
-        self.batch_stats = batch.stats(0)._replace(wait_s=perf_counter() - start)
-        return packed
+        return batch, done.stats(0)._replace(wait_s=perf_counter() - start)
 
-    def _next(self, since: float) -> tuple[Batch | None, Any]:
+    def _next(self, since: float) -> tuple[Batch | Failure, Any]:
         """Return what is built next, waited for since then. Raises WorkerError when it is late."""
         while True:
             try:
@@ -128,7 +127,7 @@ class InProcessWorkers(WorkerPool):
             return
         builder = self._builders.pop()
         builder.drop()
-        self._queue.put((None, Failure(WorkerError(OVER), "")))  # a thread may wait in `take`
+        self._queue.put((Failure(WorkerError(OVER), ""), None))  # a thread may wait in `take`
         if self._thread is not None:
             self._thread.join(wait_s)
             self._thread = None

@@ -112,10 +112,12 @@ class Images:
         if self._dtype is None and self._format is None:
             return batch
         found, others = 0, []
+        # Of a number for all channels, nothing is known of how many there are: images have three.
+        channels = self.channels or 3
 
         def one(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal found
-            if self._is_image(tensor):
+            if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == channels:
                 found += 1
                 return self.normalized(tensor)
             if tensor.dim() >= 3:
@@ -127,27 +129,19 @@ class Images:
             raise self._no_images(others)
         return finished
 
-    def _is_image(self, tensor: torch.Tensor) -> bool:
-        # Of a number for all channels, nothing is known of how many there are: images have three.
-        channels = self.channels or 3
-        return tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == channels
-
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return images, (B, C, H, W) uint8, as the options say. C: as `channels` says."""
         if self._format is not None:
             pixels = pixels.contiguous(memory_format=self._format)
         if not self._normalises:
             return pixels if self._dtype is None else pixels.to(self._dtype)
-        scale, bias = self._constants(pixels.device)
+        if pixels.device not in self._on:
+            self._on[pixels.device] = self._scale.to(pixels.device), self._bias.to(pixels.device)
+        scale, bias = self._on[pixels.device]
         # Product and sum apart: fused on one device and not on another, they would round apart.
         # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
         floats = pixels.to(torch.float32).mul_(scale).add_(bias)
         return floats if self._dtype is None else floats.to(self._dtype)
-
-    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if device not in self._on:
-            self._on[device] = self._scale.to(device), self._bias.to(device)
-        return self._on[device]
 
     def _no_images(self, others: Sequence[torch.Tensor]) -> OptionError:
         seen = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in others)
@@ -205,8 +199,7 @@ def _numbers(name: str, given: float | Sequence[float] | None) -> list[float]:
     if given is None:
         return []
     try:
-        several = given if isinstance(given, Iterable) else [given]
-        values = [float(value) for value in several]
+        values = [float(value) for value in (given if isinstance(given, Iterable) else [given])]
     except (TypeError, ValueError):
         values = []
     if not values or not all(map(math.isfinite, values)):

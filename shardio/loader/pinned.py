@@ -96,17 +96,10 @@ class StagingBuffers:
 
 def copies_directly(tensor: torch.Tensor) -> bool:
     """Return True if the copy engine can read a tensor as it lies: page-locked, without gaps."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and _dense(tensor)
-        and is_page_locked(tensor)
-    )
-
-
-def _dense(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
     channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return channels_last or tensor.is_contiguous()
+    return (channels_last or tensor.is_contiguous()) and is_page_locked(tensor)
 
 
 _LOCKED: dict[int, int] = {}  # address and bytes of what page_lock has locked in this process

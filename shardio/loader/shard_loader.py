@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -25,7 +26,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from .. import machine
-from ..dataset.iteration import Iteration, Source
+from ..dataset.iteration import Iteration
 from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
@@ -34,12 +35,12 @@ from ..order.options import Options, refuse_options
 from ..order.partition import Partition
 from ..units import check_int
 from . import pinned
-from .base import Pass, PoolFigures, PoolOptions, WorkerPool, batch_iterator
+from .base import Pass, PoolOptions, WorkerPool, batch_iterator
 from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
-from .stats import BatchStats, LoaderExplanation
+from .stats import BatchStats, LoaderExplanation, PoolFigures
 from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
@@ -127,9 +128,8 @@ class ShardLoader:
         least = int(self.num_workers > 0)
         self.threads = 1 if threads is None else check_int("threads", threads, least)
         # None is DataLoader's own default, and what is passed to it where there are no workers.
-        self.prefetch_factor = (
-            2 if prefetch_factor is None else check_int("prefetch_factor", prefetch_factor, 1)
-        )
+        prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+        self.prefetch_factor = check_int("prefetch_factor", prefetch_factor)
         self.timeout = _timeout(timeout)
         if self.timeout and not self.num_workers and not self.threads:
             raise OptionError(
@@ -155,7 +155,6 @@ class ShardLoader:
         raise OptionError("ShardLoader is a loader itself: iterate over it, without a DataLoader")
 
     def __iter__(self) -> Iteration:
-        source: Source
         if self._resident is not None:
             if not self._resident.filled:
                 self._fill(self._resident)
@@ -223,18 +222,15 @@ class ShardLoader:
 
     def explain(self) -> LoaderExplanation:
         """Return what this loader runs and holds, with the memory of its batches: print it."""
-        figures = PoolFigures([])
+        figures = PoolFigures()
         if self._pool is not None and not self._pool.closed:
             figures = self._pool.figures
         staging = 0 if self.target is None else self.target.staging_bytes
         return LoaderExplanation(
+            **vars(figures),
             num_workers=self.num_workers,
             threads=self.threads,
             prefetch_factor=self.prefetch_factor,
-            pids=figures.pids,
-            buffers=figures.buffers,
-            ring=figures.ring,
-            batch_bytes=figures.bytes,
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
@@ -244,19 +240,15 @@ class ShardLoader:
         """Read all of the dataset once, in storage order, as no rank's share of it."""
         options = replace(self.dataset.options, shuffle_buffer=1, tail="pad")
         share = options.partition(options.epoch(self.dataset.counts, 0))
-        pool = self._start()
-        try:
+        with closing(self._start()) as pool:
             resident.fill(share.epoch, _PoolBatches(pool, options, share))
-        finally:
-            pool.close()
 
     def _start(self) -> WorkerPool:
-        lock = None
-        if self.target is not None and self.target.locks_pages:
-            lock = partial(_lock, self.target.device)
+        target = self.target
         options = PoolOptions(
-            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout),
-            *(self.copy, lock, self._context),
+            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout, self.copy),
+            lock=None if target is None or not target.locks_pages else target.lock,
+            context=self._context,
         )
         return (WorkerProcesses if self.num_workers else InProcessWorkers)(self.dataset, options)
 
@@ -284,8 +276,7 @@ class _PoolBatches(BatchIterator):
                     "another pass over this loader has begun, and ended this one: iterate one at a "
                     "time, or make a second ShardLoader"
                 )
-            batch = self._pool.take()
-            self.batch_stats = self._pool.batch_stats
+            batch, self.batch_stats = self._pool.take()
             self._left -= 1
             return batch
 
@@ -305,11 +296,9 @@ def _build(
 def _gather(resident: Resident, target: Target | None, share: Partition) -> BatchIterator:
     """Iterate over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
-    if target is None:
-        return batch_iterator(batches)
-    if resident.device == target.device:
-        return batch_iterator(map(target.images.finish, batches))
-    return DevicePrefetcher(batches, target)
+    if target is not None and resident.device != target.device:
+        return DevicePrefetcher(batches, target)
+    return batch_iterator(batches if target is None else map(target.images.finish, batches))
 
 
 def _place(resident: str, target: Target | None) -> torch.device:
@@ -337,12 +326,6 @@ def _timeout(given: Any) -> float:
 def cores(ranks: int) -> int:
     """Return the cores of this process, shared among the ranks of this machine; at least 1."""
     return max(1, math.ceil(machine.cores()) // machines_of(ranks)[1])
-
-
-def _lock(device: torch.device, address: int, nbytes: int) -> Any:
-    """Page-lock memory, and return the function that unlocks it."""
-    pinned.page_lock(address, nbytes, device)
-    return partial(pinned.page_unlock, address)
 
 
 def _context(given: str | BaseContext | None) -> BaseContext:

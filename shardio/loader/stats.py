@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..units import show_count, show_size
@@ -30,17 +30,23 @@ class BatchStats(NamedTuple):
     cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
 
 
-@dataclass(frozen=True)
-class LoaderExplanation:
+@dataclass(frozen=True, kw_only=True)
+class PoolFigures:
+    """Hold what a pool runs, and what its buffers take."""
+
+    pids: list[int] = field(default_factory=list)  # of the processes that run now
+    buffers: int = 0  # batches that there was memory for at a time, the most
+    ring: int = 0  # those that a loop needs which keeps no batch but the one it is at
+    batch_bytes: int = 0  # of all buffers that there are now
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderExplanation(PoolFigures):
     """Say what a loader runs and holds. Sizes in bytes."""
 
     num_workers: int
     threads: int
     prefetch_factor: int
-    pids: list[int]  # of the processes that run now
-    buffers: int  # batches that there was memory for at a time
-    ring: int  # that a loop needs which keeps none
-    batch_bytes: int  # of these buffers
     locked_bytes: int  # page-locked memory of this process
     staging_bytes: int  # of it: for what does not come in buffers of the loader
     resident_bytes: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,13 +25,8 @@ SMALL = 32 << 10
 _INLINE = 64 << 10  # bytes of a pickle that go through the socket; more would fill its buffer
 
 
-class WrappedBatch(NamedTuple):
-    """Hold the part of a batch that is sent besides its buffer."""
-
-    pickled: bytes | None  # None: it lies in the buffer
-    start: int = 0
-    length: int = 0
-
+# What is sent of a batch besides its buffer: its pickle, or where that begins and ends there.
+WrappedBatch = bytes | tuple[int, int]
 
 # A tensor: where it begins in the buffer, or its bytes; dtype, shape, stride. The dtype by name,
 # and no class: to look either up takes the trainer 3 us.
@@ -44,17 +39,15 @@ def wrap(batch: Any, buffer: Buffer) -> WrappedBatch:
     _Wrapper(file, buffer).dump(batch)
     data = file.getbuffer()
     if len(data) < _INLINE:
-        return WrappedBatch(bytes(data))
+        return bytes(data)
     start, place = buffer.place(len(data))
     place[:] = data
-    return WrappedBatch(None, start, len(data))
+    return start, start + len(data)
 
 
 def unwrap(wrapped: WrappedBatch, memory: Bytes) -> Any:
     """Return the batch. Its large tensors are views of `memory`, the buffer's bytes."""
-    pickled: Any = wrapped.pickled
-    if pickled is None:
-        pickled = memoryview(memory)[wrapped.start : wrapped.start + wrapped.length]  # type: ignore[arg-type]
+    pickled: Any = wrapped if isinstance(wrapped, bytes) else memory[slice(*wrapped)]
     return _Unwrapper(io.BytesIO(pickled), memory).load()
 
 
@@ -67,27 +60,25 @@ class _Wrapper(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> _Place | None:
         """Return the place of a tensor; None: the value is pickled as ever."""
-        if type(value) is not torch.Tensor or not _is_only_values(value):
+        if type(value) is not torch.Tensor or not is_only_values(value):
             return None
-        shape, stride = tuple(value.shape), value.stride()
-        nbytes = value.numel() * value.element_size()
-        offset = self._buffer.offset(value.data_ptr(), nbytes) if nbytes else None
-        if offset is not None and _dense(value):
-            return offset, _name(value.dtype), shape, stride
-        if 0 in stride and nbytes:  # expanded: one constant may stand for gigabytes
+        name, shape, stride = str(value.dtype).removeprefix("torch."), value.shape, value.stride()
+        start = self._buffer.offset(value.data_ptr(), value.nbytes) if value.nbytes else None
+        if start is not None and _dense(value):
+            return start, name, tuple(shape), stride
+        if 0 in stride and value.nbytes:  # expanded: one constant may stand for gigabytes
             value = value[tuple([slice(1) if step == 0 else slice(None) for step in stride])]
-            nbytes = value.numel() * value.element_size()
         if not _dense(value):
             value = value.contiguous()
             steps = zip(stride, value.stride(), strict=True)
             stride = tuple([old and new for old, new in steps])
         # The same bytes in the order of memory, whatever the strides: channels_last stays so.
         flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
-        if nbytes < SMALL:
-            return flat.numpy().tobytes(), _name(value.dtype), shape, stride
-        start, place = self._buffer.place(nbytes)
+        if value.nbytes < SMALL:
+            return flat.numpy().tobytes(), name, tuple(shape), stride
+        start, place = self._buffer.place(value.nbytes)
         torch.from_numpy(place).copy_(flat)
-        return start, _name(value.dtype), shape, stride
+        return start, name, tuple(shape), stride
 
 
 class _Unwrapper(pickle.Unpickler):
@@ -112,11 +103,7 @@ class _Unwrapper(pickle.Unpickler):
         return flat.set_(flat.untyped_storage(), 0, shape, stride)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _is_only_values(tensor: torch.Tensor) -> bool:
+def is_only_values(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is no more than its values; others are pickled as torch does it."""
     return (
         tensor.device.type == "cpu"
@@ -132,9 +119,7 @@ def _dense(tensor: torch.Tensor) -> bool:
     """Return True if its values, in some order, fill its memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
+        if size != 1 and stride != expected:
             return False
         expected *= size
     return True

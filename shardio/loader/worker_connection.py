@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, NoReturn
 
+from .. import machine
 from ..dataset.whereabouts import Late
 from ..errors import WorkerError
 from ..storage import descriptors
@@ -28,6 +29,7 @@ from .worker_process import Sent
 
 WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 _ENDED_S = 0.02  # between two looks whether one that is to end has
+_SIGNALS: dict[int, str] = {one.value: one.name for one in signal.Signals}
 LOOK = 32  # batches of a process after which a buffer that was free all the time is given back
 
 
@@ -137,11 +139,7 @@ class WorkerConnection:
 
     def is_stopped(self) -> bool:
         """Return True if it was stopped by a signal, as far as the system says so."""
-        try:
-            with open(f"/proc/{self.process.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-        except (OSError, IndexError):
-            return False
+        return machine.is_stopped(self.process.pid)
 
     def close(self) -> None:
         """Close the socket, by which the process ends, and the descriptors of its memory."""
@@ -161,7 +159,7 @@ class WorkerConnection:
         if code is None:
             how = "closed its socket"
         elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
+            how = f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
             if -code == signal.SIGKILL:
                 how += ", as the system does where memory runs out (`dmesg` says so)"
                 advice = f"Fewer workers, or a smaller prefetch_factor, take less memory; {advice}"
@@ -181,10 +179,3 @@ def join(process: Any, wait_s: float) -> None:
     end = perf_counter() + wait_s
     while process.exitcode is None and perf_counter() < end:
         process.join(_ENDED_S)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -24,8 +24,9 @@ from ..dataset.reader import spare_descriptors
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
-from .base import OVER, Pass, PoolFigures, PoolOptions, WorkerPool
+from .base import OVER, Pass, PoolOptions, WorkerPool
 from .buffer_pool import PrivateBuffers
+from .stats import BatchStats, PoolFigures
 from .transport import WrappedBatch, unwrap
 from .worker_connection import WAIT_S, WorkerConnection, join
 from .worker_process import Sent, WorkerJob, run_worker
@@ -50,10 +51,9 @@ class WorkerProcesses(WorkerPool):
                 "num_workers=0, or start this process with daemon=False"
             )
         workers, lock = options.workers, options.lock
-        self._prefetch, most = options.prefetch, options.prefetch + 2
+        most = options.prefetch + 2
         self._ring = workers * most
         self._own = PrivateBuffers(lock, most)
-        self._copies = options.copy  # every batch, to memory of its own
         self._kept = min(_KEPT, spare_descriptors() // 2)
         self._step = self._steps = 0
         self._now = -1  # the number of the pass that is being taken
@@ -88,14 +88,14 @@ class WorkerProcesses(WorkerPool):
     def figures(self) -> PoolFigures:
         """Return the processes, and what the buffers take that the trainer has mapped."""
         pids = [one.process.pid for one in self._all]
-        mapped = sum(mapped.size for one in self._all for mapped in one.mapped.values())
-        return PoolFigures(pids, self._most, self._ring, self._own.bytes + mapped)
+        nbytes = sum(mapped.size for one in self._all for mapped in one.mapped.values())
+        nbytes += self._own.bytes
+        return PoolFigures(pids=pids, buffers=self._most, ring=self._ring, batch_bytes=nbytes)
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass of so many batches. What was left of the last one is dropped."""
         self.passes += 1
-        guessed = self._newest > self._now and what == self._what
-        if not guessed:
+        if self._newest == self._now or what != self._what:  # else it was told already
             if self._what is not None and 0 <= what.epoch - self._epoch <= 1:
                 self._onwards = what.epoch - self._epoch
             self._newest += 1
@@ -106,12 +106,12 @@ class WorkerProcesses(WorkerPool):
             for process in self._all:
                 if process.told != self._now:
                     process.discard()
-                    process.tell(self._now, what, self._prefetch)
-                elif process.asked < self._prefetch:
-                    process.more(self._prefetch - process.asked)
+                    process.tell(self._now, what, self.options.prefetch)
+                elif process.asked < self.options.prefetch:
+                    process.more(self.options.prefetch - process.asked)
 
-    def take(self) -> Any:
-        """Return the next batch of the pass. Raises what building it raised, WorkerError."""
+    def take(self) -> tuple[Any, BatchStats]:
+        """Return the next batch of the pass, and how it was made."""
         if self.closed:
             raise WorkerError(OVER)
         process = self._all[self._step % len(self._all)]
@@ -126,10 +126,8 @@ class WorkerProcesses(WorkerPool):
                 batch = self._unpack(process, sent, sent.wrapped)
         if sent.wrapped is None:
             _raise(sent)
-        self.batch_stats = sent.stats._replace(
-            wait_s=arrived - start, transport_s=perf_counter() - arrived
-        )
-        return batch
+        stats = sent.stats._replace(wait_s=arrived - start, transport_s=perf_counter() - arrived)
+        return batch, stats
 
     def _unpack(self, process: WorkerConnection, sent: Sent, wrapped: WrappedBatch) -> Any:
         self._ask(process)
@@ -137,15 +135,13 @@ class WorkerProcesses(WorkerPool):
         self._most = max(self._most, buffers)
         mapped, freed, buffer = process.mapped[sent.buffer], process.freed, sent.buffer
         view = mapped.view(lambda _: freed.append(buffer))
-        if self._copies or buffers > self._ring + self._kept:
+        if self.options.copy or buffers > self._ring + self._kept:
             view = self._own.copy(view[: sent.used])
         return unwrap(wrapped, view)
 
     def ready(self) -> bool:
         """Return True if `take` would most likely not wait."""
-        if self.closed:
-            return True
-        return bool(self._all[self._step % len(self._all)].connection.poll())
+        return self.closed or self._all[self._step % len(self._all)].connection.poll()
 
     @contextlib.contextmanager
     def _unbroken(self) -> Iterator[None]:
@@ -174,7 +170,9 @@ class WorkerProcesses(WorkerPool):
 
 def _start(process: Any, method: str) -> None:
     """Start a loader process. Raises OptionError where the dataset cannot be sent to it."""
-    # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one.
+    # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one. A mask
+    # is inherited, by a spawned process as well; a handler would not be. This process may be
+    # interrupted all the same, in another thread: it closes the socket then, and so ends the other.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
@@ -192,11 +190,9 @@ def _start(process: Any, method: str) -> None:
 
 def _raise(sent: Sent) -> NoReturn:
     """Raise the error of a row, as it was raised, with where that was as its cause."""
-    if sent.error is None:
-        raise WorkerError(f"{sent.where}: {sent.text}")
     try:
-        error = pickle.loads(sent.error)
-    except Exception:  # it could there
+        error = pickle.loads(sent.error or b"")
+    except Exception:  # it could be there, or it was not sent
         raise WorkerError(f"{sent.where}: {sent.text}") from None
     raise error from RowError(f"{sent.where}\n\n{sent.text}")
 

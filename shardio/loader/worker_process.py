@@ -97,11 +97,9 @@ class _Worker:
         os.register_at_fork(after_in_child=self._socket.close)
         self._worker, self._job = worker, job
         self._buffers = BufferPool()
-        self._known: set[int] = set()  # buffers whose descriptors the trainer has
         self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
-        self._oldest = 0  # the first pass that is still wanted
         self._building = -1  # the pass of the builder
         self._builder: BatchBuilder | None = None
         self._layout: Layout = {}
@@ -121,15 +119,15 @@ class _Worker:
         try:
             reads = what.reads(job.stream, self._worker, job.workers)
         except Exception as error:
-            emit(None, Failure(error, ""))
+            emit(Failure(error, ""), None)
             return
         builder = BatchBuilder(
             *(job.stream, reads, self._buffers, wrap, emit, self._layout),
             places=job.whereabouts.places(self._worker),
         )
         with self._lock:
-            wanted = self._wanted.pop(number, 0)
-            if number < self._oldest:
+            wanted = self._wanted.pop(number, None)
+            if wanted is None:  # nobody wants it any more
                 return
             self._builder, self._building = builder, number
             builder.more(wanted + int(bool(self._wanted)))  # see _do
@@ -138,20 +136,21 @@ class _Worker:
         with self._lock:
             self._builder = None
 
-    def _emit(self, number: int, batch: Batch | None, packed: Any) -> None:
+    def _emit(self, number: int, batch: Batch | Failure, packed: Any) -> None:
         """Send a batch of a pass, or the Failure that ends it."""
-        if isinstance(packed, Failure):
-            self._send(_failed(number, packed, f"loader process {self._worker}"))
+        if isinstance(batch, Failure):
+            text = "".join(traceback.format_exception(batch.error)).rstrip()
+            where = f"in loader process {self._worker}"
+            where = f"{batch.where}, {where}" if batch.where else where
+            self._send(Sent(number, error=_pickled(batch.error), text=text, where=where))
             return
-        assert batch is not None
         buffer = batch.buffer
         buffer.hand_over()
-        fresh = buffer.number not in self._known
+        fresh, buffer.sent = not buffer.sent, True
         before, self._cpu_s = self._cpu_s, process_time()
         stats = batch.stats(self._worker)._replace(cpu_s=self._cpu_s - before)
         shown = buffer.number, buffer.size, buffer.used, fresh
         sent = Sent(number, *shown, self._buffers.spare(), packed, stats)
-        self._known.add(buffer.number)
         self._send(sent, buffer.fd if fresh else -1)
 
     def _send(self, sent: Sent, fd: int = -1) -> None:
@@ -167,18 +166,16 @@ class _Worker:
 
     def _listen(self) -> NoReturn:
         """Do what the trainer says; leave when it is gone, whatever the other threads are at."""
-        code = 1
         try:
             while True:
                 try:
                     message = self._connection.recv_bytes()
                 except (EOFError, OSError):
-                    code = 0
-                    break
+                    _leave(0)
                 self._do(*pickle.loads(message))
         except BaseException:
             traceback.print_exc()
-        _leave(code)
+        _leave(1)
 
     def _do(
         self,
@@ -192,12 +189,10 @@ class _Worker:
         for buffer in free:
             self._buffers.free(buffer)
         for buffer in gone:
-            self._known.discard(buffer)
             self._buffers.free(buffer, reuse=False)
         with self._lock:
             if what is not None:
                 if not follows:
-                    self._oldest = number
                     self._wanted.clear()
                 if self._builder is not None:
                     # All batches of a pass were asked for before the next one follows it; with one
@@ -217,14 +212,6 @@ def _leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def _failed(number: int, failure: Failure, where: str) -> Sent:
-    """Return what is sent instead of a batch that could not be built."""
-    error = failure.error
-    text = "".join(traceback.format_exception(error)).rstrip()
-    where = f"{failure.where}, in {where}" if failure.where else f"in {where}"
-    return Sent(number, error=_pickled(error), text=text, where=where)
 
 
 class _Bare:

@@ -12,20 +12,20 @@ to the first:
 `pieces` turns a range of places into draws of spans, a span's SpanOrder turns draws into positions,
 and `locate` turns virtual positions into records.
 
-This file also says what an epoch's end does to the number of steps (`steps`, by Tail), and how
-large a unit is when nobody says (`default_unit`).
+This file also says how large a unit is when nobody says (`default_unit`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from ..errors import OptionError
-from ..units import check_int
+from ..units import check_fields, check_int
 from .rng import MASK, RECORDS, SHARDS, SPAN, Int64s, key, permutation
 from .shuffle import MAX_WINDOW, SpanOrder
 
@@ -78,11 +78,10 @@ class Epoch:
             )
         counts.flags.writeable = False
         object.__setattr__(self, "shard_records", counts)
-        check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), spans=(1,), unit=(1,))
-        if self.shuffle_buffer is not None:
-            check_fields(self, shuffle_buffer=(0,))
-            if not self.shuffles_all:
-                check_int("shuffle_buffer / spans", self.window, 1, MAX_WINDOW)
+        given = {} if self.shuffle_buffer is None else {"shuffle_buffer": (0,)}
+        check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), spans=(1,), unit=(1,), **given)
+        if self.window > MAX_WINDOW:
+            check_int("shuffle_buffer / spans", self.window, 1, MAX_WINDOW)
 
     @cached_property
     def records(self) -> int:
@@ -149,10 +148,15 @@ class Epoch:
             pieces[-1] = (span, draw, count - over)
         return pieces
 
-    def place(self, span: int, draw: int) -> int:
-        """Return the place of a span's draw in the flat order."""
-        unit = self.unit
-        return (draw // unit * self.spans + span) * unit + draw % unit
+    def places(self, pieces: Iterable[tuple[int, int, int]]) -> range:
+        """Return the range of places, of the flat order, that the draws of these pieces span."""
+        unit, spans = self.unit, self.spans
+        found = [
+            (draw // unit * spans + span) * unit + draw % unit
+            for span, first, count in pieces
+            for draw in (first, first + count - 1)
+        ]
+        return range(min(found), max(found) + 1)
 
     def flat(self) -> Int64s:
         """Compute the whole order: (N,) int64, the virtual position of each place. 0.1 us each."""
@@ -209,24 +213,6 @@ class Epoch:
         return permutation(self.records, key(RECORDS, self.seed, self.epoch))
 
 
-def steps(
-    records: int, batch_size: int | None, *, world_size: int = 1, tail: Tail = "pad", start: int = 0
-) -> int:
-    """Count the steps of every rank over an epoch of `records`: the same number on each rank.
-
-    start: records already consumed by all ranks together. batch_size None: samples, one a step.
-    tail: see Partition. Raises OptionError.
-    """
-    size = 1 if batch_size is None else batch_size
-    check_int("records", records, 0)
-    check_int("batch_size", size, 1)
-    check_int("world_size", world_size, 1)
-    check_int("start", start, 0)
-    check_tail(tail)
-    left, each = max(0, records - start), size * world_size
-    return left // each if tail == "drop" else -(-left // each)
-
-
 def default_unit(batch_size: int) -> int:
     """Return the largest divisor of batch_size of at most 32; below 256, of 16 and half of it.
 
@@ -238,19 +224,3 @@ def default_unit(batch_size: int) -> int:
     batch_size = check_int("batch_size", batch_size, 1)
     most = 32 if batch_size >= 256 else max(1, min(16, batch_size // 2))
     return max(d for d in range(1, most + 1) if batch_size % d == 0)
-
-
-def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:
-    """Check that fields are integers within bounds, and turn numpy's into Python's.
-
-    bounds: by field, its least value, or its least and its greatest. numpy's integers would
-    overflow in later arithmetic. Raises OptionError.
-    """
-    for name, bound in bounds.items():
-        object.__setattr__(options, name, check_int(name, getattr(options, name), *bound))
-
-
-def check_tail(tail: str) -> None:
-    """Raise OptionError unless `tail` is one of Tail."""
-    if tail not in get_args(Tail):
-        raise OptionError(f"tail is {tail!r}: expected one of {', '.join(get_args(Tail))}.")

@@ -180,23 +180,12 @@ def _fraction(weight: Any) -> Fraction:
     )
 
 
-class BatchRanges:
-    """Iterate over the rows of a partition's batches, in order, as (start, stop).
+def batch_ranges(partition: Partition) -> Iterator[tuple[int, int]]:
+    """Yield the rows of a partition's batches, in order, as (start, stop).
 
-    The partition is of a mixture: one span, unit 1. It can be iterated several times at once, since
-    datasets look ahead unequally far.
+    The partition is of a mixture: one span, unit 1.
     """
-
-    def __init__(self, partition: Partition) -> None:
-        """Keep the partition."""
-        self._partition = partition
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Start a new iteration."""
-        partition, size = self._partition, self._partition.batch_size or 1
-        end = partition.epoch.records
-        for step in partition.worker_steps:  # as Partition.batch has it, which takes 2 us
-            start = min(
-                end, partition.start + (step * partition.world_size + partition.rank) * size
-            )
-            yield start, min(end, start + size)
+    end, size = partition.epoch.records, partition.batch_size or 1
+    for step in partition.worker_steps:  # as Partition.batch has it, which takes 2 us
+        start = partition.start + (step * partition.world_size + partition.rank) * size
+        yield min(end, start), min(end, start + size)

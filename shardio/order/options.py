@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..units import check_size
-from .epoch import Epoch, Tail, check_fields, default_unit
+from ..units import check_fields, check_size
+from .epoch import Epoch, Tail, default_unit
 from .partition import Partition
 from .rng import Int64s
 

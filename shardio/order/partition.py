@@ -37,12 +37,13 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from ..errors import OptionError
-from .epoch import Epoch, Tail, check_fields, check_tail, default_unit, steps
+from ..units import check_fields
+from .epoch import Epoch, Tail, default_unit
 from .rng import Int64s
 from .shuffle import NO_ROWS
 
@@ -88,21 +89,22 @@ class Partition:
     def __post_init__(self) -> None:
         """Check the fields, and turn numpy's integers into Python's."""
         unit = self.epoch.unit
-        if self.batch_size is None:
-            if unit != 1:
-                raise OptionError(
-                    f"unit is {unit}: expected 1 without a batch_size; give one, or no unit."
-                )
-        else:
-            check_fields(self, batch_size=(1,))
-            if self.batch_size % unit:
-                raise OptionError(
-                    f"unit is {unit}, which does not divide batch_size {self.batch_size}; "
-                    f"a divisor is {default_unit(self.batch_size)}."
-                )
-        check_fields(self, world_size=(1,), num_workers=(1,), start=(0,), done=(0,))
+        given = {} if self.batch_size is None else {"batch_size": (1,)}
+        check_fields(self, **given, world_size=(1,), num_workers=(1,), start=(0,), done=(0,))
         check_fields(self, rank=(0, self.world_size - 1), worker=(0, self.num_workers - 1))
-        check_tail(self.tail)
+        if self.batch_size is None and unit != 1:
+            raise OptionError(
+                f"unit is {unit}: expected 1 without a batch_size; give one, or no unit."
+            )
+        if self.batch_size is not None and self.batch_size % unit:
+            raise OptionError(
+                f"unit is {unit}, which does not divide batch_size {self.batch_size}; "
+                f"a divisor is {default_unit(self.batch_size)}."
+            )
+        if self.tail not in get_args(Tail):
+            raise OptionError(
+                f"tail is {self.tail!r}: expected one of {', '.join(get_args(Tail))}."
+            )
 
     @property
     def batch_units(self) -> int:
@@ -111,14 +113,13 @@ class Partition:
 
     @cached_property
     def steps(self) -> int:
-        """Count the steps of this rank, and of every other, from `start` to the epoch's end."""
-        return steps(
-            self.epoch.records,
-            self.batch_size,
-            world_size=self.world_size,
-            tail=self.tail,
-            start=self.start * self.epoch.unit,
-        )
+        """Count the steps of this rank, and of every other, from `start` to the epoch's end.
+
+        Without a batch_size: its samples, one a step.
+        """
+        left = max(0, self.epoch.records - self.start * self.epoch.unit)
+        each = (self.batch_size or 1) * self.world_size
+        return left // each if self.tail == "drop" else -(-left // each)
 
     @property
     def worker_steps(self) -> range:
@@ -128,12 +129,7 @@ class Partition:
     @property
     def sharers(self) -> int:
         """Count the consumers that touch each of this one's spans, this one included."""
-        return sharers(
-            self.epoch.spans,
-            self.num_workers,
-            world_size=self.world_size,
-            batch_units=self.batch_units,
-        )
+        return sharers(self.epoch.spans, self.world_size * self.num_workers, self.batch_units)
 
     @property
     def touched(self) -> int:
@@ -213,22 +209,13 @@ class RowRanges:
             yield Batch(step, tuple(self.epoch.pieces(start, stop)), NO_ROWS)
 
 
-def shared_spans(spans: int, num_workers: int, *, world_size: int, batch_units: int) -> bool:
-    """Return whether two consumers can touch one span. batch_units = m, the units of a batch.
-
-    The batch of unit g falls to consumer (g div m) mod P, P = num_workers * world_size. So when
-    P * m divides C = spans, the span g mod C says whose it is, and none is shared.
-    """
-    each = sharers(spans, num_workers, world_size=world_size, batch_units=batch_units)
-    return each > 1
-
-
-def sharers(spans: int, num_workers: int, *, world_size: int, batch_units: int) -> int:
+def sharers(spans: int, consumers: int, batch_units: int) -> int:
     """Count the consumers that touch each span of an epoch that is long enough.
 
-    The arguments are those of shared_spans.
+    consumers = P, the workers of all ranks; batch_units = m, the units of a batch. The batch of
+    unit g falls to consumer (g div m) mod P. So when P * m divides C = spans, the span g mod C says
+    whose it is, and none is shared: the count is 1.
     """
-    consumers = num_workers * world_size
     # Their batches begin at every multiple of `step` units, on some span modulo C.
     step = math.gcd(consumers * batch_units, spans)
     return consumers * min(batch_units, step) // step

@@ -179,17 +179,15 @@ def describe_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
         elif callable(wanted):
             found[str(name)] = "a function"
         else:
-            plain = (one.item() if isinstance(one, np.generic) else one for one in _several(wanted))
-            found[str(name)] = [
-                one if one is None or isinstance(one, (str, int)) or _is_finite(one) else repr(one)
-                for one in plain
-            ]
+            found[str(name)] = [_as_json(one) for one in _several(wanted)]
     return found
 
 
-def _is_finite(value: Any) -> bool:
-    """Return whether a value is a float that JSON can hold."""
-    return isinstance(value, float) and math.isfinite(value)
+def _as_json(value: Any) -> Any:
+    """Return a value of a condition as JSON can hold it."""
+    value = value.item() if isinstance(value, np.generic) else value
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if finite or value is None or isinstance(value, (str, int)) else repr(value)
 
 
 class All(list[Any]):

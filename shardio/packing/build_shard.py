@@ -7,7 +7,8 @@ that all shards together can list it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DamageError, SampleError, StorageError, VersionError, printable
@@ -36,14 +37,8 @@ class Work:
     token: str
     skip: bool  # leave out what cannot be packed
     dataset_id: bytes
-
-
-@dataclass(frozen=True)
-class Task:
-    """One shard to build, or to check where it is there already."""
-
-    number: int
-    finished: Sequence[str]  # names of files that may be this shard, from an interrupted packing
+    # By number, names of files that may be this shard, from an interrupted packing.
+    finished: Mapping[int, Sequence[str]]
 
 
 @dataclass
@@ -57,28 +52,29 @@ class Built:
     problems: list[Problem] = field(default_factory=list)
 
 
-def build_or_keep(work: Work, task: Task, add: Callable[[int], None]) -> Built:
+def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
     """Build a shard, or keep it when an interrupted packing finished it. Runs in any process.
 
     add: told now and then of how many bytes of the source are done; it may raise, to stop the work.
     """
-    found = [kept for name in task.finished if (kept := _keep(work, task, name))]
+    names = work.finished.get(number, ())
+    found = [kept for name in names if (kept := _keep(work, number, name))]
     if found:
-        add(int(work.plan.sizes[work.plan.records_of(task.number)].sum()))
+        add(int(work.plan.sizes[work.plan.records_of(number)].sum()))
         return min(found, key=lambda kept: len(kept.problems))
     if work.source is None:
         return Built(None)
-    return _build(work, task, add)
+    return _build(work, number, add)
 
 
-def _build(work: Work, task: Task, add: Callable[[int], None]) -> Built:
+def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
     assert work.source is not None
     plan, options = work.plan, work.plan.options
-    part = plan.records_of(task.number)
+    part = plan.records_of(number)
     keys, sizes = plan.keys[part], plan.sizes[part].tolist()
     places = [] if plan.places is None else plan.places[part].tolist()
     schema, format = Schema(plan.fields), options.format
-    shard = ShardWriter(work.directory, work.token, schema, work.dataset_id, task.number, format)
+    shard = ShardWriter(work.directory, work.token, schema, work.dataset_id, number, format)
     problems: list[Problem] = []
     reencoded = Reencoded()
     try:
@@ -103,53 +99,42 @@ def _build(work: Work, task: Task, add: Callable[[int], None]) -> Built:
                     add(done)
                     done = 0
         if problems and not work.skip:
-            shard.discard()
             return Built(None, problems=problems)
         info = shard.finish()
         if problems:
-            journal.write_rejected_part(work.directory, _part_name(info.name), problems)
+            journal.write_rejected(work.directory, problems, info.name)
         shard.commit(info.name)
         add(done)
-    except BaseException:
-        shard.discard()
-        raise
+    finally:
+        shard.discard()  # unless it has its name
     return Built(info, shard.blob_bytes, reencoded=reencoded, problems=problems)
 
 
-def _keep(work: Work, task: Task, name: str) -> Built | None:
+def _keep(work: Work, number: int, name: str) -> Built | None:
     """Return a finished shard, if it is whole, and holds all that the plan gives it."""
+    plan = work.plan
     try:
-        file = local.LocalStorage(work.directory).open(name)
-    except (FileNotFoundError, StorageError):
+        with contextlib.closing(local.LocalStorage(work.directory).open(name)) as file:
+            digest = file.sha256()
+            if manifest.shard_name(number, digest, plan.options.format) != name:
+                return None
+            shard = open_own(file, name, work.dataset_id)
+            # Left out are only files that a part was told to skip; building anew finds out why.
+            left_out: list[Problem] = []
+            if work.source is None:
+                left_out = journal.load_rejected(work.directory, journal.part_list(name)) or []
+            part = plan.records_of(number)
+            expected = part.stop - part.start - len(left_out)
+            found = (shard.schema.fields, shard.number, shard.records)
+            if found != (plan.fields, number, expected):
+                return None
+            info = ShardInfo(name, number, shard.records, file.size, digest, shard.index_checksum)
+            reencoded = Reencoded()
+            if plan.options.jpeg_tiles:  # nobody knows any more why others are none
+                images = (one.get("image") for one in shard.scan(0, shard.records))
+                reencoded.tiles = sum(
+                    one is not None and jpeg_tiles.tiles(one) is not None for one in images
+                )
+            return Built(info, shard.blob_bytes(), True, reencoded, left_out)
+    except (FileNotFoundError, DamageError, StorageError, VersionError):
         return None
-    try:
-        digest = file.sha256()
-        if manifest.shard_name(task.number, digest, work.plan.options.format) != name:
-            return None
-        shard = open_own(file, name, work.dataset_id)
-        if shard.schema.fields != work.plan.fields:
-            return None
-        # Left out are only files that a part was told to skip; building anew finds out again why.
-        left_out: list[Problem] = []
-        if work.source is None:
-            left_out = journal.load_rejected_part(work.directory, _part_name(name)) or []
-        part = work.plan.records_of(task.number)
-        if shard.number != task.number or part.stop - part.start - shard.records != len(left_out):
-            return None
-        info = ShardInfo(name, task.number, shard.records, file.size, digest, shard.index_checksum)
-        reencoded = Reencoded()
-        if work.plan.options.jpeg_tiles:  # nobody knows any more why others are none
-            images = (one.get("image") for one in shard.scan(0, shard.records))
-            reencoded.tiles = sum(
-                one is not None and jpeg_tiles.tiles(one) is not None for one in images
-            )
-        return Built(info, shard.blob_bytes(), True, reencoded, left_out)
-    except (DamageError, StorageError, VersionError):
-        return None
-    finally:
-        file.close()
-
-
-def _part_name(name: str) -> str:
-    """Return a shard's name without its ending."""
-    return name.partition(".")[0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +57,9 @@ class Exported:
 
     def __str__(self) -> str:
         called = (f"{printable(name)} as {printable(its)}" for name, its in self.fields.items())
+        records, files = show_count(self.records, "record"), show_count(self.files, "file")
         lines = [
-            f"{printable(self.out)}: {self.format}: {show_count(self.records, 'record')} in "
-            f"{show_count(self.files, 'file')}, {show_size(self.bytes)}",
+            f"{printable(self.out)}: {self.format}: {records} in {files}, {show_size(self.bytes)}",
             f"fields: {', '.join(called)}",
             *(printable(note, 4096) for note in self.notes),
         ]
@@ -110,12 +111,11 @@ def export(
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
     request = _Request(target, kind, datasets, chosen, shard_size, keys == "number", progress)
     what, before = request.seal(format), receipt.load(target)
-    resumed = before is not None and not before.complete and before.what == what
-    if overwrite:
-        _refuse_others(target, datasets, kind, before)
-    again = True
-    while again:
-        done, again = Exported(target, format), False
+    resumed = not before.complete and before.what == what
+    if overwrite and kind.ours is not None:
+        _refuse_others(target, datasets, kind.ours, before)
+    while True:
+        done = Exported(target, format)
         staging = Staging(target, replace=overwrite or resumed, beside=(receipt.NAME,))
         try:
             _write(request, staging.path, done)
@@ -128,17 +128,18 @@ def export(
                 _refuse_mixed(target, written, begun)
             begun.save(target)
             staging.commit()
+            break
         except Again:
-            again = True
+            continue
         finally:
             staging.discard()
-    if overwrite and before is not None:
+    if overwrite:
         done.removed = _remove_older(target, before, written)
     if kind.ours is None:
-        receipt.remove(target)
+        local.remove(os.path.join(target, receipt.NAME))
     else:
         note.save(target)
-    if before is not None and local.is_temporary(before.staging):  # what a kill left there
+    if local.is_temporary(before.staging):  # what a kill left there
         shutil.rmtree(os.path.join(target, before.staging), ignore_errors=True)
     done.notes += _notes(request, format, written, overwrite)
     return done
@@ -195,7 +196,7 @@ def _write(request: _Request, path: str, done: Exported) -> None:
         target = request.kind(
             Plan(folder, dataset.manifest, shown, key, request.shard_size, keys, request.learned)
         )
-        try:
+        with contextlib.closing(target):
             for number, sample in enumerate(dataset):
                 if request.numbered:
                     sample[KEY] = b"%08d" % number
@@ -206,8 +207,6 @@ def _write(request: _Request, path: str, done: Exported) -> None:
                 if request.progress is not None:
                     request.progress(done.records + done.without, total)
             target.finish()
-        finally:
-            target.close()
         done.fields |= target.called
         done.notes += [note for note in target.notes if note not in done.notes]
 
@@ -253,7 +252,6 @@ def _fields(
         return rest, Field(KEY, "key") if kind.keyed else None
     if isinstance(wanted, str):
         raise OptionError(f"fields is {wanted!r}: expected a list of names, or a dict")
-    names: Mapping[str, str | None]
     names = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
     if unknown := [name for name in names if name not in kinds]:
         raise OptionError(
@@ -282,16 +280,15 @@ def _files(folder: str) -> dict[str, int]:
 
 
 def _refuse_others(
-    target: str, splits: Iterable[str], kind: type[Target], before: Receipt | None
+    target: str, splits: Iterable[str], ours: re.Pattern[str], before: Receipt
 ) -> None:
     """Raise ExistsError for files called like those of this format that no export wrote here."""
     others = []
-    for split in splits if kind.ours is not None else ():
+    for split in splits:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in sorted(os.listdir(manifest.split_folder(target, split))):
                 path = f"{split}/{name}" if split else name
-                ours = kind.ours is not None and kind.ours.fullmatch(name)
-                if ours and not (before is not None and before.vouches(target, path)):
+                if ours.fullmatch(name) and not before.vouches(target, path):
                     others.append(path)
     if others:
         raise ExistsError(

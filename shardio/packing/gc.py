@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..errors import BusyError, printable
@@ -65,25 +65,20 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
     done = Cleaned(dry_run=dry_run)
     for folder in manifest.datasets(local_path(path)).values():
         manifest.load(locate(folder))  # without one, nothing says what may go
-        try:
-            owner = output_dir.own_again(folder)
-        except FileNotFoundError:
-            # Without a journal a packer that begins now could give a new shard the name that we
-            # are removing: we make one, if there is anything to do.
-            found = list(_unnamed(folder, None, keep_s))
-            if not dry_run and any(old for *_, old in found):
-                with _alone(folder):
-                    _clean(folder, list(_unnamed(folder, None, keep_s)), done)
-            else:
-                _clean(folder, found, done)
-            continue
-        with owner:
-            _clean(folder, list(_unnamed(folder, owner.journal(), keep_s)), done)
+        with contextlib.ExitStack() as stack:
+            data: bytes | None = None
+            try:
+                data = stack.enter_context(output_dir.own_again(folder)).journal()
+            except FileNotFoundError:
+                # Without a journal a packer that begins now could give a new shard the name that we
+                # are removing: we make one, if there is anything to do.
+                if not dry_run and any(old for *_, old in _unnamed(folder, None, keep_s)):
+                    stack.enter_context(_alone(folder))
+            _clean(folder, _unnamed(folder, data, keep_s), done)
     return done
 
 
-@contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _alone(folder: str) -> contextlib.AbstractContextManager[None]:
     """Own a folder that has no journal, by one of our own. Raises BusyError."""
 
     def refuse(data: bytes) -> bool:
@@ -94,14 +89,10 @@ def _alone(folder: str) -> Iterator[None]:
 
     # A Writer's: should we be killed, the next packer, Writer or gc removes it.
     ours = journal.of_writer(secrets.token_bytes(16), journal.shards_in(folder))
-    with output_dir.own(folder, lambda: ours, refuse) as owner:
-        try:
-            yield
-        finally:
-            owner.remove_journal()
+    return output_dir.own(folder, lambda: ours, refuse).briefly()
 
 
-def _clean(folder: str, found: list[_Unnamed], done: Cleaned) -> None:
+def _clean(folder: str, found: Iterable[_Unnamed], done: Cleaned) -> None:
     """Remove those files that are old enough, under a lock, and note all of them."""
     for name, status, old in found:
         path = os.path.join(folder, name)
@@ -121,7 +112,11 @@ def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unname
 
     data: the bytes of the journal; None: there was none before us.
     """
-    named = journal.named_shards(folder) | _named_sidecars(folder)
+    committed = manifest.load(locate(folder))
+    infos = [committed.shard(number) for number in range(committed.shards)]
+    named = {info.name for info in infos}
+    if committed.names is not None:  # shards of another format: the files of ours are their indexes
+        named |= {sidecar_name(info.number, info.index_checksum) for info in infos}
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
     # committed, and killed before it had cleaned up, need not; nor one without a shard.
     resumable = (
@@ -138,26 +133,15 @@ def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unname
             continue
         if journal.shard_number(name) is not None:
             owner = None if name in named else journal.shard_id(folder, name)
-            born = status.st_mtime_ns
-            if owner is None or (owner == unfinished and before.get(name) != born):
-                continue
+            new = owner == unfinished and before.get(name) != status.st_mtime_ns
+            needed = owner is None or new
         elif name == JOURNAL:
-            if resumable or data is None:
-                continue
+            needed = resumable or data is None
         elif is_sidecar(folder, name):
-            if name in named:
-                continue
-        elif resumable or not (
-            journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
-        ):
-            continue
-        yield name, status, time.time() - max(status.st_mtime, replaced) >= keep_s
-
-
-def _named_sidecars(folder: str) -> set[str]:
-    """Return the names of the indexes of a dataset whose shards are of another format."""
-    committed = manifest.load(locate(folder))
-    if committed.names is None:
-        return set()
-    shards = map(committed.shard, range(committed.shards))
-    return {sidecar_name(shard.number, shard.index_checksum) for shard in shards}
+            needed = name in named
+        else:
+            ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
+            needed = resumable or not ours
+        if not needed:
+            old = time.time() - max(status.st_mtime, replaced) >= keep_s
+            yield name, status, old

@@ -24,16 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..errors import (
-    ExistsError,
-    OptionError,
-    ShardioError,
-    SourceError,
-    StorageError,
-    printable,
-    there_are,
-)
-from ..formats import FOREIGN, claims, manifest
+from ..errors import ExistsError, OptionError, ShardioError, SourceError, StorageError, printable
+from ..formats import FOREIGN, check_foreign, claims, manifest
 from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
@@ -216,11 +208,8 @@ def _find(
     out: str | os.PathLike[str] | None,
 ) -> Found:
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
-    if format is not None and format not in FOREIGN:
-        raise OptionError(
-            f"--format {printable(format)}: not a format that is read in place; "
-            f"{there_are(FOREIGN, format)}"
-        )
+    if format is not None:
+        check_foreign(format)
     shown = printable(root)
     if os.path.isfile(root):
         _refuse_packed(os.path.dirname(root), [os.path.basename(root)])
@@ -233,7 +222,8 @@ def _find(
         names = _matching(shown, names, files)
     claimed = claims(names)
     _refuse_packed(root, [name for some in claimed.values() for name in some])
-    if format == "imagefolder" or (format is None and not claimed and any(map(_is_image, names))):
+    images = any(name.rpartition(".")[2].lower() in ALL_ENDINGS for name in names)
+    if format == "imagefolder" or (format is None and images and not claimed):
         if files is not None:
             raise OptionError(
                 f"--files {printable(files)}: a folder of images is indexed as a whole; give the "
@@ -414,10 +404,6 @@ def _quoted(text: str) -> str:
 # --- folders of images ----------------------------------------------------------------------------
 
 
-def _is_image(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in ALL_ENDINGS
-
-
 def _images(
     root: str, classes: str | os.PathLike[str] | None, out: str | os.PathLike[str] | None
 ) -> Found:
@@ -505,7 +491,7 @@ def _refuse_other(folder: str, overwrite: bool) -> None:
 @contextlib.contextmanager
 def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
     """Own a folder, as a Writer does; after an error, what was written into it is taken back."""
-    with output_dir.own_afresh(folder, dataset_id, " by --out") as owner:
+    with output_dir.own_afresh(folder, dataset_id, " by --out").briefly():
         before = set(os.listdir(folder))
         try:
             yield
@@ -514,5 +500,3 @@ def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
                 if is_sidecar(folder, name):
                     local.remove(os.path.join(folder, name))
             raise
-        finally:
-            owner.remove_journal()

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._version import __version__
 from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
 from ..formats import manifest
 from ..formats.sample import Schema
@@ -25,12 +24,12 @@ from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, process_pool, sources
-from .build_shard import Built, Task, Work
+from .build_shard import Built, Work
 from .options import PlanOptions
 from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
-from .reencode import ONE_SIZE, Reencoded
+from .reencode import ONE_SIZE
 from .sources.base import Problem
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -71,7 +70,7 @@ class Job:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.directory, self.source, self.run = plan, directory, source, run
         self._owner = owner
-        self._dataset_id, self._token = plan.dataset_id, local.token()
+        self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
@@ -152,13 +151,12 @@ class Job:
         owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
         owners.enter_context(owner)
         try:
-            faster = not owner.joined and self._is_packed()  # another packer was
+            if not owner.joined and self._is_packed():  # another packer was faster
+                owner.give_up(packed=True)
+                return self._leave()
         except ExistsError:
             owner.give_up(packed=False)
             raise
-        if faster:
-            owner.give_up(packed=True)
-            return self._leave()
         self._owner = owner
         self.result.already = False  # whatever `check` saw
         problems = self.plan.problems
@@ -166,7 +164,7 @@ class Job:
             journal.remove_temporaries(self.directory)  # of packers that died
         noted = problems or (self._resumed is not None and self._resumed.problems)
         if not self.run.is_whole and noted and (self.run.skip or not problems):
-            journal.write_rejected_part(self.directory, _SCAN, problems)
+            journal.write_rejected(self.directory, problems, _SCAN)
         return self._build(problems, report)
 
     def check_parts(self, report: process_pool.Report) -> str | None:
@@ -185,9 +183,9 @@ class Job:
                 f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
-        problems = journal.load_rejected_part(self.directory, _SCAN)
+        problems = journal.load_rejected(self.directory, journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
-            raise SourceError(explained(self.plan.problems, self.directory, "the parts"))
+            raise unpackable(self.plan.problems, self.directory, "the parts")
         self._build(problems or [], report)
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         if not missing:
@@ -202,27 +200,23 @@ class Job:
         """Build the shards, or check them; return all problems where nothing may be left out."""
         assert self._owner is not None
         self.result.unlocked = not self._owner.is_locked
-        finished, done = self._finished(), Reencoded()
+        finished = self._finished()
         work = Work(
-            self.plan, self.source, self.directory, self._token, self.run.skip, self._dataset_id
+            self.plan, self.source, self.directory, self._token, self.run.skip, self._id, finished
         )
-        tasks = [Task(number, finished.get(number, ())) for number in self._shards]
         build = functools.partial(build_shard.build_or_keep, work)
         try:
-            for one in process_pool.run(build, tasks, jobs=self.run.jobs, report=report):
+            for one in process_pool.run(build, self._shards, jobs=self.run.jobs, report=report):
                 self._built.append(one)
                 self.result.kept += one.kept
                 self.result.built += one.info is not None and not one.kept
-                done.add(one.reencoded)
+                self.result.add(one.reencoded)
         except BaseException:
             journal.remove_temporaries(self.directory, self._token)  # of workers that were killed
             raise
         problems = [*problems, *(entry for one in self._built for entry in one.problems)]
         if problems and not self.run.skip:
             return problems
-        vars(self.result).update(vars(done))
-        if not self.plan.options.jpeg_tiles:
-            self.result.tiles = None
         self._problems = sorted(problems)
         self.result.rejected = _shown(self._problems)
         self.result.seconds = time.monotonic() - self._started
@@ -231,9 +225,8 @@ class Job:
     def _finished(self) -> dict[int, list[str]]:
         """Return the files that may be shards of this packing, by number."""
         found: dict[int, list[str]] = {}
-        for name, born in journal.shards_in(self.directory).items():
-            if self.plan.before.get(name) != born:
-                found.setdefault(journal.shard_number(name) or 0, []).append(name)
+        for name in sorted(journal.new_shards(self.directory, self.plan.before)):
+            found.setdefault(journal.shard_number(name) or 0, []).append(name)
         return found
 
     # --- the journal ------------------------------------------------------------------------------
@@ -292,12 +285,11 @@ class Job:
             options["tiles"] = self.result.tiles
         written = manifest.make(
             [one.info for one in self._built if one.info is not None],
-            dataset_id=self._dataset_id,
+            dataset_id=self._id,
             format=self.plan.options.format,
             schema=Schema(self.plan.fields),
             classes=self.plan.classes,
             options=options,
-            library=__version__,
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
         if self._problems:
@@ -327,13 +319,15 @@ class Job:
         committed = manifest.load(locate(self.directory))
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
-        self.result.rejected = _shown(journal.load_rejected(self.directory))
+        self.result.rejected = _shown(journal.own_rejected(self.directory) or [])
 
 
-def explained(problems: Sequence[Problem], source: str, what: str = "the same command") -> str:
-    """Say which files cannot be packed, and what to do about it."""
+def unpackable(
+    problems: Sequence[Problem], source: str, what: str = "the same command"
+) -> SourceError:
+    """Return the error that says which files cannot be packed, and what to do about it."""
     one_size = any(why.endswith(ONE_SIZE) for _, why in problems)
-    return (
+    return SourceError(
         f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
         "was committed:\n"
         f"{sources.listed(sorted(problems))}\n"

@@ -17,9 +17,11 @@ what no manifest names.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +39,7 @@ from .shard_writer import open_own
 from .sources.base import Problem
 
 REJECTED = "rejected.jsonl"
-_REJECTED_PART = ".shardio-rejected-{}.jsonl"  # of a shard, by its name, or of the scan
+_SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
 # --- its bytes ------------------------------------------------------------------------------------
@@ -128,29 +130,31 @@ def is_committed(directory: str, journal: bytes) -> bool:
     """Return whether the dataset of a journal is committed, though nobody has cleaned up."""
     try:
         dataset_id, before = identity(journal)
-        if manifest.load(locate(directory)).dataset_id != dataset_id:
-            return False
-        born, names = shards_in(directory), named_shards(directory)
+        same = manifest.load(locate(directory)).dataset_id == dataset_id
+        return same and named_shards(directory) <= new_shards(directory, before)
     except (NotPackedError, DamageError, VersionError):
         return False
-    return all(name in born and born[name] != before.get(name) for name in names)
 
 
 def has_work(directory: str, journal: bytes) -> bool:
     """Return whether an unfinished packing has a shard that going on with it would keep."""
     dataset_id, before = identity(journal)
-    return any(  # not by time alone: another packer may have committed since the journal was made
-        before.get(name) != born and shard_id(directory, name) == dataset_id
-        for name, born in shards_in(directory).items()
-    )
+    # Not by time alone: another packer may have committed since the journal was made.
+    return any(shard_id(directory, name) == dataset_id for name in new_shards(directory, before))
 
 
 def clean(directory: str, journal: bytes) -> None:
     """Remove what only an unfinished packing needs; the journal last, since it explains the rest.
 
-    `journal` was read through its lock: opening the file again would end the lock.
+    Shards go that carry its dataset's id, were not there before it, and are named by no manifest; a
+    damaged journal removes none. `journal` was read through its lock: opening the file again would
+    end the lock.
     """
-    _drop_shards(directory, journal)
+    with contextlib.suppress(DamageError, VersionError):
+        dataset_id, before = identity(journal)
+        for name in sorted(new_shards(directory, before) - named_shards(directory)):
+            if shard_id(directory, name) == dataset_id:
+                local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
         if is_rejected_part(directory, name):
             local.remove(os.path.join(directory, name))
@@ -164,13 +168,8 @@ def clean(directory: str, journal: bytes) -> None:
 
 def shard_number(name: str) -> int | None:
     """Return the number in a shard's file name; None when it is no shard's name."""
-    number, dash, rest = name.partition("-")
-    digest, _, ending = rest.partition(".")
-    plain = number.isascii() and number.isdigit() and len(number) >= 5
-    known = f".{ending}" in manifest.SUFFIXES.values()
-    if not (plain and dash and known and len(digest) == 8):
-        return None
-    return int(number) if all(c in "0123456789abcdef" for c in digest) else None
+    match = _SHARD.fullmatch(name)
+    return int(match[1]) if match and match[2] in manifest.SUFFIXES.values() else None
 
 
 def shards_in(directory: str) -> Before:
@@ -183,11 +182,15 @@ def shards_in(directory: str) -> Before:
         }
 
 
+def new_shards(directory: str, before: Before) -> set[str]:
+    """Return the files with names of shards that were not there, or were others, before."""
+    return {name for name, born in shards_in(directory).items() if before.get(name) != born}
+
+
 def named_shards(directory: str) -> set[str]:
     """Return the names of the shards that a manifest names here, if one is. Raises DamageError."""
-    try:
-        committed = manifest.load(locate(directory))
-    except NotPackedError:
+    committed = manifest.load_if_packed(locate(directory))
+    if committed is None:
         return set()
     return {committed.shard(number).name for number in range(committed.shards)}
 
@@ -199,23 +202,6 @@ def shard_id(directory: str, name: str) -> bytes | None:
             return open_own(file, name).dataset_id
     except (OSError, StorageError, DamageError, VersionError):
         return None
-
-
-def _drop_shards(directory: str, journal: bytes) -> None:
-    """Remove the shards of the packing that a journal belongs to, but those a manifest names.
-
-    They carry its dataset's id and were not there before it. A damaged journal removes nothing.
-    """
-    with contextlib.suppress(DamageError, VersionError):
-        dataset_id, before = identity(journal)
-        named = named_shards(directory)
-        for name, born in sorted(shards_in(directory).items()):
-            if (
-                name not in named
-                and before.get(name) != born
-                and shard_id(directory, name) == dataset_id
-            ):
-                local.remove(os.path.join(directory, name))
 
 
 # --- temporary files ------------------------------------------------------------------------------
@@ -230,12 +216,11 @@ def is_ours(directory: str, name: str) -> bool:
     with contextlib.suppress(OSError):
         if os.path.samefile(os.path.join(directory, name), os.path.join(directory, JOURNAL)):
             return True
-    start = first_bytes(directory, name, 64)
-    if start is None:
+    if (start := first_bytes(directory, name, 64)) is None:
         return False
     ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
-    shards = begins_packed(start)
-    return shards or any(start.startswith(magic) or magic.startswith(start) for magic in ours)
+    begins = any(start.startswith(magic) or magic.startswith(start) for magic in ours)
+    return begins or begins_packed(start)
 
 
 def first_bytes(directory: str, name: str, count: int) -> bytes | None:
@@ -257,19 +242,18 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
 # --- what was left out ----------------------------------------------------------------------------
 
 
-def write_rejected(directory: str, problems: Sequence[Problem]) -> None:
-    """Write the list of what a dataset leaves out, for its user."""
-    local.write_file(directory, REJECTED, _dump_rejected(problems))
+def write_rejected(directory: str, problems: Sequence[Problem], part: str | None = None) -> None:
+    """Write the list of what a dataset leaves out, for its user.
 
-
-def load_rejected(directory: str) -> list[Problem]:
-    """Return what a dataset's list says; empty without one, and where the file is another's."""
-    return _own_rejected(directory) or []
+    part: a shard, by its name, or the scan: what this one left out, until the commit.
+    """
+    name = REJECTED if part is None else part_list(part)
+    local.write_file(directory, name, _dump_rejected(problems))
 
 
 def remove_rejected(directory: str) -> None:
     """Remove the list of rejected keys, if packing wrote it."""
-    if _own_rejected(directory) is not None:
+    if own_rejected(directory) is not None:
         local.remove(os.path.join(directory, REJECTED))
 
 
@@ -285,14 +269,14 @@ def refuse_rejected(directory: str, empty: bool) -> None:
             f"{printable(directory)}: {REJECTED} lies here, and nothing is packed here that it "
             "could be of; move it away, or choose another directory"
         )
-    if _own_rejected(directory) is None:
+    if own_rejected(directory) is None:
         raise ExistsError(
             f"{printable(os.path.join(directory, REJECTED))}: no packing wrote it, and the list of "
             "what is left out would replace it; move it away, or choose another directory"
         )
 
 
-def _own_rejected(directory: str) -> list[Problem] | None:
+def own_rejected(directory: str) -> list[Problem] | None:
     """Return what a list that packing wrote says; None where none is there, or another's file.
 
     Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
@@ -303,7 +287,7 @@ def _own_rejected(directory: str) -> list[Problem] | None:
         return None
     try:
         data = locate(directory).read(REJECTED, 1 << 30)
-        found = _load_rejected(directory, REJECTED)
+        found = load_rejected(directory, REJECTED)
     except (DamageError, StorageError):
         return None
     if not found or _dump_rejected(found) != data:
@@ -326,25 +310,19 @@ def _holds_one(directory: str, keys: Sequence[bytes]) -> bool:
     return False
 
 
-def write_rejected_part(directory: str, part: str, problems: Sequence[Problem]) -> None:
-    """Write what one shard, or the scan, left out: until the commit."""
-    local.write_file(directory, _REJECTED_PART.format(part), _dump_rejected(problems))
-
-
-def load_rejected_part(directory: str, part: str) -> list[Problem] | None:
-    """Return what one shard, or the scan, left out; None when there is no such list."""
-    return _load_rejected(directory, _REJECTED_PART.format(part))
-
-
 def is_rejected_part(directory: str, name: str) -> bool:
     """Return whether a file is the list of what one part left out."""
-    start, end = _REJECTED_PART.split("{}")
-    if not (name.startswith(start) and name.endswith(end)):
+    if not fnmatch.fnmatchcase(name, part_list("*")):
         return False
     try:
-        return _load_rejected(directory, name) is not None
+        return load_rejected(directory, name) is not None
     except (DamageError, StorageError):
         return False
+
+
+def part_list(part: str) -> str:
+    """Return the name of the list of what one part left out: a shard, by its name, or the scan."""
+    return f".shardio-rejected-{part.partition('.')[0]}.jsonl"
 
 
 def _dump_rejected(problems: Sequence[Problem]) -> bytes:
@@ -352,7 +330,7 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _load_rejected(directory: str, name: str) -> list[Problem] | None:
+def load_rejected(directory: str, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
         lines = locate(directory).read(name, 1 << 30).splitlines()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
+from ..order.options import grouped_in
 from ..order.subset import describe_conditions
 from ..units import check_int, check_size
 
@@ -220,26 +221,17 @@ class PackOptions:
         return always | given | dict(self.of_source)
 
 
-_DEFAULTS: dict[str, Any] = {
-    one.name: one.default if one.default_factory is MISSING else one.default_factory()
-    for one in fields(PackOptions)
-}
+_DEFAULTS = vars(PackOptions())
 _KNOWN = [name for name in _DEFAULTS if name != "of_source"]
 _ALWAYS = ("source", "shuffle", "seed", "shard_size", "max_records", "resize", "quality")
 
 GROUPS = {"read": SourceOptions, "images": ImageOptions, "plan": PlanOptions}  # of `pack`
 
 
-def refuse_unknown(given: Mapping[str, Any]) -> NoReturn:
-    """Raise OptionError for an option of a group, given to `pack` by itself; else TypeError."""
-    name = next(iter(given))
-    for group, kind in GROUPS.items():
-        for one in fields(kind):
-            if one.name == name or (one.name, name) == ("kind", "from_"):
-                raise OptionError(
-                    f"pack: {name} is given as {group}=shardio.{kind.__name__}({one.name}=...)"
-                )
-    raise TypeError(f"pack() got an unexpected keyword argument {name!r}")
+# For those who give an option of a group to `pack` by itself.
+ADVICE = {"from_": "give read=shardio.SourceOptions(kind=...)"}
+for _name, _kind in GROUPS.items():
+    ADVICE |= grouped_in(_name, _kind)
 
 
 def _check_int(group: Any, name: str, least: int, most: int = _NUMBER - 1) -> None:

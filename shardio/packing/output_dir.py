@@ -12,18 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ..errors import (
-    BusyError,
-    DamageError,
-    ExistsError,
-    NotPackedError,
-    OptionError,
-    StorageError,
-    printable,
-)
+from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..storage import local, lock
 from ..storage.location import locate
@@ -34,10 +26,10 @@ from .options import PackOptions
 from .plan import Plan
 
 
-def check(out: str, source: bytes, names: Sequence[str]) -> None:
+def check(out: str, source: bytes = b"", names: Sequence[str] = ("",)) -> None:
     """Raise OptionError, ExistsError where splits of these names cannot be packed into OUT.
 
-    names: [""] for a dataset without splits.
+    source: that lies outside of OUT. names: [""] for a dataset without splits.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
         raise OptionError(f"{printable(out)}: expected a directory, or nothing yet; this is a file")
@@ -50,9 +42,9 @@ def check(out: str, source: bytes, names: Sequence[str]) -> None:
                 "outside of it"
             )
     storage = locate(out)
-    if names == [""] and storage.exists(manifest.SPLITS):
+    if "" in names and storage.exists(manifest.SPLITS):
         raise ExistsError(f"{printable(out)}: splits are packed here; choose another directory")
-    if names != [""] and (storage.exists(manifest.MANIFEST) or storage.exists(JOURNAL)):
+    if "" not in names and (storage.exists(manifest.MANIFEST) or storage.exists(JOURNAL)):
         raise ExistsError(
             f"{printable(out)}: one dataset is packed here, and splits are to be; choose another "
             "directory"
@@ -61,9 +53,8 @@ def check(out: str, source: bytes, names: Sequence[str]) -> None:
 
 def refuse_other(directory: str, wanted: PackOptions) -> None:
     """Raise ExistsError when the dataset in a directory is another by its options alone."""
-    try:
-        there = manifest.load(locate(directory))
-    except NotPackedError:
+    there = manifest.load_if_packed(locate(directory))
+    if there is None:
         return
     asked = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted.record()
     # The source decides on the rest: `absent`, and what was not asked for.
@@ -84,13 +75,14 @@ def is_packed(directory: str, planned: Plan, sized: bool) -> bool:
     Raises ExistsError when another one is. sized: the size of shards was asked for, and is not a
     default. Files are looked at, not read.
     """
-    try:
-        there = manifest.load(locate(directory))
-    except NotPackedError:
+    there = manifest.load_if_packed(locate(directory))
+    if there is None:
         return False
     if there.dataset_id == planned.dataset_id:
-        infos = (there.shard(number) for number in range(there.shards))
-        return all(_size(directory, info.name) == info.size for info in infos)
+        infos = map(there.shard, range(there.shards))
+        with contextlib.suppress(OSError):
+            return all(os.stat(os.path.join(directory, o.name)).st_size == o.size for o in infos)
+        return False
     known = {"format": "record"} | {k: v for k, v in there.options.items() if k != "tiles"}
     options = {"format": "record"} | planned.options.record()
     if not sized:  # it follows from the records, and is no difference of its own where they differ
@@ -112,17 +104,10 @@ def _another(directory: str, there: manifest.Manifest, changed: Sequence[str]) -
     )
 
 
-def _size(directory: str, name: str) -> int | None:
-    try:
-        return os.stat(os.path.join(directory, name)).st_size
-    except OSError:
-        return None
-
-
 # --- its owner ------------------------------------------------------------------------------------
 
 
-class Owner:
+class Owner(contextlib.AbstractContextManager["Owner"]):
     """A directory that this process writes into: by the lock on its journal, until it is released.
 
     A context manager. `joined`: the journal was there before.
@@ -132,9 +117,6 @@ class Owner:
         self.directory, self._held = directory, held
         self.joined = ours is None
         self._seal = None if ours is None else ours[-32:]  # a journal may be large
-
-    def __enter__(self) -> Owner:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -153,10 +135,15 @@ class Owner:
         journal.clean(self.directory, self._held.read())
         self.release()
 
-    def remove_journal(self) -> None:
-        """Remove the journal alone."""
-        local.remove(os.path.join(self.directory, JOURNAL))
-        local.sync_directory(self.directory)
+    @contextlib.contextmanager
+    def briefly(self) -> Iterator[None]:
+        """Remove the journal alone at the end, and release the directory."""
+        with self:
+            try:
+                yield
+            finally:
+                local.remove(os.path.join(self.directory, JOURNAL))
+                local.sync_directory(self.directory)
 
     def give_up(self, packed: bool) -> None:
         """Release the directory, where another packer was first, and remove our journal from it.

@@ -10,31 +10,25 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
-from ..errors import (
-    NotPackedError,
-    OptionError,
-    SourceChangedError,
-    SourceError,
-    StorageError,
-    printable,
-)
+from ..errors import NotPackedError, OptionError, SourceChangedError, StorageError, printable
 from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
+from ..order.options import check_group, refuse_options
 from ..storage import local, lock
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
 from . import journal, output_dir, reencode, sources
-from .job import Job, Run, explained
-from .options import ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions, refuse_unknown
+from .job import Job, Run, unpackable
+from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan
 from .process_pool import Progress, Report, processes
 from .sources.base import Listing, Problem, SourceRequest
 
 
+@refuse_options("pack", ADVICE)
 def pack(
     source: PathLike,
     out: PathLike,
@@ -52,7 +46,6 @@ def pack(
     dry_run: bool = False,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
-    **moved: NoReturn,
 ) -> list[Packed]:
     """Pack a folder of images, or another source, into OUT: one dataset, or one for each split.
 
@@ -76,9 +69,9 @@ def pack(
     Run again after an interruption, it goes on where it was. Raises OptionError, SourceError,
     SourceChangedError, BusyError, ExistsError, StorageError.
     """
-    if moved:
-        refuse_unknown(moved)
-    read, images, plan = read or SourceOptions(), images or ImageOptions(), plan or PlanOptions()
+    read = check_group("read", read, SourceOptions)
+    images = check_group("images", images, ImageOptions)
+    plan = check_group("plan", plan, PlanOptions)
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
@@ -136,12 +129,12 @@ def commit(
     Raises NotPackedError when shards are missing (naming the parts to run), and as `pack` does.
     """
     run, out = Run(processes(jobs), overwrite, PlanOptions()), local_path(out)
-    splits: list[str] = []
-    if not os.path.lexists(os.path.join(out, JOURNAL)):
-        splits = manifest.planned_splits(out)
+    unfinished = os.path.lexists(os.path.join(out, JOURNAL))
+    splits = [] if unfinished else manifest.planned_splits(out)
     work = []
     with _resumable(), contextlib.ExitStack() as owners:
-        for folder in [manifest.split_folder(out, name) for name in splits] or [out]:
+        for name in splits or [""]:
+            folder = manifest.split_folder(out, name)
             try:
                 owner = owners.enter_context(output_dir.own_again(folder))
             except FileNotFoundError:
@@ -223,7 +216,7 @@ def _build(
             folder = key_bytes(job.result.split) + b"/"
         problems += [(folder + key, why) for key, why in job.build(owners, report)]
     if problems:
-        raise SourceError(explained(problems, os.fsdecode(asked.path)))
+        raise unpackable(problems, os.fsdecode(asked.path))
 
 
 def _commit(out: str, work: list[Job], splits: Sequence[str]) -> None:

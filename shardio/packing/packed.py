@@ -8,11 +8,12 @@ from ..errors import printable
 from ..units import show_count, show_size
 from .journal import REJECTED
 from .plan import Plan
+from .reencode import Reencoded
 from .sources.field_names import fields_text
 
 
-@dataclass
-class Packed:
+@dataclass(kw_only=True)
+class Packed(Reencoded):
     """The result of one call of `pack` or `commit`, for one dataset; as str, a summary of lines."""
 
     out: str
@@ -31,14 +32,7 @@ class Packed:
     ignored: int = 0  # hidden files and the like
     notes: list[str] = field(default_factory=list)
     rejected: list[tuple[str, str]] = field(default_factory=list)  # key, reason
-    full_size: int = 0  # images built at full size: --resize cannot write them anew
-    enlarged: int = 0  # images that were smaller than the raw pixels of --resize
     pixels: tuple[int, int] | None = None  # height and width of raw pixels
-    tiles: int | None = None  # images that are JPEG tiles; None: not asked for
-    tiled: int = 0  # of these, rewritten by this call,
-    tiled_from: int = 0  # from so many bytes
-    tiled_to: int = 0  # to so many
-    untiled: dict[str, int] = field(default_factory=dict)  # why others stayed as they were
     committed: bool = False
     already: bool = False  # it was packed before; nothing was touched
     checked: bool = False  # `commit` found all shards built, by parts

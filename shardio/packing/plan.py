@@ -106,11 +106,8 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
     if shard_size is None:
         fair = -(-int(bytes_packed.sum()) // MIN_SHARDS)
         shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
-    decided: dict[str, Any] = {
-        "shuffle": shuffle,
-        "seed": seed if shuffle else None,
-        "shard_size": shard_size,
-    }
+    decided: dict[str, Any] = {"shuffle": shuffle, "shard_size": shard_size}
+    decided["seed"] = seed if shuffle else None
     if absent := set(listing.absent):  # `unpack` makes no folders of these
         decided["absent"] = [i for i, name in enumerate(listing.classes or ()) if name in absent]
     return Plan(
@@ -138,8 +135,7 @@ def cut(each: Ints, shard_size: int, max_records: int | None) -> Ints:
     while bounds[-1] < len(each):
         start = bounds[-1]
         before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + shard_size, "right"))
-        stop = max(stop, start + 1)
+        stop = max(int(np.searchsorted(ends, before + shard_size, "right")), start + 1)
         bounds.append(min(stop, start + max_records) if max_records else stop)
     return np.array(bounds, np.int64)
 
@@ -159,9 +155,8 @@ def changed(
     lines = []
     for name in sorted(names):
         was, now = (shown_option(name, one.get(name)) for one in (before, after))
-        lines.append(
-            f"{name}: was {was}, now {now}" + (", the default" if name in by_default else "")
-        )
+        default = ", the default" if name in by_default else ""
+        lines.append(f"{name}: was {was}, now {now}{default}")
     return lines
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
@@ -35,10 +34,9 @@ _GRACE_S = 1.0  # that workers have to stop by themselves
 _MAX_JOBS = 1023
 
 _Connection = Any  # multiprocessing.connection.Connection; generic in some releases of typeshed
-_Process = Any
 
 
-class StoppedError(Exception):
+class StoppedError(BaseException):
     """Other work failed or was interrupted; what is in flight is dropped."""
 
 
@@ -113,7 +111,7 @@ class _Pool:
         self._work, self._jobs, self._report = work, jobs, report
         self._idle: list[_Connection] = []
         self._busy: dict[_Connection, int] = {}  # to the number of the task
-        self._processes: list[_Process] = []
+        self._processes: list[Any] = []
 
     def run(self, tasks: Sequence[Any]) -> Iterator[Any]:
         found: dict[int, Any] = {}
@@ -221,8 +219,6 @@ def _serve(
             reply: tuple[Any, Exception | None, str]
             try:
                 reply = (work(task, add), None, "")
-            except StoppedError:
-                raise
             except Exception as error:
                 reply = (None, *_portable(error))
             connection.send(reply)

@@ -36,7 +36,7 @@ Fingerprint = tuple[int, str]  # size, and fingerprint
 class Receipt:
     """A note of the files that one export wrote, or was about to write."""
 
-    what: str  # equal for equal datasets and options
+    what: str = ""  # equal for equal datasets and options
     complete: bool = True
     staging: str = ""  # name of the folder that the files come from
     # Of each path; several, of the older export too, while files take their names.
@@ -46,21 +46,17 @@ class Receipt:
         """Return whether a file of the directory is one that the export wrote."""
         return path in self.files and _fingerprint(directory, path) in self.files[path]
 
-    def begun(self, staging: str, before: Receipt | None) -> Receipt:
+    def begun(self, staging: str, before: Receipt) -> Receipt:
         """Return what is noted before files take their names: over those of `before`."""
-        files = dict(before.files) if before is not None else {}
+        files = dict(before.files)
         for path, fingerprints in self.files.items():
             files[path] = fingerprints | files.get(path, frozenset())
         return Receipt(self.what, False, staging, files)
 
     def save(self, directory: str) -> None:
         """Put it into place, over an older one."""
-        value = {
-            "what": self.what,
-            "complete": self.complete,
-            "staging": self.staging,
-            "files": {path: sorted(self.files[path]) for path in sorted(self.files)},
-        }
+        files = {path: sorted(self.files[path]) for path in sorted(self.files)}
+        value = vars(self) | {"files": files}
         local.write_file(directory, NAME, json.dumps(value).encode() + b"\n")
 
 
@@ -70,8 +66,8 @@ def of_files(what: str, directory: str, paths: Iterable[str]) -> Receipt:
     return Receipt(what, files={path: frozenset((one,)) for path, one in found.items() if one})
 
 
-def load(directory: str) -> Receipt | None:
-    """Return the receipt in a directory; None where there is none, or none that can be read."""
+def load(directory: str) -> Receipt:
+    """Return the receipt in a directory; one of no files where none is, or none can be read."""
     try:
         data = local.LocalStorage(directory).read(NAME, _LIMIT)
         value: Any = json.loads(data)
@@ -79,18 +75,14 @@ def load(directory: str) -> Receipt | None:
             str(path): frozenset((int(size), str(seal)) for size, seal in fingerprints)
             for path, fingerprints in value["files"].items()
         }
-        if not all(map(_is_inside, files)):
-            return None
-        return Receipt(str(value["what"]), value["complete"] is True, str(value["staging"]), files)
+        if all(map(_is_inside, files)):
+            what, staging = str(value["what"]), str(value["staging"])
+            return Receipt(what, value["complete"] is True, staging, files)
     except (OSError, StorageError, DamageError):
-        return None
+        pass
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # another shape
-        return None
-
-
-def remove(directory: str) -> None:
-    """Remove the receipt of a directory, if one is there."""
-    local.remove(os.path.join(directory, NAME))
+        pass
+    return Receipt()
 
 
 def _fingerprint(directory: str, path: str) -> Fingerprint | None:

@@ -7,24 +7,20 @@ What kind a field is follows from all its values, over all shards.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._version import __version__
 from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
-from ..formats.foreign.base import (
-    Values,
-    dump,
-    key_of,
-    only,
-    sidecar_name,
-)
+from ..formats.foreign.base import Values, dump, key_of, only, sidecar_name
 from ..formats.foreign.imagefolder import NoImageError
 from ..formats.index import checksum, key_hash
 from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
@@ -33,8 +29,8 @@ from ..names import KEY
 from ..storage import local
 from ..storage.location import locate
 from ..units import show_count
-from . import process_pool
-from .sources.base import listed
+from .process_pool import Progress, Report, run
+from .sources.base import Problem, listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
 _CHECK_BYTES = 4 << 20  # between two looks at whether to stop
@@ -51,24 +47,14 @@ class Seen:
     looked: int = 0
 
     def merge(self, other: Seen) -> None:
+        """Add the values that the field had in another shard."""
         self.types |= other.types
         self.images &= other.images
 
 
 @dataclass(frozen=True)
-class Task:
-    format: str
-    root: str
-    name: str
-    number: int
-    out: str | None  # None: the index is not written
-    dataset_id: bytes
-    extra: bytes = b""  # that the file is opened with
-
-
-@dataclass(frozen=True)
 class Found:
-    """What is to be indexed."""
+    """The files that are to be indexed: each is a shard."""
 
     root: str
     format: str
@@ -80,12 +66,12 @@ class Found:
     options: Mapping[str, Any] = field(default_factory=dict)
     ignored: int = 0
     notes: list[str] = field(default_factory=list)
-    problems: Sequence[tuple[bytes, str]] = ()  # files that cannot be indexed, seen so far
+    problems: Sequence[Problem] = ()  # files that cannot be indexed, seen so far
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What is known of one shard."""
+    """One shard, as a scan found it."""
 
     info: ShardInfo | None = None  # None: nothing, because of `problems`
     seen: Mapping[str, Seen] = field(default_factory=dict)
@@ -93,11 +79,11 @@ class Scanned:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names, by field
     row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest, of Parquet
     index: bytes = b""  # if it was not written
-    problems: Sequence[tuple[bytes, str]] = ()
+    problems: Sequence[Problem] = ()
 
 
 def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
-    """16 bytes: of names and sizes, never of time, host or path."""
+    """Return the 16 bytes of the id: of names and sizes, never of time, host or path."""
     if found.dataset_id and not wanted:
         return found.dataset_id
     shards = list(zip(found.names, found.sizes, strict=True))
@@ -112,39 +98,39 @@ def scan_all(
     folder: str | None,
     dataset_id: bytes,
     jobs: int,
-    progress: process_pool.Progress | None,
+    progress: Progress | None,
 ) -> list[Scanned]:
     """Scan every shard; its index is written into a folder, or kept.
 
     Raises SourceError, which lists all files that cannot be indexed.
     """
-    extras = found.extras or [b""] * len(found.names)
-    tasks = [
-        Task(found.format, found.root, name, number, folder, dataset_id, extra)
-        for number, (name, extra) in enumerate(zip(found.names, extras, strict=True))
-    ]
-    report = process_pool.Report(progress, sum(found.sizes))
-    scanned = list(process_pool.run(scan_shard, tasks, jobs=min(jobs, len(tasks)), report=report))
+    scan = functools.partial(scan_shard, found, folder, dataset_id)
+    report = Report(progress, sum(found.sizes))
+    scanned = list(run(scan, range(len(found.names)), jobs=jobs, report=report))
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
-        raise SourceError(explain(found.root, problems))
+        raise SourceError(
+            f"{printable(found.root)}: {show_count(len(problems), 'file')} cannot be indexed, so "
+            "nothing was. Move them away, or mend them (texts and the like beside images: "
+            "`shardio pack --from files`):\n"
+            f"{listed(sorted(problems))}"
+        )
     return scanned
 
 
 def manifest_of(
     found: Found, scanned: Sequence[Scanned], wanted: Mapping[str, str], dataset_id: bytes
 ) -> tuple[manifest.Manifest, list[str]]:
-    """The manifest of these shards, and the fields that were left out for their names."""
-    seen: dict[str, Seen] = {}
+    """Return the manifest of scanned shards, and the fields left out for their names."""
+    seen: dict[str, Seen] = defaultdict(Seen)
     for shard in scanned:
         for name, one in shard.seen.items():
-            seen.setdefault(name, Seen()).merge(one)
+            seen[name].merge(one)
     kinds = {name: _kind(one) for name, one in seen.items() if one.types}
     left_out = [name for name in kinds if not nameable(name) and name not in wanted.values()]
     for name in left_out:
         del kinds[name]
     sources = _mapping(kinds, wanted)
-    listed_ = [(name, kinds[source]) for name, source in sources.items()]
     renamed = {name: source for name, source in sources.items() if name != source}
     classes = found.classes
     if classes is None and kinds.get(sources.get("label", "")) == "int":
@@ -153,63 +139,57 @@ def manifest_of(
     rows, size = max((shard.row_group for shard in scanned), key=lambda one: one[1])
     if rows:
         options["row_group"] = {"rows": rows, "bytes": size}
-    made = manifest.make(
+    result = manifest.make(
         [shard.info for shard in scanned if shard.info is not None],
         dataset_id=dataset_id,
         format=found.format,
-        schema=Schema([(KEY, "key"), *listed_]),
+        schema=Schema([(KEY, "key"), *((name, kinds[its]) for name, its in sources.items())]),
         classes=classes,
         options=options,
-        library=__version__,
         blob_bytes=sum(shard.blobs for shard in scanned),
         names=tuple(found.names),
     )
-    return made, left_out
+    return result, left_out
 
 
 def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[str, ...] | None:
-    """The names of the classes that the files have for a field. Raises SourceError."""
-    given = {
-        name: shard.classes.get(label) for name, shard in zip(found.names, scanned, strict=True)
-    }
-    named = {name: classes for name, classes in given.items() if classes is not None}
-    if len(set(named.values())) > 1:
-        first, second = (
-            next((name, classes) for name, classes in named.items() if classes == one)
-            for one in list(dict.fromkeys(named.values()))[:2]
-        )
+    """Return the names of the classes that the files have for a field. Raises SourceError."""
+    named: dict[tuple[str, ...], str] = {}  # the first file that has these classes
+    for name, shard in zip(found.names, scanned, strict=True):
+        if (classes := shard.classes.get(label)) is not None:
+            named.setdefault(classes, name)
+    if len(named) > 1:
         shown = "; ".join(
             f"{printable(name)} has {len(classes):,}: {', '.join(map(printable, classes[:10]))}"
-            for name, classes in (first, second)
+            for classes, name in list(named.items())[:2]
         )
         raise SourceError(
             f"{printable(found.root)}: its files have other classes for {printable(label)!r}, so "
             f"the same number would mean two things: {shown}. Index them apart, by --files"
         )
-    return next(iter(named.values()), None)
+    return next(iter(named), None)
 
 
-def scan_shard(task: Task, add: Callable[[int], None]) -> Scanned:
-    """Index one shard, and learn what its file says of itself: few formats say more."""
-    try:
-        return _scan(task, add)
-    except NoImageError as error:
-        return Scanned(problems=error.problems)
+def scan_shard(
+    found: Found, folder: str | None, dataset_id: bytes, number: int, add: Callable[[int], None]
+) -> Scanned:
+    """Index one shard, and learn what its file says of itself: few formats say more.
 
-
-def _scan(task: Task, add: Callable[[int], None]) -> Scanned:
-    kind = FOREIGN[task.format].file
-    file = kind(locate(task.root), task.name, task.extra, sweep=True)
-    try:
+    folder: where the index is written; None: nowhere.
+    """
+    name = found.names[number]
+    extra = found.extras[number] if found.extras else b""
+    file = FOREIGN[found.format].file(locate(found.root), name, extra, sweep=True)
+    with contextlib.closing(file):
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
-        scalars: dict[str, list[Any]] = {}
-        seen: dict[str, Seen] = {}
+        scalars: dict[str, list[Any]] = defaultdict(list)
+        seen: dict[str, Seen] = defaultdict(Seen)
         passed = blobs = 0
         for record, (offset, length, data, values) in enumerate(file.walk()):
             key = values.pop(KEY, None)
             if type(key) is not bytes or not 0 < len(key) <= MAX_KEY:
                 try:
-                    key = key_of({KEY: key}, task.name, record)
+                    key = key_of({KEY: key}, name, record)
                 except ValueError as error:
                     raise file.undecodable(record, offset, error) from None
             places.append(offset)
@@ -232,17 +212,19 @@ def _scan(task: Task, add: Callable[[int], None]) -> Scanned:
             for name, values in scalars.items()
             if seen[name].types <= {"int", "float"} or seen[name].types == {"bool"}
         }
-        body = dump(task.number, task.dataset_id, places, checksums, hashes, columns, file.extra())
+        try:
+            described = file.extra()
+        except NoImageError as error:
+            return Scanned(problems=error.problems)
+        body = dump(number, dataset_id, places, checksums, hashes, columns, described)
         sealed = int.from_bytes(body[-8:], "little")
-        if task.out is not None:
-            local.write_file(task.out, sidecar_name(task.number, sealed), body)
+        if folder is not None:
+            local.write_file(folder, sidecar_name(number, sealed), body)
             body = b""
         digest = file.sha256()
         add(max(0, file.size - passed))
-        info = ShardInfo(task.name, task.number, records, file.size, digest, sealed)
+        info = ShardInfo(name, number, records, file.size, digest, sealed)
         return Scanned(info, seen, blobs, file.classes(), file.largest_group(), body)
-    finally:
-        file.close()
 
 
 def _observe(
@@ -252,7 +234,7 @@ def _observe(
     seen: dict[str, Seen],
     scalars: dict[str, list[Any]],
 ) -> int:
-    """Note what the values of a record are; the bytes of its blobs."""
+    """Note what the values of a record are; return the bytes of its blobs."""
     blobs = 0
     for name, value in values.items():
         if value is None:
@@ -260,20 +242,15 @@ def _observe(
         if lists and type(value) is not bytes:
             value = only(value)
         kind = type(value).__name__
-        one = seen.get(name)
-        if one is None:
-            one = seen[name] = Seen()
-        if kind not in one.types:
-            one.types.add(kind)
+        one = seen[name]
+        one.types.add(kind)
         if kind == "bytes":
             blobs += len(value)
             if one.looked < _SNIFFED:
                 one.looked += 1
                 one.images = one.images and image_type(value[:32]) is not None
         elif kind in _SCALARS:
-            column = scalars.get(name)
-            if column is None:
-                column = scalars[name] = []
+            column = scalars[name]
             if len(column) < record:
                 column += [None] * (record - len(column))
             column.append(value)
@@ -281,26 +258,26 @@ def _observe(
 
 
 def _kind(seen: Seen) -> str:
-    """The kind of a field, by the types of all its values."""
-    types = seen.types
-    if types == {"bytes"}:
+    """Return the kind of a field, by the types of all its values."""
+    if seen.types == {"bytes"}:
         return "image" if seen.images else "bytes"
     for kind, fitting in (
         ("bool", {"bool"}),
         ("int", {"int"}),
         ("float", {"int", "float"}),
         ("str", {"str"}),
-        ("array", {"ndarray"}),
+        ("array", {"ndarray", "int", "float"}),  # of lists: some of one element
     ):
-        if types <= fitting:
+        if seen.types <= fitting:
             return kind
-    if types <= {"ndarray", "int", "float"}:  # of lists: some of one element
-        return "array"
     return "json"
 
 
 def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Our name of each field, and theirs. Raises OptionError."""
+    """Return our name of each field, and theirs: image, label, then the others by name.
+
+    Raises OptionError.
+    """
     check_known_fields(wanted, kinds)
     sources = dict(wanted)
     used = set(wanted.values())
@@ -323,19 +300,6 @@ def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, s
                     f"two fields would be called {printable(source)!r}; name them by --fields"
                 )
             sources[source] = source
-    return {name: sources[name] for name in sorted(sources, key=_place)}
-
-
-def _place(name: str) -> tuple[int, str]:
-    """image, label, then the others by name."""
-    order = ("image", "label")
-    return (order.index(name) if name in order else len(order), name)
-
-
-def explain(root: str, problems: Sequence[tuple[bytes, str]]) -> str:
-    return (
-        f"{printable(root)}: {show_count(len(problems), 'file')} cannot be indexed, so nothing "
-        "was. Move them away, or mend them (texts and the like beside images: "
-        "`shardio pack --from files`):\n"
-        f"{listed(sorted(problems))}"
-    )
+    first = ("image", "label")
+    order = [*(name for name in first if name in sources), *sorted(sources.keys() - {*first})]
+    return {name: sources[name] for name in order}

@@ -5,13 +5,13 @@ Packing and Writer build shards with this; the formats know the bytes, storage/l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..formats import PACKED, manifest
 from ..formats.base import ShardInfo
 from ..formats.record import RecordShard
-from ..formats.sample import Buffer, Schema
+from ..formats.sample import Schema
 from ..storage import local
 from ..storage.base import File
 
@@ -40,24 +40,25 @@ class ShardWriter:
 
     @property
     def records(self) -> int:
+        """Return how many records it has."""
         return self._encoder.records
 
     @property
     def blob_bytes(self) -> int:
+        """Return the bytes of blobs so far."""
         return self._encoder.blob_bytes
 
     @property
     def size(self) -> int:
-        """Bytes of records so far, and some of the header."""
+        """Return the bytes of records so far, and some of the header."""
         return self._draft.size + self._gathered
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Raises SampleError when it does not fit; it is not added then."""
-        self._add(self._encoder.record(sample))
-
-    def append(self, values: list[Any], blobs: Sequence[Buffer]) -> None:
-        """As `write`, for a head's values and blobs that are known to fit the fields."""
-        self._add(self._encoder.append(values, blobs))
+        record = self._encoder.record(sample)
+        self._pieces += record
+        for piece in record:
+            self._gathered += len(piece)
 
     def flush(self) -> None:
         """Hand over what is gathered, once that is enough. Raises StorageError."""
@@ -65,7 +66,7 @@ class ShardWriter:
             self._hand_over()
 
     def finish(self) -> ShardInfo:
-        """Write the index; what the manifest will say. The file still has its temporary name."""
+        """Write the index; return what the manifest will say. The file is still temporary."""
         self._pieces.append(self._encoder.finish())
         self._hand_over()
         if self._encoder.starts_last:
@@ -88,17 +89,12 @@ class ShardWriter:
         """Remove the temporary file, if it is still there."""
         self._draft.discard()
 
-    def _add(self, record: tuple[bytes, ...]) -> None:
-        self._pieces += record
-        for piece in record:
-            self._gathered += len(piece)
-
     def _hand_over(self) -> None:
         self._draft.write(b"".join(self._pieces))
         self._pieces, self._gathered = [], 0
 
 
 def open_own(file: File, name: str, dataset_id: bytes | None = None) -> RecordShard:
-    """A shard that shardio packed, by the ending of its name. Raises as opening it does."""
+    """Open a shard that shardio packed, by the ending of its name. Raises as opening it does."""
     packed = next(row for row in PACKED.values() if name.endswith(row.suffix))
     return packed.shard(file, dataset_id=dataset_id)

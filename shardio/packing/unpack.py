@@ -12,6 +12,7 @@ the way is opened relative to the one above without following links: nothing out
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -96,53 +97,44 @@ def unpack(
     datasets = []
     for name, folder in manifest.datasets(source).items():
         dataset = sequence.stored(folder, root=root)
-        own = not _is_trees(dataset.manifest)  # of others, folders are named from the source on
-        datasets.append((dataset, manifest.split_folder(target, name) if own else target))
-    total = sum(one.manifest.blob_bytes for one, _ in datasets)
+        files_of = _FILES_OF.get(str(dataset.manifest.options.get("source")), _one)
+        own = files_of is not _parallel  # of others, folders are named from the source on
+        datasets.append((dataset, manifest.split_folder(target, name) if own else target, files_of))
+    total = sum(one.manifest.blob_bytes for one, *_ in datasets)
     done = Unpacked(target)
-    fields = [kind for one, _ in datasets for _, kind in one.manifest.schema.fields]
+    fields = [kind for one, *_ in datasets for _, kind in one.manifest.schema.fields]
     if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written
         local.refuse_if_full(target, total)
-    for dataset, _ in datasets:  # all of them, before a file is written
-        if _files_of(dataset.manifest) is _one:  # else the keys are those of files side by side
+    for dataset, _, files_of in datasets:  # all of them, before a file is written
+        if files_of is _one:  # else the keys are those of files side by side
             _check_keys(dataset, _content_field(dataset.manifest))
-    for dataset, into in datasets:
-        files_of = _files_of(dataset.manifest)
-        changes = {} if _keeps_originals(dataset.manifest) else dataset.manifest.options
-        made_tiles = "jpeg_tiles" in changes
+    for dataset, into, files_of in datasets:
+        stored = dataset.manifest
+        keeps = _keeps_originals(stored)
+        changes = {} if keeps else stored.options
         done.resized |= changes.get("resize") is not None
         done.raw |= changes.get("encode") is not None
-        tree = Tree(into, overwrite)
-        try:
-            for name in class_folders(dataset.manifest):
-                tree.folder(key_parts(class_bytes(name), dataset.manifest.where))
+        with contextlib.closing(Tree(into, overwrite)) as tree:
+            for name in class_folders(stored):
+                tree.folder(key_parts(class_bytes(name), stored.where))
                 done.folders += 1
             for sample in dataset:
-                files = list(files_of(dataset.manifest, _restored(dataset.manifest, sample)))
+                if keeps and (own_file := sample.pop(ORIGINAL, None)) is not None:
+                    sample["image"] = own_file  # as it was packed, instead of what was made of it
+                files = list(files_of(stored, sample))
                 done.without += not files
                 for key, data in files:
-                    tree.write(key_parts(key, dataset.manifest.where), data)
+                    tree.write(key_parts(key, stored.where), data)
                     done.files += 1
                     done.bytes += len(data)
-                    done.tiles += made_tiles and jpeg_tiles.tiles(data) is not None
+                    done.tiles += "jpeg_tiles" in changes and jpeg_tiles.tiles(data) is not None
                 if progress is not None:
                     progress(done.bytes, total)
-        finally:
-            tree.close()
     return done
 
 
 def _keeps_originals(stored: Manifest) -> bool:
     return bool(stored.options.get("keep_original"))
-
-
-def _restored(stored: Manifest, sample: Sample) -> Sample:
-    """Return a sample with the image that was packed, where it was kept beside another."""
-    if _keeps_originals(stored):
-        own = sample.pop(ORIGINAL, None)
-        if own is not None:
-            sample["image"] = own
-    return sample
 
 
 def _one(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
@@ -152,26 +144,14 @@ def _one(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
         yield sample[KEY] + _ending(stored, content, sample[KEY], data), data
 
 
-def _files_of(stored: Manifest) -> Callable[[Manifest, Sample], Iterator[tuple[bytes, bytes]]]:
-    """Return the function that gives the files of each record."""
-    if _is_trees(stored):
-        return _parallel
-    return _grouped if stored.options.get("source") == "files" else _one
-
-
-def _is_trees(stored: Manifest) -> bool:
-    return stored.options.get("source") == "trees"
-
-
 def _grouped(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
     """Give the files that were one record: bytes and texts as they were, other values anew."""
     theirs = stored.options.get("fields", {})
     for name, value in sample.items():
         if value is None or name == KEY:
             continue
-        ending = _fitting(theirs.get(name, name).split("/"), value)  # several: of images
-        if _gives_raw(stored, name):
-            ending = "ppm"
+        endings = theirs.get(name, name).split("/")  # several: of images
+        ending = "ppm" if _gives_raw(stored, name) else _fitting(endings, value)
         yield sample[KEY] + b"." + ending.encode(), _file(value)
 
 
@@ -193,6 +173,13 @@ def _parallel(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]
         if _gives_raw(stored, name):
             path += raw_ending(path)
         yield key_bytes(folder) + path, _file(value)
+
+
+# By the kind of the source: the function that gives the files of each record; of others, `_one`.
+_FILES_OF: dict[str, Callable[[Manifest, Sample], Iterator[tuple[bytes, bytes]]]] = {
+    "files": _grouped,
+    "trees": _parallel,
+}
 
 
 def _fitting(endings: Sequence[str], value: Any) -> str:

@@ -6,9 +6,12 @@ checksum, that keys and columns in the index are those of the records, and the p
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,12 +20,16 @@ from ..formats import check_format, manifest, open_shard, sha256
 from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
 from ..formats.sample import Sample
+from ..images.decode import decode as decode_main
+from ..images.decode import pil_info
+from ..images.decode import stored as decode_stored
 from ..names import KEY, key_text
 from ..storage.location import locate
 from ..units import check_int, show_count, show_size
-from . import process_pool
+from .process_pool import Progress, Report, processes, run
 
 Bad = DamageError | StorageError
+Read = TypeVar("Read")
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
 
 
@@ -69,6 +76,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class _Task:
+    """One shard to be checked, and how."""
+
     format: str
     opening: Opening
     info: ShardInfo
@@ -85,7 +94,7 @@ def verify(
     max_pixels: int | None = None,
     sha256: bool = False,
     jobs: int | None = None,
-    progress: process_pool.Progress | None = None,
+    progress: Progress | None = None,
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
@@ -98,11 +107,11 @@ def verify(
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
-    jobs = process_pool.processes(jobs)
-    folders = manifest.datasets(os.fspath(path)).values()
+    jobs = processes(jobs)
+    storages = [*map(locate, manifest.datasets(os.fspath(path)).values())]
     shards = None if root is None else locate(root)
-    made = [(locate(folder), manifest.load(locate(folder))) for folder in folders]
-    for _, one in made:
+    datasets = [(storage, manifest.load(storage)) for storage in storages]
+    for _, one in datasets:
         check_format(one.format)
     if max_pixels is not None:
         max_pixels = check_int("max_pixels", max_pixels, 1)
@@ -112,9 +121,7 @@ def verify(
                 "leave it out"
             )
     if decode:
-        from ..images import decode as image
-
-        image.pil_info()
+        pil_info()
     tasks = [
         _Task(
             one.format,
@@ -124,67 +131,67 @@ def verify(
             max_pixels,
             sha256,
         )
-        for storage, one in made
+        for storage, one in datasets
         for number in range(one.shards)
     ]
-    found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in made))
-    report = process_pool.Report(progress, found.bytes)
-    jobs = min(jobs, max(len(tasks), 1))
-    for records, damages in process_pool.run(_check_shard, tasks, jobs=jobs, report=report):
+    found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in datasets))
+    report = Report(progress, found.bytes)
+    for records, damages in run(_check_shard, tasks, jobs=jobs, report=report):
         found.records += records
         found.damages += damages
     return found
 
 
 def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage]]:
+    """Return how many records were read, and all damages."""
     info = task.info
     name = printable(os.path.join(task.opening.storage.url, info.name), 4096)
     damages: list[Damage] = []
-    shard: Shard | None = None
+    damaged = functools.partial(Damage, name, None, None, None)
     try:
         if task.sha256 and sha256(task.format, task.opening, info) != info.sha256:
-            what = "its SHA-256 is not the manifest's"
-            damages.append(Damage(name, None, None, None, what))
-        shard = open_shard(task.format, task.opening, info)
-        for start in range(0, shard.records, _CHUNK):
-            stop = min(start + _CHUNK, shard.records)
-            damages += _check_records(shard, start, stop, task, name)
-            add(int(shard.sizes[start:stop].sum()))
-        try:
-            shard.check()
-        except DamageError as error:
-            damages.append(Damage(name, None, None, None, str(error)))
-        return shard.records, damages
+            damages.append(damaged("its SHA-256 is not the manifest's"))
+        with contextlib.closing(open_shard(task.format, task.opening, info)) as shard:
+            for start in range(0, shard.records, _CHUNK):
+                stop = min(start + _CHUNK, shard.records)
+                damages += _check_records(shard, start, stop, task, name)
+                add(int(shard.sizes[start:stop].sum()))
+            try:
+                shard.check()
+            except DamageError as error:
+                damages.append(damaged(str(error)))
+            return shard.records, damages
     except FileNotFoundError:
-        return 0, [Damage(name, None, None, None, "the file is missing")]
+        return 0, [damaged("the file is missing")]
     except (DamageError, StorageError, VersionError) as error:
-        return 0, [*damages, Damage(name, None, None, None, str(error))]
-    finally:
-        if shard is not None:
-            shard.close()
+        return 0, [*damages, damaged(str(error))]
 
 
 def _check_records(shard: Shard, start: int, stop: int, task: _Task, name: str) -> Iterator[Damage]:
+    """Give the damages of some records, which are read together if they are as they were."""
     try:
         samples: list[Sample | Bad] = list(shard.scan(start, stop))
     except (DamageError, StorageError):
-        samples = [_attempt(shard, record) for record in range(start, stop)]
+        samples = [_attempt(shard.read, record) for record in range(start, stop)]
     for record, sample in enumerate(samples, start):
-        if isinstance(sample, (DamageError, StorageError)):
-            yield Damage(name, record, shard.offset(record), _key(shard, record), str(sample))
+        if isinstance(sample, Bad):
+            key = _attempt(shard.key, record)
+            shown = None if isinstance(key, Bad) else key_text(key)
+            yield Damage(name, record, shard.offset(record), shown, str(sample))
         elif what := _wrong(shard, record, sample, task):
             yield Damage(name, record, shard.offset(record), key_text(sample[KEY]), what)
 
 
-def _attempt(shard: Shard, record: int) -> Sample | Bad:
+def _attempt(read: Callable[[int], Read], record: int) -> Read | Bad:
+    """Return what is read of a record, or the error that reading raised."""
     try:
-        return shard.read(record)
+        return read(record)
     except (DamageError, StorageError) as error:
         return error
 
 
 def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None:
-    """What is wrong with a record whose own checksum is right."""
+    """Say what is wrong with a record whose own checksum is right; None if all is right."""
     if key_hash(sample[KEY]) != shard.key_hashes[record]:
         return "the index has another key for it"
     for name, column in shard.columns.items():
@@ -194,19 +201,10 @@ def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None
         if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
     for field_name, is_main in task.images:
-        from ..images import decode as image
-
-        decode = image.decode if is_main else image.stored  # values of others may be no colours
+        decode = decode_main if is_main else decode_stored  # values of others may be no colours
         if sample[field_name] is not None:
             try:
                 decode(sample[field_name], max_pixels=task.max_pixels)
             except DecodeError as error:
                 return f"{field_name} cannot be decoded: {error}"
     return None
-
-
-def _key(shard: Shard, record: int) -> str | None:
-    try:
-        return key_text(shard.key(record))
-    except (DamageError, StorageError):
-        return None

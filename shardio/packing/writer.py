@@ -19,16 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from .._version import __version__
-from ..errors import (
-    ExistsError,
-    NotPackedError,
-    OptionError,
-    SampleError,
-    StorageError,
-    printable,
-    there_are,
-)
+from ..errors import ExistsError, OptionError, SampleError, StorageError, printable, there_are
 from ..formats import check_packed, manifest
 from ..formats.base import MAX_RECORDS, ShardInfo
 from ..formats.sample import Schema, infer_fields
@@ -86,10 +77,6 @@ class Writer:
         if not isinstance(id, (str, type(None))):
             raise OptionError(f"id is {id!r}; expected a str")
         self.out = local_path(out)
-        if os.path.lexists(self.out) and not os.path.isdir(self.out):
-            raise OptionError(
-                f"{printable(self.out)}: expected a directory, or nothing yet; this is a file"
-            )
         self._format = check_packed(format)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
@@ -108,7 +95,7 @@ class Writer:
         self._seen = _Seen()
         self._keys: list[bytes] = []  # of this shard
         self._shard: ShardWriter | None = None
-        self._check_free()  # before samples are made, which may take hours
+        self._check_free()  # before there are samples, which may take hours
 
     def __del__(self) -> None:
         # A fork's copy is not ours to end: the files are its parent's.
@@ -148,10 +135,15 @@ class Writer:
             self._images = self._schema.images
         self._check_images(sample)
         with self._ending_on_error(StorageError):
-            shard = self._shard or self._open_shard(self._schema)
+            if self._shard is None:
+                number, format = len(self._shards), self._format
+                self._shard = ShardWriter(
+                    self.out, self._token, self._schema, self._id, number, format
+                )
+                self._keys = []
+        shard = self._shard
         shard.write(sample)
-        key = sample[KEY]
-        self._keys.append(key_bytes(key))
+        self._keys.append(key_bytes(sample[KEY]))
         self.records += 1
         with self._ending_on_error(BaseException):
             shard.flush()
@@ -162,13 +154,12 @@ class Writer:
         """Write what is pending, and the manifest: from now on the dataset is there."""
         if self._closed:
             return
-        self._begin()
+        owner = self._begin()
         with self._ending_on_error(BaseException):
-            self._commit()
-        self._end()
+            self._commit(owner)
+        self._closed = True
 
-    def _commit(self) -> None:
-        assert self._owner is not None
+    def _commit(self, owner: output_dir.Owner) -> None:
         if self._shard is not None:
             self._close_shard(self._shard)
         if self._schema is None:
@@ -186,29 +177,28 @@ class Writer:
                 "shard_size": self._shard_size,
                 "max_records": self._max_records,
             },
-            library=__version__,
             blob_bytes=self._blob_bytes,
         )
         if os.path.lexists(os.path.join(self.out, manifest.MANIFEST)):
             journal.remove_rejected(self.out)  # of the dataset that is replaced
         local.write_file(self.out, manifest.MANIFEST, written.dump())
-        self._owner.clean()
+        owner.clean()
 
     def abort(self) -> None:
         """Give up: remove what was written, commit nothing."""
-        if self._closed or self._owner is None:
-            self._closed = True
+        closed, self._closed = self._closed, True
+        if closed or self._owner is None:
             return
         try:
             if self._shard is not None:
                 self._shard.discard()
             self._owner.clean()
         finally:
-            self._end()
+            self._owner.release()
 
     @contextlib.contextmanager
     def _ending_on_error(self, kind: type[BaseException]) -> Iterator[None]:
-        """After such an error nobody knows what is on disk: the Writer gives up."""
+        """Give up after such an error: nobody knows what is on disk."""
         try:
             yield
         except kind:
@@ -216,44 +206,25 @@ class Writer:
                 self.abort()
             raise
 
-    def _end(self) -> None:
-        self._closed = True
-        if self._owner is not None:
-            self._owner.release()
-
-    def _begin(self) -> None:
+    def _begin(self) -> output_dir.Owner:
         if self._closed:
             raise OptionError(f"{printable(self.out)}: this Writer is closed")
-        if self._owner is not None:
-            return
-        self._check_free()
-        local.make_directory(self.out)
-        self._owner = output_dir.own_afresh(self.out, self._id)
-        with self._ending_on_error(ExistsError):
-            self._check_free()  # again: another may have committed here a moment ago
+        if self._owner is None:
+            self._check_free()
+            local.make_directory(self.out)
+            self._owner = output_dir.own_afresh(self.out, self._id)
+            with self._ending_on_error(ExistsError):
+                self._check_free()  # again: another may have committed here a moment ago
+        return self._owner
 
     def _check_free(self) -> None:
-        storage = locate(self.out)
-        if storage.exists(manifest.SPLITS):
-            raise ExistsError(
-                f"{printable(self.out)}: splits are packed here; choose another directory"
-            )
-        if self._overwrite:
-            return
-        with contextlib.suppress(NotPackedError):
-            there = manifest.load(storage)
+        output_dir.check(self.out)
+        if not self._overwrite and (there := manifest.load_if_packed(locate(self.out))):
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "
                 f"{show_count(there.records, 'record')}. Choose another "
                 "directory, or replace it with overwrite=True"
             )
-
-    def _open_shard(self, schema: Schema) -> ShardWriter:
-        self._shard = ShardWriter(
-            self.out, self._token, schema, self._id, len(self._shards), self._format
-        )
-        self._keys = []
-        return self._shard
 
     def _close_shard(self, shard: ShardWriter) -> None:
         if not shard.records:  # its only sample did not fit
@@ -269,7 +240,9 @@ class Writer:
 
     def _check_label(self, sample: Mapping[str, Any]) -> None:
         label = sample.get("label")
-        if isinstance(label, str) and self._takes_numbers():
+        if isinstance(label, str) and (
+            self._schema is None or dict(self._schema.fields).get("label") == "int"
+        ):
             raise SampleError(f"sample {_shown_key(sample)}: {self._not_a_number(label)}")
         if self._classes is None or not isinstance(label, (int, np.integer)):
             return  # what is no int, the encoder refuses
@@ -278,10 +251,6 @@ class Writer:
                 f"sample {_shown_key(sample)}: label {label} names none of the "
                 f"{show_count(len(self._classes), 'class', 'classes')}, counted from 0"
             )
-
-    def _takes_numbers(self) -> bool:
-        """Return whether `label` is to be a number; of nothing else it is said to be text."""
-        return self._schema is None or dict(self._schema.fields).get("label") == "int"
 
     def _not_a_number(self, label: str) -> str:
         """Say what to do about a label that is text."""

@@ -21,7 +21,7 @@ from ..dataset.reader import spare_descriptors
 from ..formats.base import Column
 from ..formats.manifest import Manifest
 from ..order.options import Options, shuffled_whole
-from ..order.partition import Partition, shared_spans
+from ..order.partition import Partition, sharers
 from ..order.rng import Int64s
 from ..order.subset import Selection
 from ..storage.local import memory_available
@@ -201,9 +201,7 @@ class Job:
 def free_consumers(spans: int, batch_units: int) -> tuple[int, ...]:
     """Return the values of num_workers x world_size with which no two read the same span."""
     return tuple(
-        consumers
-        for consumers in divisors(spans)
-        if not shared_spans(spans, consumers, world_size=1, batch_units=batch_units)
+        consumers for consumers in divisors(spans) if sharers(spans, consumers, batch_units) == 1
     )
 
 

@@ -30,7 +30,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.dataset.ranks import Consumers
 from shardio.order import rng
 from shardio.order.epoch import Epoch
-from shardio.order.mixture import MAX_SLOTS, BatchRanges, Pattern, whole_slots
+from shardio.order.mixture import MAX_SLOTS, Pattern, batch_ranges, whole_slots
 from shardio.order.partition import Partition
 
 pytestmark = [
@@ -107,7 +107,7 @@ def rows_of(mixture: Mixture, epoch: int) -> list[str]:
             options, seed = mixture.options.parts[d], rng.key(rng.MIX, mixture.seed, d)
             passes[d, number] = one_pass(dataset, options, seed, number)
         record = passes[d, number][place]
-        found.append(f"{int(dataset._reader.storage.url[-1])}/{record:06d}")
+        found.append(f"{int(dataset.reader.storage.url[-1])}/{record:06d}")
         taken[d] += 1
     return found
 
@@ -131,8 +131,8 @@ def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
             assert walk.drawn == first
             shards, records = epoch.locate(epoch.position(span, walk.take(count)))
             found += (starts[shards] + records).tolist()
-    if dataset._selection is not None:
-        found = dataset._selection.numbers[found].tolist()
+    if dataset.selection is not None:
+        found = dataset.selection.numbers[found].tolist()
     return found
 
 
@@ -476,7 +476,7 @@ def test_ranges_are_the_rows_of_the_batches(folders: list[Path]) -> None:
         pieces = [batch.pieces for batch in share]
         assert [
             tuple((0, start, stop - start) for start, stop in [ends] if start < stop)
-            for ends in BatchRanges(share)
+            for ends in batch_ranges(share)
         ] == pieces
 
 

@@ -157,10 +157,10 @@ def test_the_bytes_depend_on_neither_processes_nor_parts_nor_interruptions(
     commit(tmp_path / "parts", jobs=1)
     real = build_shard._build
 
-    def dying(work: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
+    def dying(work: Any, shard: int, add: Any) -> Any:
+        if shard == 2:
             raise KeyboardInterrupt
-        return real(work, task, add)
+        return real(work, shard, add)
 
     monkeypatch.setattr(build_shard, "_build", dying)
     with pytest.raises(KeyboardInterrupt):
@@ -499,8 +499,8 @@ def batches(data: ShardDataset) -> Iterator[tuple[Any, Any, str]]:
     """Each batch as it is made at once, and as its items make it; and where records waited."""
     share = data.share_of(0)
     batched = data.batched_reads
-    at_once = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
-    by_item = Fetch(data._reader, share, selection=data._selection, batched_reads=batched)
+    at_once = Fetch(data.reader, share, selection=data.selection, batched_reads=batched)
+    by_item = Fetch(data.reader, share, selection=data.selection, batched_reads=batched)
     for rows, again in zip(at_once, by_item, strict=True):
         whole = data._raw.batch(at_once, rows, empty)
         items = [data._made(data.seed, 0, False, row, Progress()) for row in by_item.rows(again)]
@@ -581,17 +581,17 @@ def test_a_damaged_record_is_the_ordinary_error(tmp_path: Path, core: Any) -> No
     raw_data(tmp_path / "out", [4])
     [path] = shards(tmp_path / "out")
     data = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-    shard = data._reader.shard(0)
+    shard = data.reader.shard(0)
     start, size = shard.offset(2), int(shard.sizes[2])
     for at in (0, 7, 8, 11, 12, 15, 16, 20, 40, 60, size - 1):  # checksum, lengths, head, pixels
         flip(path, start + at)
         fresh = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-        fetch = Fetch(fresh._reader, fresh.share_of(0))
+        fetch = Fetch(fresh.reader, fresh.share_of(0))
         [rows] = fetch
         with pytest.raises(DamageError, match=rf"record 2 at byte {start} ") as raised:
             fresh._raw.batch(fetch, rows, empty)
         with pytest.raises(DamageError) as ordinary:
-            fresh._reader.shard(0).read(2)
+            fresh.reader.shard(0).read(2)
         assert str(raised.value) == str(ordinary.value)
         flip(path, start + at)
     assert len(list(data)) == 1
@@ -626,7 +626,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_way(
         fields=("image", "label", "score"),
         decode="numpy",
     )
-    at_once = Fetch(data._reader, data.share_of(0))
+    at_once = Fetch(data.reader, data.share_of(0))
     made = [data._raw.batch(at_once, rows, empty) for rows in at_once]
     assert [one is None for one in made].count(True) == 1  # the batch with record 9
     if odd.get("image") != b"":
@@ -669,7 +669,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     raw_data(tmp_path / "out", [4], longer)
     [path] = shards(tmp_path / "out")
     data = ShardDataset(tmp_path / "out", batch_size=4, fields=("image",), decode="numpy")
-    shard = data._reader.shard(0)
+    shard = data.reader.shard(0)
     assert isinstance(shard, RecordShard)
     start, size = shard.offset(1), int(shard.sizes[1])
     file = bytearray(path.read_bytes())
@@ -680,7 +680,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     file[start : start + size] = record
     path.write_bytes(file)
     with pytest.raises(DamageError, match=rf"its length is {length - 1}, expected {length}"):
-        fetch = Fetch(data._reader, data.share_of(0))
+        fetch = Fetch(data.reader, data.share_of(0))
         for rows in fetch:
             data._raw.batch(fetch, rows, empty)
 

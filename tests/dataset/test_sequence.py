@@ -325,7 +325,7 @@ def test_workers_read_after_the_parent_did(raw: Any, method: str) -> None:
 
 
 def test_threads_share_it(raw: Any) -> None:
-    raw._reader.limit = 2
+    raw.reader.limit = 2
     failures: list[BaseException] = []
 
     def work(step: int) -> None:
@@ -474,3 +474,14 @@ def test_keys_of_damaged_and_rejected_records_are_str(tmp_path: Path) -> None:
     data[data.index(jpeg(0)) + 30] ^= 1
     shard.write_bytes(data)
     assert [one.key for one in shardio.verify(tmp_path / "out", jobs=1).damages] == ["a/é.jpg"]
+
+
+def test_sizes_follow_the_records_of_a_slice(tmp_path: Path) -> None:
+    with shardio.Writer(tmp_path / "out", max_records=3) as writer:
+        for i in range(8):
+            writer.write({"__key__": f"{i}", "data": b"x" * i})
+    data = shardio.open(tmp_path / "out", decode=None)
+    sizes = data.sizes().tolist()
+    assert len(set(sizes)) == 8
+    for part in (slice(None, None, -1), slice(2, 7, 2), slice(7, 2, -3), slice(3, 3)):
+        assert data[part].sizes().tolist() == sizes[part]

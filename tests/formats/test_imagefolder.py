@@ -31,8 +31,8 @@ from shardio.formats.foreign import imagefolder
 from shardio.formats.foreign.base import dump, sidecar_name
 from shardio.formats.sample import Schema
 from shardio.names import key_bytes, key_text
-from shardio.packing import scan as scanning
 from shardio.packing.index import index
+from shardio.packing.scan import Found, scan_shard
 from shardio.storage.location import locate
 
 ID = bytes(range(16))
@@ -228,7 +228,7 @@ def test_a_file_that_differs_is_named(folder: Path, harm: Any, what: str) -> Non
         if number != bad:
             assert data[number] == right[number]
     kind = DamageError if "expected a file" not in what else ShardioError
-    reader = data._reader
+    reader = data.reader
     shard, record = reader.locate(bad)
     for read in (
         lambda: data[bad],
@@ -260,8 +260,8 @@ def test_no_descriptor_stays_open_and_few_are_at_once(
 
     monkeypatch.setattr(os, "open", counting)
     list(data)
-    data._reader.shard(0).will_need(0, 10)
-    data._reader.shard(1).hold(0, 10)
+    data.reader.shard(0).will_need(0, 10)
+    data.reader.shard(1).hold(0, 10)
     monkeypatch.undo()
     assert most <= 2  # the file, and the folder that lists the descriptors
     assert set(os.listdir("/proc/self/fd")) == open_now
@@ -269,7 +269,7 @@ def test_no_descriptor_stays_open_and_few_are_at_once(
 
 def test_files_are_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index(folder)
-    shard = library.open(folder)._reader.shard(0)
+    shard = library.open(folder).reader.shard(0)
     told: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: told.append(arguments[2]))
     shard.will_need(3, 7)
@@ -409,9 +409,9 @@ class TestImageFolderConformance(FormatConformance):
             np.array([len(s["image"]) for s in samples], np.int64),
             [s["label"] for s in samples] if samples else None,
         )
-        task = scanning.Task("imagefolder", str(data), "files-00000", 0, str(folder), ID, extra)
+        found = Found(str(data), "imagefolder", ["files-00000"], [0], [extra])
         self.folder = folder
-        info = scanning.scan_shard(task, lambda count: None).info
+        info = scan_shard(found, str(folder), ID, 0, lambda count: None).info
         assert info is not None
         self.info = info
         return (

@@ -190,7 +190,7 @@ def test_values_in_no_order_are_read_in_blocks_and_announced_whole(
     entries = disordered(tmp_path)
     index(tmp_path)
     dataset = sequences.stored(tmp_path)
-    shard: Any = dataset._reader.shard(0)
+    shard: Any = dataset.reader.shard(0)
     reads: list[tuple[int, int]] = []
     announced: list[tuple[int, int]] = []
     read = shard._file.read

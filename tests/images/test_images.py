@@ -1202,8 +1202,8 @@ def run_python(code: str) -> str:
 def test_without_pil_the_error_names_both_extras():
     out = run_python(
         "import sys; sys.modules['PIL'] = None\n"
-        "from shardio.images.decode import *\n"
         "from shardio.images.transforms import *\n"
+        "from shardio.images.decode import *\n"
         "from shardio.images.resize import *\n"
         "import shardio.errors as e\n"
         "crop = CenterCrop(8)\n"

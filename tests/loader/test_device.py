@@ -24,6 +24,7 @@ import torch
 from support import small_datasets
 from torch.utils.data import DataLoader, TensorDataset
 
+from shardio.dataset.protocol import BatchIterator
 from shardio.errors import OptionError, StateError, StorageError
 from shardio.loader import pinned
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
@@ -202,14 +203,11 @@ def test_batches_taken_are_those_handed_out() -> None:
     assert seen == [(1, 0), (2, 2), (3, 1), (4, 0)]
 
 
-class Readiness:
+class Readiness(BatchIterator):
     """An iterator that says whether its next() would come at once."""
 
     def __init__(self, count: int) -> None:
         self.asked, self.given, self.there, self.count = 0, 0, 0, count
-
-    def __iter__(self) -> Readiness:
-        return self
 
     def ready(self) -> bool:
         self.asked += 1

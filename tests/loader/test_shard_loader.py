@@ -1518,7 +1518,7 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
         hangs.wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on a busy machine this one is late, too
-            got = labels([pool.take() for _ in range(step)])
+            got = labels([pool.take()[0] for _ in range(step)])
         told: list[Any] = []
 
         def show(message: Any, category: Any, filename: str, *_: Any) -> None:
@@ -1528,7 +1528,7 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             monkeypatch.setattr(warnings, "showwarning", show)
-            got += labels([pool.take()])
+            got += labels([pool.take()[0]])
         where = "a thread of this process"
         if workers[0]:
             where = f"loader process {step} (pid {pool.figures.pids[step]})"
@@ -1833,7 +1833,7 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
     kept = []
     for _ in range(3):
         pool.begin(what, share.steps)
-        kept = [pool.take() for _ in range(share.steps)]
+        kept = [pool.take()[0] for _ in range(share.steps)]
     assert len(locked) >= STEPS  # those of all that is kept
     pool.close()
     assert not locked and labels(kept) == labels(pictures(packed(COUNTS)))

@@ -379,7 +379,7 @@ def outcome(shard: RecordShard, *, with_core: bool) -> list[Any]:
 
 
 def opened(path: Path) -> RecordShard:
-    shard = sequences.stored(path)._reader.shard(0)
+    shard = sequences.stored(path).reader.shard(0)
     assert isinstance(shard, RecordShard)
     return shard
 
@@ -582,8 +582,8 @@ def jpeg_data(out: Path, counts: list[int], odd: dict[int, Any] | None = None) -
 def both(data: ShardDataset, *, many: bool = False) -> Iterator[tuple[Any, Any]]:
     """Each batch as it is made at once, and as its items make it."""
     share = data.share_of(0)
-    at_once = Fetch(data._reader, share, batched_reads=many)
-    by_item = Fetch(data._reader, share)
+    at_once = Fetch(data.reader, share, batched_reads=many)
+    by_item = Fetch(data.reader, share)
     assert (at_once.policy, by_item.policy) == ("page_cache" if many else "in_memory", "in_memory")
     for rows, again in zip(at_once, by_item, strict=True):
         items = [data._made(data.seed, 0, False, row, Progress()) for row in by_item.rows(again)]
@@ -671,7 +671,7 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
     jpeg_data(tmp_path / "out", [16], {9: odd})
     data = small(tmp_path / "out", unit=1, shuffle=False)
     share = data.share_of(0)
-    fetch = Fetch(data._reader, share, batched_reads=many)
+    fetch = Fetch(data.reader, share, batched_reads=many)
     made = [data._raw.batch(fetch, rows, empty) for rows in fetch]
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
@@ -703,7 +703,7 @@ def test_one_look_is_enough_where_there_are_no_small_jpegs(
     odd = {i: {"image": first} for i in range(3)}
     data = small(jpeg_data(tmp_path / "out", [3], odd))
     if data._raw is not None:  # else its records are large
-        fetch = Fetch(data._reader, data.share_of(0))
+        fetch = Fetch(data.reader, data.share_of(0))
         [rows] = fetch
         assert data._raw.batch(fetch, rows, empty) is None
         monkeypatch.setattr(RecordShard, "read", None)
@@ -714,12 +714,12 @@ def test_one_look_is_enough_where_there_are_no_small_jpegs(
 def test_damage_in_a_batch_of_jpegs_is_the_ordinary_error(tmp_path: Path, many: bool) -> None:
     jpeg_data(tmp_path / "out", [40])
     [path] = shards(tmp_path / "out")
-    shard = small(tmp_path / "out")._reader.shard(0)
+    shard = small(tmp_path / "out").reader.shard(0)
     start, size = shard.offset(5), int(shard.sizes[5])
     for at in sorted({0, 8, 12, size - 1, *random.Random(1).sample(range(size), 12)}):
         flip(path, start + at)
         data = small(tmp_path / "out")
-        fetch = Fetch(data._reader, data.share_of(0), batched_reads=many)
+        fetch = Fetch(data.reader, data.share_of(0), batched_reads=many)
         assert fetch.policy == ("page_cache" if many else "in_memory")
         made = [data._raw.batch(fetch, rows, empty) for rows in fetch]
         # Without the first record's size no batch is made at once.
@@ -763,7 +763,7 @@ def test_records_of_a_network_are_gathered_too(
 ) -> None:
     raw_data(tmp_path / "out", [40])
     data = small(on_network(tmp_path / "out"))
-    fetch = Fetch(data._reader, data.share_of(0))
+    fetch = Fetch(data.reader, data.share_of(0))
     assert fetch.policy == "network"
     for rows in fetch:
         images, labels = data._raw.batch(fetch, rows, empty)

@@ -30,8 +30,8 @@ from support.naive_order import (
 
 from shardio.errors import OptionError
 from shardio.order import partition, rng, shuffle
-from shardio.order.epoch import ORDER_VERSION, Epoch, default_unit, steps
-from shardio.order.partition import Partition, shared_spans, sharers
+from shardio.order.epoch import ORDER_VERSION, Epoch, default_unit
+from shardio.order.partition import Partition, sharers
 from shardio.order.shuffle import SpanOrder
 
 # --- the oracle ------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_every_record_is_read_exactly_once_by_all_consumers_together(case, m, R,
     epoch, b, N = make(**case), case["u"] * m, sum(case["counts"])
     virtual, flat = naive_epoch(**case)
     ranks = [read_rank(epoch, b, W, rank=r, world_size=R, tail=tail) for r in range(R)]
-    n_steps = steps(N, b, world_size=R, tail=tail)
+    n_steps = Partition(epoch, b, world_size=R, tail=tail).steps
     assert [len(rank) for rank in ranks] == [n_steps] * R  # the same on every rank
     rows = [row for i in range(n_steps) for rank in ranks for row in rank[i][0]]
     repeats = [row for i in range(n_steps) for rank in ranks for row in rank[i][1]]
@@ -148,7 +148,7 @@ def test_sample_mode_reads_every_record_once_and_counts_samples(case, R, W, tail
 def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
     epoch = make([C * W * R * m * 2], 0, 0, C, 1, 4)
     readers: dict[int, set[tuple[int, int]]] = {}
-    each = sharers(C, W, world_size=R, batch_units=m)
+    each = sharers(C, W * R, m)
     for rank in range(R):
         for worker in range(W):
             for batch in Partition(
@@ -157,7 +157,6 @@ def test_spans_are_shared_exactly_when_it_is_said(C, W, R, m):
                 for span, _, _ in batch.pieces:
                     readers.setdefault(span, set()).add((rank, worker))
     assert max(map(len, readers.values())) == each
-    assert (each > 1) == shared_spans(C, W, world_size=R, batch_units=m)
 
 
 def test_epochs_and_seeds_differ_and_repeat():
@@ -482,8 +481,9 @@ def test_emissions_cannot_be_changed_under_a_later_seek_back():
 
 
 def test_steps_are_counted_as_written():
+    hundred = make([100], 0, 0, 1, 1, 1)
     counted = {
-        (tail, R, start): steps(100, 8, world_size=R, tail=tail, start=start)
+        (tail, R, start): Partition(hundred, 8, world_size=R, tail=tail, start=start).steps
         for tail in TAILS
         for R in (1, 3)
         for start in (0, 48, 104)
@@ -493,8 +493,9 @@ def test_steps_are_counted_as_written():
     assert [counted["drop", 1, s] for s in (0, 48, 104)] == [12, 6, 0]
     assert [counted["drop", 3, s] for s in (0, 48, 104)] == [4, 2, 0]
     assert all(counted["exact", R, s] == counted["pad", R, s] for _, R, s in counted)
-    assert steps(10, None, world_size=4) == 3
-    assert steps(10, None, world_size=4, tail="drop") == 2
+    ten = make([10], 0, 0, 1, 1, 1)
+    assert Partition(ten, None, world_size=4).steps == 3
+    assert Partition(ten, None, world_size=4, tail="drop").steps == 2
 
 
 def test_an_empty_data_set_has_no_batches():

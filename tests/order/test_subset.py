@@ -533,7 +533,7 @@ def test_no_image_is_read_to_choose(packed: Packed, watched: list[Watched]) -> N
         reads.append(len(storage.reads))
         total = sum(stop - start for _, start, stop in storage.reads)
         assert 0 < total < 120_000 * 3 * each / 10
-        shards = {shard.name: shard for shard in map(part._reader.shard, (0, 2, 3))}
+        shards = {shard.name: shard for shard in map(part.reader.shard, (0, 2, 3))}
         for name, start, stop in storage.reads:
             if name in shards:  # nothing of the records in its midst; the manifest is whole
                 inner = shards[name].offset(1) + 10_000, shards[name].offset(each - 1)

@@ -15,11 +15,11 @@ def dead_on_shard(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def arrange(number: int) -> None:
         real = build_shard._build
 
-        def build(work: Any, task: Any, add: Any) -> Any:
-            if task.number == number:
+        def build(work: Any, shard: int, add: Any) -> Any:
+            if shard == number:
                 monkeypatch.setattr(build_shard, "_build", real)
                 raise KeyboardInterrupt
-            return real(work, task, add)
+            return real(work, shard, add)
 
         monkeypatch.setattr(build_shard, "_build", build)
 

@@ -352,10 +352,10 @@ def interrupted(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """A packing that died before its third shard."""
     real = build_shard._build
 
-    def build(work: Any, task: Any, add: Any) -> Any:
-        if task.number == 2:
+    def build(work: Any, shard: int, add: Any) -> Any:
+        if shard == 2:
             raise KeyboardInterrupt
-        return real(work, task, add)
+        return real(work, shard, add)
 
     with monkeypatch.context() as patch:
         patch.setattr(build_shard, "_build", build)

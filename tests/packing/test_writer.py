@@ -52,7 +52,7 @@ def test_samples_come_back_in_the_order_they_were_written(tmp_path: Path) -> Non
     assert [s["__key__"] for s in opened] == [f"k{i:03d}" for i in range(10)]
     assert [s["caption"] for s in opened] == [f"no. {i}" for i in range(10)]
     assert all(np.array_equal(s["x"], np.arange(i)) for i, s in enumerate(opened))
-    assert manifest.load(opened._reader.storage).shard_records.tolist() == [4, 4, 2]
+    assert manifest.load(opened.reader.storage).shard_records.tolist() == [4, 4, 2]
     assert verify(tmp_path, sha256=True, jobs=1).damages == []
 
 

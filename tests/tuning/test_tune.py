@@ -654,7 +654,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
     """Small records wait in the process, so the windows of a batch's spans come before it."""
     monkeypatch.setattr(LocalStorage, "is_network", lambda self: network)
     out = packed([2000, 1500])
-    reader = Reader(sequence.open(out)._reader.storage, sequence.open(out).manifest)
+    reader = Reader(sequence.open(out).reader.storage, sequence.open(out).manifest)
     for buffer, unit in ((800, 4), (800, 32), (200, 16), (None, 8)):
         epoch = Epoch(
             reader.manifest.shard_records,
