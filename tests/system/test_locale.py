@@ -190,12 +190,13 @@ def test_folders_of_fields_are_found_in_every_locale(locales: Path, tmp_path: Pa
 def test_a_demo_finds_its_images_in_every_locale(locales: Path, tmp_path: Path) -> None:
     plant(tmp_path / "src", {f"{name}/ä.jpg".encode(): noise(name, 60) for name in "éü"})
     program = """
-import os, sys
+import csv, os, sys
 from shardio.cli import demo
 from shardio.tuning import contest
 from shardio import SourceOptions, pack
 source, out, listing = sys.argv[1:]
-demo._listing(source).write(listing)
+with open(listing, "w", newline="", encoding="utf-8") as file:
+    csv.writer(file).writerows([("path", "label"), *demo._sample(source)[0]])
 pack(listing, out, read=SourceOptions(root=source), jobs=1)
 for path, _ in contest.files(out, source, 2):
     assert os.path.getsize(path)
