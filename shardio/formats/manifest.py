@@ -169,18 +169,18 @@ def load(storage: Storage) -> Manifest:
     Raises NotPackedError (naming the splits, when it is their parent), DamageError, VersionError.
     """
     _refuse_file(storage)
-    try:
-        data = storage.read(MANIFEST, MAX_MANIFEST)
-    except FileNotFoundError:
-        raise NotPackedError(_missing(storage)) from None
-    return parse(data, f"{storage.url.rstrip('/')}/{MANIFEST}")
+    if (found := load_if_packed(storage)) is None:
+        raise NotPackedError(_missing(storage))
+    return found
 
 
 def load_if_packed(storage: Storage) -> Manifest | None:
-    """Read a dataset's manifest as `load` does; None where no dataset is."""
-    with contextlib.suppress(NotPackedError):
-        return load(storage)
-    return None
+    """Read a dataset's manifest as `load` does; return None where no dataset is."""
+    try:
+        data = storage.read(MANIFEST, MAX_MANIFEST)
+    except FileNotFoundError:
+        return None
+    return parse(data, f"{storage.url.rstrip('/')}/{MANIFEST}")
 
 
 def parse(data: bytes, where: str) -> Manifest:
