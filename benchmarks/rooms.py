@@ -72,9 +72,9 @@ def traced(walk: Callable[[], Any], package: str) -> tuple[int, int]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    log.seek(0)
-    with log:
-        lines = log.read().decode().splitlines()
+    with log:  # forked workers that still write share its offset, and pread has none
+        size = os.fstat(log.fileno()).st_size
+        lines = os.pread(log.fileno(), size, 0).decode().splitlines()
     roads = defaultdict(list)
     for line in lines:
         process, thread, file = line.split(" ", 2)

@@ -37,7 +37,7 @@ from ..names import file_name, from_file_name
 from ..packing.options import ImageOptions, SourceOptions
 from ..packing.pack import pack
 from ..storage.location import locate
-from ..tuning import throttle
+from ..tuning import text, throttle
 from ..tuning.bench_process import FailedError, Host
 from ..units import check_int, show_count, show_size
 
@@ -600,12 +600,8 @@ def table(part: Part) -> str:
         if row.requests:
             counts = [f"{row.requests[way]:,}" if way in row.requests else "-" for way in WAYS]
             lines.append(["  reads of the disk", *counts, fewer_text(row)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for line in lines:
-        line[0] = line[0].ljust(widths[0])
-        text.append("  " + "  ".join(map(str.rjust, line, widths)).rstrip())
-    return "\n".join([*text, *dict.fromkeys(notes)])
+    shown = [f"  {line}" for line in text.table(lines, left=(0,))]
+    return "\n".join([*shown, *dict.fromkeys(notes)])
 
 
 def gain_text(gain: float | None) -> str:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from .. import native
 from ..errors import ShardioError
@@ -28,7 +27,7 @@ from ..images.decode import pixels, ppm_header
 from ..images.transforms import Transform
 from ..stack import users_level
 from .buffering import SMALL
-from .collate import Empty
+from .collate import Empty, images, numbers
 from .decode import IMAGE, Decoder
 from .fetch import Fetch, Rows
 from .reader import Part, Reader
@@ -71,12 +70,10 @@ class Pixels:
         columns = self._columns(parts) if self.fits(parts[0]) else None
         if columns is None:
             return None
-        batch = empty((rows.size, self.height, self.width, 3), torch.uint8)
-        if not self.read(parts, batch.numpy()):
+        batch, array = images(rows.size, self.height, self.width, empty)
+        if not self.read(parts, array):
             return None
-        found = {name: torch.from_numpy(values) for name, values in columns.items()}
-        found[IMAGE] = batch.permute(0, 3, 1, 2)
-        return tuple([found[name] for name in self.fields])
+        return tuple([numbers(columns[n]) if n in columns else batch for n in self.fields])
 
     def _columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
         """Return the other fields of these rows, (B,) each; None: an index lacks one."""

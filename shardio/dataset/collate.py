@@ -238,6 +238,19 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     )
 
 
+def images(
+    count: int, height: int, width: int, empty: Empty
+) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    """Take a batch of images, still to be written, as `collate` has it; and its (B, H, W, 3)."""
+    batch = empty((count, height, width, 3), torch.uint8)
+    return batch.permute(0, 3, 1, 2), batch.numpy()
+
+
+def numbers(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Make the (B,) int64, float64 or bool that `collate` makes of ints, floats or bools."""
+    return torch.from_numpy(values)
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 

@@ -182,6 +182,18 @@ class Epoch:
         place = np.searchsorted(ends, virtual, side="right")  # right: passes over empty shards
         return shards[place], virtual - starts[place]
 
+    def virtual_position(self, shards: Int64s, records: Int64s) -> Int64s:
+        """Turn shard numbers, and record numbers within them, into virtual positions.
+
+        (n,) int64, (n,) int64 -> (n,) int64: the inverse of `locate`, in O(shards) also of one
+        record; in O(N) where the buffer holds all.
+        """
+        in_order, _, starts = self._layout
+        virtual = starts[np.argsort(in_order)][shards] + records
+        if self._permutation is not None:
+            virtual = np.argsort(self._permutation)[virtual]
+        return virtual
+
     @cached_property
     def _layout(self) -> tuple[Int64s, Int64s, Int64s]:
         """Return the shard numbers in virtual order, and the virtual end and start of each."""

@@ -29,7 +29,7 @@ _LARGE_INDEX: Final = 1 << 30  # bytes of indexes in one process that are worth 
 _OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tune.TOLERATED
 _LOOKED: Final = 64  # batches that a mixture is judged by
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
-_GIVEN: Final = {  # options that are given in an object
+_GROUPED: Final = {  # options that are given in an object
     "spans": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
     "unit": "order=shardio.Order(unit={})",
     "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
@@ -73,8 +73,8 @@ def advice_text(warnings: Sequence[Advice]) -> str:
 def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
     """Advise to set one option. more: what to say after it."""
     [(name, value)] = change.items()
-    given = f'"{value}"' if isinstance(value, str) else value
-    mend = _GIVEN.get(name, f"{name}={{}}").format(given)
+    shown = f'"{value}"' if isinstance(value, str) else value
+    mend = _GROUPED.get(name, f"{name}={{}}").format(shown)
     return Advice(code, what, mend + more, change)
 
 
@@ -137,7 +137,7 @@ def _class_order(job: Job) -> Iterator[Advice]:
     else:
         return
     rows = "batch" if batch_size else f"run of {size:,} samples"
-    buffer = f"the buffer of {job.shuffle_buffer:,} records does not mix it"
+    buffer = f"the buffer of {epoch.shuffle_buffer:,} records does not mix it"
     mend, evaluating = "pack again without --no-shuffle", ""
     if manifest.options.get("source") == "writer":
         mend = "write the samples in a shuffled order"
@@ -203,7 +203,7 @@ def _in_class_order(job: Job) -> bool:
 def _order(job: Job) -> Iterator[Advice]:
     """Look at spans and windows."""
     epoch, spans, unit = job.epoch, job.epoch.spans, job.epoch.unit
-    if spans < job.consumers and job.shuffle_buffer != 1:
+    if spans < job.consumers and epoch.shuffle_buffer != 1:
         sharers = job.reads.sharers
         what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
         what += f"order of the same one, some {max(1, sharers * _DRAW_US):,.0f} us a record"

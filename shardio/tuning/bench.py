@@ -112,7 +112,7 @@ class Bench(Result):
             head += f"\nMeasured: its first {self.measured_records:,} records, {size}"
         blocks = [head]
         for title, rows in self.groups():
-            lines = list(table([self.columns, *(row.cells() for row in rows)], left=(0, -1)))
+            lines = table([self.columns, *(row.cells() for row in rows)], left=(0, -1))
             marks = ("> " if row is self.best else "  " for row in rows)
             marked = map("".join, zip(marks, lines[1:], strict=True))
             blocks.append("\n".join([title, f"  {lines[0]}", *marked]))
@@ -180,7 +180,7 @@ def bench(
         if plan.fields is not None and size is None and not plan.raw:
             plan = replace(plan, size=host.ask(request_of(plan, "probe"), GRACE_S)["size"])
         files = files_of(found, root or path, plan.measured_records)
-        refused = why_not_cold(files) if any(way.cold for way in ways) else ""
+        refused = why_not_cold(files)
         if refused:
             ways = [way for way in ways if not way.cold]
         else:
@@ -275,8 +275,8 @@ def ways_to_try(
     return ways + bare + cold
 
 
-def _counts(name: str, given: Iterable[int], least: int) -> list[int]:
-    counts = sorted({check_int(name, one, least, 1024) for one in given})
+def _counts(name: str, numbers: Iterable[int], least: int) -> list[int]:
+    counts = sorted({check_int(name, one, least, 1024) for one in numbers})
     if not counts:
         raise OptionError(f"{name} is empty: expected at least one number")
     return counts
@@ -312,18 +312,17 @@ def files_of(found: ShardSequence, where: str | os.PathLike[str], records: int) 
 
 def why_not_cold(files: list[str]) -> str:
     """Make files cold once, and return why that cannot be done; "" if it can."""
+    reason, stayed = "this system cannot drop files from memory", None
     try:
         stayed = machine.evict(files) if files else None
     except OSError as error:
-        return f"Cold is not possible here: {error.strerror or error}."
-    if stayed is None:
-        return "Cold is not possible here: this system cannot drop files from memory."
-    if stayed <= machine.STAYED:
-        return ""
-    return (
-        f"Cold is not possible here: {stayed:.0%} of the files' pages stay in memory (a RAM disk? "
-        "in use by another program?)."
-    )
+        reason = error.strerror or str(error)
+    if stayed is not None:
+        if stayed <= machine.STAYED:
+            return ""
+        pages = f"{stayed:.0%} of the files' pages stay in memory"
+        reason = f"{pages} (a RAM disk? in use by another program?)"
+    return f"Cold is not possible here: {reason}."
 
 
 def run_ways(
@@ -364,12 +363,8 @@ def run_ways(
 
 def request_of(plan: Bench, do: str, way: Row | None = None, **more: Any) -> dict[str, Any]:
     """Return the request to a Host that measures a row, or asks for the size of the images."""
-    facts = ("path", "root", "records", "measured_records", "batch_size", "size", "raw", "fields")
-    values = {name: getattr(plan, name) for name in facts}
-    if way is not None:
-        ways = ("loader", "workers", "threads", "decodes", "cold")
-        values |= {name: getattr(way, name) for name in ways}
-    return {"do": f"bench_process.{do}", **values, **more}
+    row = {} if way is None else vars(way)
+    return {"do": f"bench_process.{do}", **vars(plan), **row, **more}
 
 
 def _summed(way: Row, runs: list[dict[str, Any]], record_bytes: float) -> Row:

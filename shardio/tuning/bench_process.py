@@ -26,8 +26,10 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import count, pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from .. import errors, machine
 from ..dataset import sequence
@@ -264,15 +266,11 @@ def _error(error: Exception) -> bytes:
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
     """Return the size that images are to be cropped to, by the first ones."""
-    field = request["fields"][0]
-    found = sequence.open(request["path"], fields=(field,), storage=_storage(request))
+    fields, storage = request["fields"][:1], Storage(root=request["root"])
+    found = sequence.open(request["path"], fields=fields, storage=storage)
     sides = [image.size for (image,) in found[:8] if image is not None]
     small = sides and max(max(side) for side in sides) < SMALL
     return {"size": min(min(side) for side in sides) if small else CROP}
-
-
-def _storage(request: dict[str, Any]) -> Storage:
-    return Storage(root=request["root"])
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
@@ -292,7 +290,7 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
         transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
         # A buffer that holds all of a part would read it in another way than the whole is read.
         shuffle_buffer=None if reads_all else min(SHUFFLE_BUFFER, records // 4),
-        storage=_storage(request),
+        storage=Storage(root=request["root"]),
     )
     return dataset if reads_all else dataset.select(range(records))
 
@@ -314,32 +312,6 @@ def loading(
             yield started
 
 
-class _Mark(NamedTuple):
-    """Where things stand: counted since some beginning."""
-
-    at: float
-    images: int
-    batches: int
-    trainer_s: float
-    cpu_s: float | None
-    read: int | None
-    busy_s: float | None
-
-    @staticmethod
-    def now(images: int, batches: int) -> _Mark:
-        """Look at this process and all that it started."""
-        tree = machine.family(os.getpid())
-        return _Mark(
-            time.perf_counter(),
-            images,
-            batches,
-            time.thread_time(),
-            machine.cpu_seconds(tree),
-            machine.read_bytes(tree),
-            machine.busy_seconds(),
-        )
-
-
 def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Run one repeat of a row, in this process."""
     dataset = _dataset(request)
@@ -349,47 +321,55 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
     way = request["loader"], request["workers"], request["threads"]
     with loading(dataset, *way) as loader:
-        began = start = _Mark.now(0, 0)
-        times: list[tuple[float, int]] = [(began.at, 0)]  # after each batch, and images so far
+        first = start = _figures()
+        times = [(time.perf_counter(), 0)]  # after each batch, and images so far
+        begun = 0  # batches that do not count
         for images, ends in passes(loader, dataset):
             now = time.perf_counter()
             times.append((now, images))
-            done = len(times) - 1 - start.batches
-            if start is began:
-                if done >= builders and now - began.at >= settled:
-                    start = _Mark.now(images, len(times) - 1)
-                    times[-1] = (start.at, images)
-            elif now - start.at >= seconds and done % builders == 0:
+            done = len(times) - 1 - begun
+            if not begun:
+                if done >= builders and now - times[0][0] >= settled:
+                    start, begun = _figures(), done
+                    times[-1] = (time.perf_counter(), images)
+            elif now - times[begun][0] >= seconds and done % builders == 0:
                 break
-            if (ends and cold) or now - began.at >= limit:
+            if (ends and cold) or now - times[0][0] >= limit:
                 break
         # A cold pass may be short: then all of it counts, with the start of its workers.
-        if len(times) - 1 - start.batches < (_LEAST if cold else 1):
-            start = began
-        end = _Mark.now(images, len(times) - 1)
-    wall = times[-1][0] - start.at
-    batches = end.batches - start.batches
-    cpu, busy = _less(end.cpu_s, start.cpu_s), _less(end.busy_s, start.busy_s)
-    # Of a cold pass all reads count: most are made, or announced, before the first batch is there.
-    since = began if cold else start
-    read = _less(end.read, since.read)
-    others = None if cpu is None or busy is None else max(0.0, busy - cpu) / wall
-    trainer = end.trainer_s - start.trainer_s
-    return {
-        "rates": _rates(times[start.batches :], builders, request["parts"]),
-        "cpu_ms": None if cpu is None else 1000 * cpu / (images - start.images),
-        "cores_busy": None if cpu is None else cpu / wall,
-        "others_busy": others,
-        "trainer_ms": 1000 * trainer / batches,
+        if len(times) - 1 - begun < (_LEAST if cold else 1):
+            start, begun = first, 0
+        end = _figures()
+    counted = times[begun:]
+    (since, before), (until, images) = counted[0], counted[-1]
+    wall = until - since
+    trainer, cpu, busy, read = end - start
+    if cold:  # all reads count: most are made, or announced, before the first batch is there
+        read, since = (end - first)[-1], times[0][0]
+    found = {
+        "cpu_ms": 1000 * cpu / (images - before),
+        "cores_busy": cpu / wall,
+        "others_busy": np.maximum(0.0, busy - cpu) / wall,
+        "trainer_ms": 1000 * trainer / (len(counted) - 1),
         "trainer_busy": trainer / wall,
-        "storage_mb_per_s": None if read is None else read / (times[-1][0] - since.at) / 1e6,
-        "first_batch_s": times[1][0] - began.at,
+        "storage_mb_per_s": read / (until - since) / 1e6,
+        "first_batch_s": times[1][0] - times[0][0],
+    }
+    return {name: None if np.isnan(value) else float(value) for name, value in found.items()} | {
+        "rates": _rates(counted, builders, request["parts"]),
         "pass_batches": len(dataset),
     }
 
 
-def _less(end: float | None, start: float | None) -> float | None:
-    return None if end is None or start is None else end - start
+def _figures() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Look at this process and all that it started. NaN: it is not told here.
+
+    CPU seconds of this thread, of these processes, and of all on this machine; bytes that these
+    processes had read from storage.
+    """
+    tree = machine.family(os.getpid())
+    cpu_s, read = machine.cpu_seconds(tree), machine.read_bytes(tree)
+    return np.array([time.thread_time(), cpu_s, machine.busy_seconds(), read], np.float64)
 
 
 def passes(loader: Any, dataset: ShardDataset, first: int = 0) -> Iterator[tuple[int, bool]]:
@@ -413,11 +393,8 @@ def _rates(times: Sequence[tuple[float, int]], builders: int, parts: int) -> lis
     step = batches // parts // builders * builders
     if not step or parts == 1:
         parts, step = 1, batches
-    return [
-        (times[(k + 1) * step][1] - times[k * step][1])
-        / (times[(k + 1) * step][0] - times[k * step][0])
-        for k in range(parts)
-    ]
+    edges = pairwise(times[: parts * step + 1 : step])
+    return [(images - before) / (at - since) for (since, before), (at, images) in edges]
 
 
 def _touch(batch: Any) -> int:

@@ -29,12 +29,11 @@ from .. import machine
 from ..dataset import sequence
 from ..dataset.shard_dataset import ShardDataset
 from ..errors import StorageError, printable
-from ..formats import manifest
 from ..images.transforms import RandomResizedCrop, crop_box
 from ..loader.shard_loader import ShardLoader
 from ..names import file_name
-from ..storage.location import locate
 from . import throttle
+from .bench import files_of
 from .bench_process import in_memory_order, loading, passes
 
 if TYPE_CHECKING:
@@ -89,24 +88,20 @@ def files(out: str, source: str, records: int) -> list[tuple[str, int]]:
     return list(zip(paths, labels, strict=True))
 
 
-def shards(out: str) -> list[str]:
-    """Return the files of a dataset that hold its records."""
-    found = manifest.load(locate(out))
-    return [os.path.join(out, found.shard(number).name) for number in range(found.shards)]
-
-
 def read(request: dict[str, Any]) -> dict[str, Any]:
     """Read images for a while: warm, the second pass; cold, the first, from dropped pages.
 
     With `members`, in that control group. Raises StorageError where pages cannot be dropped.
     """
     way, cold, seconds = request["way"], request["cold"], request["seconds"]
-    listed = files(request["out"], request["source"], request["records"])
+    out, records = request["out"], request["records"]
+    listed = files(out, request["source"], records)
     dataset: Any = Folder(listed, request["size"]) if way == "folder" else _dataset(request)
     own = {"batch_size": request["batch_size"], "shuffle": True} if way == "folder" else {}
     with loading(dataset, _LOADERS[way], request["workers"], **own) as loader:
         if cold:
-            _forget([path for path, _ in listed] if way == "folder" else shards(request["out"]))
+            shards = files_of(sequence.open(out), out, records)
+            _forget([path for path, _ in listed] if way == "folder" else shards)
         if request.get("members"):
             throttle.join(request["members"])
         found: dict[str, Any] = _timed(passes(loader, dataset), seconds)
@@ -168,7 +163,9 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
     return dataset if len(only) == dataset.manifest.records else dataset.select(only)
 
 
-def _timed(batches: Iterable[tuple[int, bool]], seconds: float, least: float = 0.0) -> Any:
+def _timed(
+    batches: Iterable[tuple[int, bool]], seconds: float, least: float = 0.0
+) -> dict[str, Any]:
     """Time batches, from asking for them to the end of a pass, or until the time is up.
 
     least: passes are whole, and read until so much time is over.

@@ -23,6 +23,7 @@ from ..formats.manifest import Manifest
 from ..order.options import Options, shuffled_whole
 from ..order.partition import Partition, sharers
 from ..order.rng import Int64s
+from ..order.subset import Selection
 from ..storage.local import memory_available
 from ..units import check_int
 from .text import Plain
@@ -89,7 +90,7 @@ class Job:
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
                       where the manifest does not say whether packing shuffled
     batched_reads     as Fetch has it; default: as far as the manifest tells
-    calls_per_record  those of buffering.calls_per_record of a subset; default: of all records
+    selection         the records of a subset; default: all
 
     Raises OptionError.
     """
@@ -109,19 +110,14 @@ class Job:
         available_bytes: int | None = None,
         labels: Labels | None = None,
         batched_reads: bool | None = None,
-        calls_per_record: Callable[[], float] | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.manifest, self.options, self.labels = manifest, options, labels
         self.is_network = is_network
-        self.num_workers = check_int(
-            "num_workers", num_workers, 0
-        )  # 0: the rank's own process reads
+        self.num_workers = check_int("num_workers", num_workers, 0)  # 0: the rank itself reads
         self.world_size = ranks = check_int("world_size", world_size)
-        self.local_world_size = local = (
-            min(ranks, _MACHINE)
-            if local_world_size is None
-            else check_int("local_world_size", local_world_size, 1, ranks)
-        )
+        local = min(ranks, _MACHINE) if local_world_size is None else local_world_size
+        self.local_world_size = local = check_int("local_world_size", local, 1, ranks)
         self.available_bytes = memory_available() if available_bytes is None else available_bytes
         self.files_limit = spare_descriptors() if files_limit is None else files_limit
         counts = manifest.shard_records if shard_records is None else shard_records
@@ -136,7 +132,6 @@ class Job:
         self.shards = int((epoch.shard_records > 0).sum())  # that have records
         self.consumers = share.num_workers * ranks
         self.local_consumers = share.num_workers * local  # on a machine
-        self.shuffle_buffer = "all" if epoch.shuffles_all else epoch.shuffle_buffer or 0
         if batched_reads is None:
             batched_reads = buffering.reads_batches_in_core(manifest)
         self.plan = buffering.plan_buffering(
@@ -148,8 +143,7 @@ class Job:
             machines=-(-ranks // local),
             available_bytes=self.available_bytes,
             batched_reads=batched_reads,
-            calls_per_record=calls_per_record
-            or partial(buffering.calls_per_record, manifest, None),
+            calls_per_record=partial(buffering.calls_per_record, manifest, selection),
         )
         windows = min(epoch.spans * epoch.window, epoch.records)
         self.window_bytes = math.ceil(windows * self.record_bytes)
@@ -256,8 +250,7 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
 def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
     """Estimate what the workers with the most and the fewest steps read: all shards as if alike."""
     epoch = share.epoch
-    steps = np.array([len(_worker(share, last).worker_steps) for last in (False, True)])
-    records = np.minimum(steps * (share.batch_size or 1), epoch.records)
+    records = np.minimum(np.array(_steps(share)) * (share.batch_size or 1), epoch.records)
     if epoch.shuffles_all:
         across = float(shards)
     else:  # as many as its spans have, or its pieces reach
@@ -274,9 +267,10 @@ def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
     )
 
 
-def _worker(share: Partition, last: bool) -> Partition:
-    """Return the share of a rank's first worker, or of its last."""
-    return replace(share, worker=share.num_workers - 1 if last else 0)
+def _steps(share: Partition) -> Pair:
+    """Return the steps of a rank's last worker, and of its first: the fewest and the most."""
+    last = replace(share, worker=share.num_workers - 1)
+    return len(last.worker_steps), len(share.worker_steps)
 
 
 def _reads(
@@ -288,16 +282,13 @@ def _reads(
     is_exact: bool = True,
 ) -> WorkerReads:
     """Sum up (consumers,) numbers of records, shards and bytes."""
-    most, least = (len(_worker(share, last).worker_steps) for last in (False, True))
     rows, files, read = ((int(each.min()), int(each.max())) for each in (records, shards, sizes))
-    return WorkerReads(is_exact, (least, most), rows, files, read, share.touched, sharers)
+    return WorkerReads(is_exact, _steps(share), rows, files, read, share.touched, sharers)
 
 
 def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the mean bytes of a record of each shard, index included: (shards,)."""
-    records: Int64s = np.maximum(1, manifest.shard_records)
-    means: np.ndarray[Any, np.dtype[np.float64]] = manifest.shard_sizes / records
-    return means
+    return manifest.shard_sizes / np.maximum(1, manifest.shard_records)
 
 
 # --- requests to storage --------------------------------------------------------------------------

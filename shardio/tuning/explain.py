@@ -13,16 +13,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ..dataset import buffering
-from ..dataset.reader import Reader
+from ..dataset.reader import Reader, open_reader
 from ..errors import OptionError, printable
-from ..formats.manifest import load
 from ..order.epoch import Tail, default_unit
 from ..order.options import RequestedOptions
-from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import show_count, show_size
 from .advice import WIDTH, Advice, advice_text, advise
 from .cost import Job, Memory, WorkerReads, divisors
@@ -102,29 +99,25 @@ def explain(
 
     Raises OptionError; for a path also NotPackedError, DamageError, VersionError.
     """
-    given = RequestedOptions(batch_size, shuffle_buffer, None, tail, spans, unit)
-    if isinstance(dataset, (str, os.PathLike)):
-        storage = locate(dataset)
-        reader = Reader(storage, load(storage), root=None if root is None else locate(root))
-        options = given.resolve(reader.mean_bytes, records=reader.records)
-        own: dict[str, Any] = {}
+    asked = RequestedOptions(batch_size, shuffle_buffer, None, tail, spans, unit)
+    reader, stream = open_dataset("explain", dataset, vars(asked), root)
+    own: dict[str, Any] = {}
+    if stream is None:
+        options = asked.resolve(reader.mean_bytes, records=reader.records)
     else:
-        stream = check_dataset("explain", dataset, vars(given) | {"root": root})
-        reader, options = stream.reader, stream.options
-        world_size = stream.ranks()[1] if world_size is None else world_size
-        calls = partial(buffering.calls_per_record, stream.manifest, stream.selection)
+        options = stream.options
         own = {
             "shard_records": stream.counts,
             "buffer_bytes": stream.buffer_bytes,
             "batched_reads": stream.batched_reads,
-            "calls_per_record": calls,
+            "selection": stream.selection,
         }
     return explain_job(
         Job(
             reader.manifest,
             options,
             num_workers=num_workers,
-            world_size=1 if world_size is None else world_size,
+            world_size=ranks_of(stream) if world_size is None else world_size,
             local_world_size=local_world_size,
             is_network=reader.storage.is_network(),
             files_limit=reader.limit,
@@ -134,8 +127,16 @@ def explain(
     )
 
 
-def check_dataset(function: str, dataset: object, options: Mapping[str, Any]) -> ShardDataset:
-    """Return what is a ShardDataset, whose own options are not given anew. Raises OptionError."""
+def open_dataset(
+    function: str, dataset: object, options: Mapping[str, Any], root: str | os.PathLike[str] | None
+) -> tuple[Reader, ShardDataset | None]:
+    """Return the reader of a path, or that of a ShardDataset, and the ShardDataset itself.
+
+    The latter's own options are not given anew. Raises OptionError; for a path also
+    NotPackedError, DamageError, VersionError.
+    """
+    if isinstance(dataset, (str, os.PathLike)):
+        return open_reader(dataset, None, Storage(root=root)), None
     from ..dataset.shard_dataset import ShardDataset  # it costs torch, which a path does not
 
     if not isinstance(dataset, ShardDataset):
@@ -144,13 +145,18 @@ def check_dataset(function: str, dataset: object, options: Mapping[str, Any]) ->
             f"{function}: expected a ShardDataset, or the path of a packed dataset, found {found}; "
             "of a mixture, ask each of its datasets"
         )
-    given = [name for name, value in options.items() if value is not None]
-    if given:
+    own = [name for name, value in {**options, "root": root}.items() if value is not None]
+    if own:
         raise OptionError(
-            f"{function}: {', '.join(given)} with a ShardDataset, which has its own: give them to "
+            f"{function}: {', '.join(own)} with a ShardDataset, which has its own: give them to "
             "the dataset, or its path here"
         )
-    return dataset
+    return dataset.reader, dataset
+
+
+def ranks_of(stream: ShardDataset | None) -> int:
+    """Return the ranks of a ShardDataset's job; 1 for a path."""
+    return 1 if stream is None else stream.ranks()[1]
 
 
 def explain_job(job: Job) -> Explanation:
@@ -161,27 +167,19 @@ def explain_job(job: Job) -> Explanation:
         paragraph(text, WIDTH, name.ljust(_INDENT), " " * _INDENT)
         for name, text in (*_rows(job), *(("note", note) for note in notes))
     ]
+    of_job = "records shards dataset_bytes is_network num_workers world_size local_world_size "
+    of_job += "free_consumers files_open files_limit memory"
     return Explanation(
-        records=job.records,
-        shards=job.shards,
-        dataset_bytes=job.dataset_bytes,
-        is_network=job.is_network,
+        **{name: getattr(job, name) for name in of_job.split()},
         batch_size=job.options.batch_size,
-        state=_state(job),
-        num_workers=job.num_workers,
-        world_size=job.world_size,
-        local_world_size=job.local_world_size,
+        state=job.options.state(),
         steps=job.share.steps,
         last_batch_records=job.tail.last,
         dropped_records=job.tail.dropped,
         repeated_records=job.tail.repeated,
         worker=job.reads,
         law_world_sizes=_law_world_sizes(job),
-        free_consumers=job.free_consumers,
         policy=job.plan.policy,
-        files_open=job.files_open,
-        files_limit=job.files_limit,
-        memory=job.memory,
         warnings=warnings,
         notes=notes,
         _text="\n".join([*blocks, "", advice_text(warnings)]),
@@ -222,17 +220,7 @@ def _rows(job: Job) -> Iterator[tuple[str, str]]:
     )
     yield "bytes wait", _waiting(job)
     yield "memory", _memory(job)
-    yield "state", " ".join(f"{name}={value}" for name, value in _state(job).items())
-
-
-def _state(job: Job) -> dict[str, Any]:
-    return {
-        "shuffle_buffer": job.shuffle_buffer,
-        "seed": job.options.seed,
-        "tail": job.options.tail,
-        "canonical_workers": job.epoch.spans,
-        "unit": job.epoch.unit,
-    }
+    yield "state", " ".join(f"{name}={value}" for name, value in job.options.state().items())
 
 
 def _law_world_sizes(job: Job) -> tuple[int, ...]:

@@ -337,7 +337,7 @@ class _Batches(Iterator[T]):
         self._report_at = watched._every  # batches of this pass at the next report
         self._look_at = min(watched._every, FOLD)
         self._began = perf_counter()
-        self._given = 0.0  # when the last batch was given; 0: its step is not, or no more, measured
+        self._handed = 0.0  # when the last batch was handed out; 0: its step is not measured
         self._ended = False
         self._batches = iter(watched.loader)
 
@@ -350,9 +350,9 @@ class _Batches(Iterator[T]):
     # caches; where the loader tells `batch_stats`, 2.6 and 6 us (benchmarks/results/meter.json).
     def __next__(self) -> T:
         asked, seen = perf_counter(), self._pass
-        if self._given:
-            seen.step.append(asked - self._given)
-            self._given = 0.0
+        if self._handed:
+            seen.step.append(asked - self._handed)
+            self._handed = 0.0
         if seen.taken >= self._look_at:
             self._look()
             asked = perf_counter()  # reporting is neither the loader's time nor the step's
@@ -363,15 +363,15 @@ class _Batches(Iterator[T]):
                 self._ended = True
                 self._watch._end(seen)
             raise
-        given = perf_counter()
+        handed = perf_counter()
         seen.taken += 1
         if seen.taken == 1:
-            seen.first_s = given - self._began
+            seen.first_s = handed - self._began
             return batch
         # Waiting for a device that is steps behind is the step's time (device.DevicePrefetcher).
-        given -= getattr(self._batches, "blocked_s", 0.0)
-        self._given = given
-        seen.data.append(given - asked)
+        handed -= getattr(self._batches, "blocked_s", 0.0)
+        self._handed = handed
+        seen.data.append(handed - asked)
         stats = getattr(self._batches, "batch_stats", None)
         if isinstance(stats, BatchStats):  # others may call other things so
             seen.stats.append(stats)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 KINDS: Final = ("png", "svg", "html")
 _DPI: Final = 150
 
+Floats = Sequence[float]
 Places = dict[int | None, float]  # of each shuffle buffer on the axis
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -101,11 +102,9 @@ def figure_of(found: Tuning | Bench) -> Figure:
 
 def _titled(title: str, height: float, size: int) -> Figure:
     """Make a figure, 9.6 inches wide, of this height. size: of the title, in points."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, height), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=size, fontweight="bold")
     return figure
 
@@ -128,19 +127,18 @@ def _mixing_and_cost(tuning: Tuning) -> Figure:
     places = {row.shuffle_buffer: float(row.shuffle_buffer or 0) for row in tuning.rows}
     if None in places:  # "all": apart from the others
         places[None] = max(float(tuning.records), 2.2 * max(places.values()))
-    measures = (
-        (_PAIRS, _parted, "renews", "new neighbours: pairs of a batch that were apart in the epoch "
-         "before"),
-        (_CLASSES, _mixed, "mixes", f"mixed {kind}: how many of them a batch has"),
-    )  # fmt: skip
+    apart = "new neighbours: pairs of a batch that were apart in the epoch before"
+    mixed = f"mixed {kind}: how many of them a batch has"
+    measures = ((_PAIRS, _parted, "renews", apart), (_CLASSES, _mixed, "mixes", mixed))
     ladder = tuning.ladder()
     if tuning.with_units:
         _others(upper, tuning, places)
+    x = [places[row.shuffle_buffer] for row in ladder]
     for colour, measure, passes, label in measures:
-        heights = [measure(tuning, row) for row in ladder]
-        _line(upper, places, ladder, heights, colour, passes, label)
+        full = [getattr(row, passes) for row in ladder]
+        _line(upper, x, [measure(tuning, row) for row in ladder], colour, full, label)
     _mixing(upper, tuning)
-    _cost(lower, places, ladder)
+    _cost(lower, x, ladder)
     _buffers(lower, tuning, places)
     _mark(upper, lower, tuning, places)
     below.axis("off")
@@ -178,33 +176,17 @@ def _parted(tuning: Tuning, row: Row) -> float:
     return 100 * (1 - row.again) / max(1e-9, 1 - tuning.chance) if tuning.chance < 1 else 100.0
 
 
-def _line(
-    axes: Axes,
-    places: Places,
-    rows: Sequence[Row],
-    heights: list[float],
-    colour: str,
-    passes: str,
-    label: str | None = None,
-) -> None:
-    """Draw a line through rows. passes: the member of a row that is False where it is hollow."""
-    x = [places[row.shuffle_buffer] for row in rows]
-    axes.plot(x, heights, color=colour, linewidth=2.2, label=label, zorder=3)
-    faces = [colour if getattr(row, passes) else "white" for row in rows]
-    axes.scatter(x, heights, 49, faces, edgecolors=colour, linewidths=1.6, zorder=4)
+def _line(axes: Axes, x: Floats, y: Floats, colour: str, full: list[bool], label: str = "") -> None:
+    """Draw a line through points. full: False where a point is hollow."""
+    axes.plot(x, y, color=colour, linewidth=2.2, label=label, zorder=3)
+    faces = [colour if one else "white" for one in full]
+    axes.scatter(x, y, 49, faces, edgecolors=colour, linewidths=1.6, zorder=4)
 
 
-def _note(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    offset: tuple[float, float],
-    size: float,
-    **options: Any,
-) -> None:
-    """Write a text beside a point, so many points away."""
-    where: dict[str, Any] = {"xytext": offset, "textcoords": "offset points", "va": "center"}
-    axes.annotate(text, at, fontsize=size, **where, **options)
+def _note(axes: Axes, text: str, at: Floats, right: int, size: float, **options: Any) -> None:
+    """Write a text beside a point (x, y), so many points to the right."""
+    where: dict[str, Any] = {"xytext": (right, 0), "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, (at[0], at[1]), fontsize=size, **where, **options)
 
 
 def _others(axes: Axes, tuning: Tuning, places: Places) -> None:
@@ -216,7 +198,7 @@ def _others(axes: Axes, tuning: Tuning, places: Places) -> None:
         for colour, measure in ((_CLASSES, _mixed), (_PAIRS, _parted)):
             y = [measure(tuning, row) for row in rows]
             axes.plot(x, y, color=colour, linewidth=1, dashes=dashes, alpha=0.8, zorder=2)
-        _note(axes, f"unit {unit:,}", (x[0], y[0]), (-4, 0), 7.5, ha="right", color=_GREY)
+        _note(axes, f"unit {unit:,}", (x[0], y[0]), -4, 7.5, ha="right", color=_GREY)
 
 
 def _mixing(axes: Axes, tuning: Tuning) -> None:
@@ -230,25 +212,20 @@ def _mixing(axes: Axes, tuning: Tuning) -> None:
     axes.grid(alpha=0.25)
 
 
-def _cost(axes: Axes, places: Places, ladder: Sequence[Row]) -> None:
+def _cost(axes: Axes, x: Floats, ladder: Sequence[Row]) -> None:
     """Draw the requests of a cold epoch, over those of the cheapest."""
     least = max(1, min(row.requests for row in ladder))
     y = [row.requests / least for row in ladder]
-    _line(axes, places, ladder, y, _COST, "is_cheap")
+    _line(axes, x, y, _COST, [row.is_cheap for row in ladder])
     axes.set_ylabel("requests\n(cheapest: 1)")
     axes.set_yscale("log")
     top = max(4.0, 1.6 * max(y))
     axes.set_ylim(0.6, top)
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 1000) if tick < top]
     axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
-    axes.annotate(
-        f"a cold epoch takes about {least:,} requests to storage, at least",
-        (0.012, 0.9),
-        xycoords="axes fraction",
-        va="top",
-        fontsize=8.5,
-        color=_GREY,
-    )
+    said = f"a cold epoch takes about {least:,} requests to storage, at least"
+    place: dict[str, Any] = {"transform": axes.transAxes, "va": "top"}
+    axes.text(0.012, 0.9, said, fontsize=8.5, color=_GREY, **place)
     axes.grid(alpha=0.25)
 
 
@@ -299,8 +276,8 @@ def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: Places) -> None:
         right = x * x > low * high  # of the middle of a logarithmic axis
         side: dict[str, Any] = {"ha": "right" if right else "left", "color": colour, "zorder": 6}
         box = {"facecolor": "white", "linewidth": 0, "pad": 1.5, "alpha": 0.9}
-        offset = (-6 if right else 6, 0)
-        _note(upper, " = ".join(said), (x, 50), offset, 11, fontweight="bold", bbox=box, **side)
+        away = -6 if right else 6
+        _note(upper, " = ".join(said), (x, 50), away, 11, fontweight="bold", bbox=box, **side)
 
 
 def _caption(tuning: Tuning) -> str:
@@ -340,7 +317,7 @@ def _bars(bench: Bench) -> Figure:
             if row is bench.best:
                 text += "  (recommended)"
             weight = "bold" if row is bench.best else None
-            _note(left, text, (most, place), (5, 0), 8, fontweight=weight)
+            _note(left, text, (most, place), 5, 8, fontweight=weight)
         left.set_xlim(0, 2.1 * max(1e-9, bounds.max()))
         _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
@@ -71,13 +71,11 @@ class Simulation:
     spans: int
     batch_size: int
     sample: Sample
-    _layouts: dict[int, Int64s] = field(default_factory=dict)
 
     @cached_property
     def _starts(self) -> Int64s:
         """Return the number of each shard's first record: (shards,)."""
-        starts: Int64s = np.cumsum(self.counts) - self.counts
-        return starts
+        return np.cumsum(self.counts) - self.counts
 
     def epoch(self, buffer: int | None, unit: int, number: int) -> Epoch:
         """Make an epoch of these options. buffer: records; None: "all"."""
@@ -103,7 +101,7 @@ class Simulation:
             shards, places = now.locate(virtual)
             numbers = self._starts[shards] + places
             mixture += batch_mixture(self.classes[numbers].reshape(-1, size)).sum(axis=0)
-            earlier = flat_positions(before, self._virtual(before, shards, places))
+            earlier = flat_positions(before, before.virtual_position(shards, places))
             pairs += equal_pairs((earlier // size).reshape(-1, size))
             # Without a buffer a record comes where its span's draws are dealt in storage order.
             home = numbers if now.shuffles_all else virtual
@@ -125,30 +123,6 @@ class Simulation:
             flats.append(flat)
             virtuals.append(drawn[flat - first * each])
         return np.concatenate(flats), np.concatenate(virtuals)
-
-    def _virtual(self, epoch: Epoch, shards: Int64s, places: Int64s) -> Int64s:
-        """Return the virtual positions of records: the inverse of epoch.locate."""
-        if epoch.shuffles_all:
-            every = np.arange(epoch.records, dtype=np.int64)
-            found, records = epoch.locate(every)
-            inverse = np.empty_like(every)
-            inverse[self._starts[found] + records] = every
-            virtual: Int64s = inverse[self._starts[shards] + places]
-            return virtual
-        if epoch.epoch not in self._layouts:  # the same for every buffer and unit
-            self._layouts[epoch.epoch] = _layout(epoch)
-        return self._layouts[epoch.epoch][shards] + places
-
-
-def _layout(epoch: Epoch) -> Int64s:
-    """Return the virtual position of each shard's first record; 0 for empty shards."""
-    starts = np.zeros(len(epoch.shard_records), np.int64)
-    at, end = 0, epoch.records
-    while at < end:
-        shards, _ = epoch.locate(np.array([at]))
-        starts[shards[0]] = at
-        at += int(epoch.shard_records[shards[0]])
-    return starts
 
 
 # --- the order, many records at a time ------------------------------------------------------------
@@ -225,8 +199,7 @@ def _places(epoch: Epoch, virtual: Int64s) -> Int64s:
     starts = np.array([epoch.span_start(span) for span in range(_spans(epoch))], np.int64)
     span = np.searchsorted(starts, virtual, side="right") - 1
     draw = virtual - starts[span]
-    places: Int64s = (draw // epoch.unit * len(starts) + span) * epoch.unit + draw % epoch.unit
-    return places
+    return (draw // epoch.unit * len(starts) + span) * epoch.unit + draw % epoch.unit
 
 
 # --- statistics -----------------------------------------------------------------------------------

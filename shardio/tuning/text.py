@@ -7,7 +7,7 @@ Every result (Explanation, Tuning, Bench) prints itself, in a notebook too: `pri
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -20,7 +20,7 @@ class Plain:
     def as_dict(self) -> dict[str, Any]:
         """Return the public fields as plain JSON, one member each. Tuples become lists."""
         names = (one.name for one in fields(self))  # type: ignore[arg-type]
-        return {name: _plain(getattr(self, name)) for name in names if not name.startswith("_")}
+        return {name: _as_json(getattr(self, name)) for name in names if not name.startswith("_")}
 
 
 class Result(Plain):
@@ -30,11 +30,11 @@ class Result(Plain):
         return str(self)  # as a notebook shows it
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, Plain):
         return value.as_dict()
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     return value
 
 
@@ -53,19 +53,18 @@ def paragraph(text: str, width: int, first: str = "", later: str = "") -> str:
     )
 
 
-def table(lines: Sequence[Sequence[str]], *, left: tuple[int, ...] = (-1,)) -> Iterator[str]:
+def table(lines: Sequence[Sequence[str]], *, left: tuple[int, ...] = (-1,)) -> list[str]:
     """Align the cells of a table's lines to the right. left: columns that are aligned to the left.
 
     All lines have equally many cells.
     """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    to_left = {column % len(widths) for column in left}
-    for line in lines:
-        cells = [
-            cell.ljust(width) if column in to_left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    columns = list(zip(*lines, strict=True))
+    to_left = [number % len(columns) for number in left]
+    for number, column in enumerate(columns):
+        put = str.ljust if number in to_left else str.rjust
+        width = max(map(len, column))
+        columns[number] = tuple(put(cell, width) for cell in column)
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
 def show_number(value: float) -> str:

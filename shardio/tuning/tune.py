@@ -43,18 +43,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..dataset import sequence
 from ..dataset.decode import Decoder
+from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError
 from ..order.epoch import default_unit
 from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, SPANS, shuffled_whole
 from ..order.partition import Partition
-from ..storage.location import locate
-from ..storage.options import Storage
 from ..units import check_int, check_size, quoted, show_count, show_size
 from .cost import cold_requests, divisors, first_batch_bytes
-from .explain import check_dataset
+from .explain import open_dataset, ranks_of
 from .simulate import (
     REGIONS,
     WHOLE,
@@ -175,8 +173,8 @@ class Uniform:
 
     def off(self, classes: float, even: float) -> float:
         """Return how far a mixture is outside its bands, relative to a uniform shuffle."""
-        off = _outside(classes, self.band) / self.uniform
-        return off + (_outside(even, self.even_band) / self.even if self.saturated else 0.0)
+        off = _outside(classes, *self.band) / self.uniform
+        return off + (_outside(even, *self.even_band) / self.even if self.saturated else 0.0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -253,17 +251,12 @@ class Tuning(Result, Uniform):
     @cached_property
     def decimals(self) -> int:
         """Return the number of decimals that show which values lie in their band."""
-        judged = [(row.classes, self.band) for row in self.rows]
-        judged += [(row.even, self.even_band) for row in self.rows if self.saturated]
+        judged = [(row.classes, *self.band) for row in self.rows]
+        judged += [(row.even, *self.even_band) for row in self.rows if self.saturated]
+        outside = [bool(_outside(*one)) for one in judged]
         for digits in range(2, 6):
-            rounded = [
-                (round(value, digits), (round(low, digits), round(high, digits)))
-                for value, (low, high) in judged
-            ]
-            if all(
-                bool(_outside(*one)) == bool(_outside(*shown))
-                for one, shown in zip(judged, rounded, strict=True)
-            ):
+            shown = [[round(number, digits) for number in one] for one in judged]
+            if [bool(_outside(*one)) for one in shown] == outside:
                 return digits
         return 6
 
@@ -397,38 +390,30 @@ def tune(
 
     Raises OptionError; also NotPackedError, DamageError, VersionError, StorageError.
     """
+    reader, stream = open_dataset("tune", dataset, {"batch_size": batch_size}, root)
+    size = batch_size if stream is None else stream.batch_size
+    if size is None:
+        place = "" if stream is None else " to the dataset"
+        raise OptionError(f"tune: give batch_size{place}; the answer is for batches")
+    counts, labels = reader.manifest.shard_records, labels_of(reader)
+    path = os.fspath(dataset) if isinstance(dataset, (str, os.PathLike)) else None
     options: dict[str, Any] = {}
-    if isinstance(dataset, (str, os.PathLike)):
-        if batch_size is None:
-            raise OptionError("tune: give batch_size; the answer is for batches")
-        found = sequence.open(dataset, decode=None, storage=Storage(root=root))
-        manifest, counts, labels = found.manifest, found.manifest.shard_records, labels_of(found)
-        is_network = locate(dataset if root is None else root).is_network()
-        path: str | None = os.fspath(dataset)
-    else:
-        stream = check_dataset("tune", dataset, {"batch_size": batch_size, "root": root})
-        if stream.batch_size is None:
-            raise OptionError("tune: give batch_size to the dataset; the answer is for batches")
-        reader, selection, manifest = stream.reader, stream.selection, stream.manifest
-        decoder = Decoder(manifest.schema, decode=None)
-        labels = labels_of(ShardSequence(reader, decoder, range(reader.records)))
-        if labels is not None and selection is not None:
-            labels = labels[selection.numbers]
-        counts, batch_size = stream.counts, stream.batch_size
-        is_network = reader.storage.is_network()
-        world_size = stream.ranks()[1] if world_size is None else world_size
-        path = stream.path if selection is None else None
-        options = {"seed": stream.seed}
+    if stream is not None:
+        counts, options = stream.counts, {"seed": stream.seed}
         if stream.shuffle:
             options["spans"] = stream.options.spans
+        if stream.selection is None:
+            path = stream.path
+        elif labels is not None:
+            labels = labels[stream.selection.numbers]
     return recommend(
         counts,
         labels,
-        batch_size=batch_size,
+        batch_size=size,
         num_workers=num_workers,
-        world_size=1 if world_size is None else world_size,
-        mean_bytes=manifest.mean_bytes,
-        is_network=is_network,
+        world_size=ranks_of(stream) if world_size is None else world_size,
+        mean_bytes=reader.mean_bytes,
+        is_network=reader.storage.is_network(),
         memory=memory,
         units=units,
         progress=progress,
@@ -438,10 +423,13 @@ def tune(
     )
 
 
-def labels_of(found: ShardSequence) -> Classes | None:
+def labels_of(reader: Reader) -> Classes | None:
     """Return the labels of every record, (N,) integers; None where the dataset has none."""
-    kinds = dict(found.manifest.schema.fields)
-    return found.columns("label") if kinds.get("label") in ("int", "bool") else None
+    schema = reader.manifest.schema
+    if dict(schema.fields).get("label") not in ("int", "bool"):
+        return None
+    decoder = Decoder(schema, decode=None)
+    return ShardSequence(reader, decoder, range(reader.records)).columns("label")
 
 
 def recommend(
@@ -504,14 +492,15 @@ def recommend(
     usual = None if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER
     if memory is None:
         plan = replace(plan, memory=max(MEMORY, plan.buffer_bytes(usual)))
-    ladder, others = _choices(records, batch_size, spans)
-    choices = [*ladder, *(others if units else ())] if sample.batches else []
+    ladder, others = _choices(records, batch_size, spans) if sample.batches else ([], [])
+    if units:
+        ladder, others = ladder + others, []
     simulation = Simulation(counts, classes, seed, spans, batch_size, sample)
     tell = progress or (lambda done, total: None)
-    tell(0, len(choices) + 1)
+    tell(0, len(ladder) + 1)
     search = _Search(plan, simulation, is_network, (usual, plan.unit), tell)
-    search.look(choices)
-    if choices and not units and not any(row.will_do for row in search.rows):
+    search.look(ladder)
+    if not any(row.will_do for row in search.rows):
         search.look(others)
     tell(len(search.rows) + 1, len(search.rows) + 1)
     return _conclude(search, path, root)
@@ -584,36 +573,28 @@ class _Search:
 
 
 def _conclude(search: _Search, path: str | None, root: str | None) -> Tuning:
-    """Sort the rows, choose one, and say so."""
+    """Sort the rows, choose one, and say so.
+
+    That is the default if it will do, else "all", else the largest buffer that will do.
+    """
+
+    def merit(row: Row) -> tuple[int, ...]:
+        every, usual = row.shuffle_buffer is None, row.unit == search.plan.unit
+        return row is default, every, row.window, usual, row.unit
+
     rows = sorted(search.rows, key=lambda row: (row.memory_bytes, -row.unit))
-    named = {(row.shuffle_buffer, row.unit): row for row in rows}
-    default = named.get(search.default)
-    smallest = [row for row in rows if row.shuffle_buffer == rows[0].shuffle_buffer]
+    default = {(row.shuffle_buffer, row.unit): row for row in rows}.get(search.default)
+    # A shuffled pack mixes with any buffer.
+    mixing = [row.mixes for row in rows if row.shuffle_buffer == rows[0].shuffle_buffer]
     tuning = replace(
         search.plan,
-        # A shuffled pack mixes with any buffer.
-        in_class_order=(
-            bool(rows) and search.plan.labels == "label" and not any(row.mixes for row in smallest)
-        ),
+        in_class_order=bool(rows) and search.plan.labels == "label" and not any(mixing),
         rows=tuple(rows),
-        best=_best(rows, default),
+        best=max((row for row in rows if row.will_do), key=merit, default=None),
         default=default,
     )
     notes = tuple(_notes(tuning, search.left_out))
     return replace(tuning, notes=notes, call=_call(tuning, path, root))
-
-
-def _best(rows: Sequence[Row], default: Row | None) -> Row | None:
-    """Choose what to recommend: the default, else "all", else the largest buffer that will do."""
-    if default is not None and default.will_do:
-        return default
-    doing = [row for row in rows if row.will_do]
-    usual = None if default is None else default.unit
-    return max(
-        doing,
-        key=lambda row: (row.shuffle_buffer is None, row.window, row.unit == usual, row.unit),
-        default=None,
-    )
 
 
 # --- the ladder -----------------------------------------------------------------------------------
@@ -649,9 +630,9 @@ def _even(alike: float) -> float:
     return 1 / max(float(alike), 1e-12)
 
 
-def _outside(value: float, band: Band) -> float:
+def _outside(value: float, low: float, high: float) -> float:
     """Return how far a value is outside a band; 0 within, also by rounding."""
-    off = max(band[0] - value, value - band[1])
+    off = max(low - value, value - high)
     return off if off > 1e-9 * abs(value) else 0.0
 
 
@@ -698,10 +679,8 @@ def _notes(tuning: Tuning, left_out: Sequence[int | None]) -> Iterator[str]:
             f'Buffers above {MOST:,} records were not simulated; "all" is a uniform shuffle by '
             "definition."
         )
-    ordered, repack = (
-        "The pack is in class order",
-        "pack it again, shuffled: `shardio pack SRC OUT`",
-    )
+    ordered = "The pack is in class order"
+    repack = "pack it again, shuffled: `shardio pack SRC OUT`"
     if tuning.keeps_default:
         yield (
             f"Keep the default, {usual}: it mixes as well as a uniform shuffle, at no cost to "

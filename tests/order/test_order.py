@@ -210,6 +210,8 @@ def test_the_virtual_sequence_holds_every_record_once(case):
     epoch, counts = make(**case), case["counts"]
     rows = [(s, r) for s in range(len(counts)) for r in range(counts[s])]
     assert sorted(located(epoch, list(range(epoch.records)))) == rows
+    virtual = np.arange(epoch.records)
+    assert epoch.virtual_position(*epoch.locate(virtual)).tolist() == virtual.tolist()
 
 
 # --- the window ------------------------------------------------------------------------------

@@ -195,9 +195,8 @@ from shardio.cli import demo
 from shardio.tuning import contest
 from shardio import SourceOptions, pack
 source, out, listing = sys.argv[1:]
-rows, _, _ = demo._sample(source)
-with open(listing, "w", newline="", encoding="utf-8") as file:  # as the demo itself
-    csv.writer(file).writerows([("path", "label"), *rows])
+with open(listing, "w", newline="", encoding="utf-8") as file:
+    csv.writer(file).writerows([("path", "label"), *demo._sample(source)[0]])
 pack(listing, out, read=SourceOptions(root=source), jobs=1)
 for path, _ in contest.files(out, source, 2):
     assert os.path.getsize(path)

@@ -18,12 +18,13 @@ from support.small_datasets import flip, make, shard_files
 from shardio import Order, ShardDataset
 from shardio.dataset import sequence
 from shardio.dataset.fetch import Fetch
-from shardio.dataset.reader import Reader
+from shardio.dataset.reader import Reader, open_reader
 from shardio.errors import OptionError
 from shardio.order.epoch import Epoch, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
 from shardio.order.partition import Partition
 from shardio.storage.local import LocalStorage
+from shardio.storage.options import Storage
 from shardio.tuning import simulate
 from shardio.tuning.cost import REQUEST, first_batch_bytes
 from shardio.tuning.simulate import (
@@ -642,7 +643,7 @@ def test_a_dataset_without_labels_is_tuned_too(packed: Callable[..., Path]) -> N
         sample=lambda i: {"__key__": b"%d" % i, "n": i},
         classes=None,
     )
-    assert labels_of(sequence.open(out)) is None
+    assert labels_of(open_reader(out, None, Storage())) is None
     assert tune(out, batch_size=8).labels == "position"
 
 
