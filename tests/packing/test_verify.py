@@ -1,5 +1,6 @@
 """Every damage is listed, with its shard, record, offset and key; what is whole is not."""
 
+import errno
 import hashlib
 import io
 import os
@@ -15,7 +16,7 @@ import pytest
 from support.trees import content, images, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio.dataset import sequence as sequences
-from shardio.errors import DamageError, NotPackedError, OptionError, StorageError, VersionError
+from shardio.errors import DamageError, NotPackedError, OptionError, VersionError
 from shardio.formats import manifest
 from shardio.formats.foreign.base import dump, load, sidecar_name
 from shardio.formats.record import RecordShard
@@ -24,7 +25,7 @@ from shardio.packing.options import PlanOptions, SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.verify import Verified, verify
 from shardio.packing.writer import Writer
-from shardio.storage.local import LocalFile, open_file
+from shardio.storage.local import open_file
 from shardio.storage.location import locate
 
 
@@ -175,14 +176,14 @@ def test_a_record_that_cannot_be_read_does_not_hide_the_others(
     shard = shards(out)[0]
     bad = offsets(shard)[5]
     flip(shard, offsets(shard)[2] + 200)
-    real = LocalFile.read
+    real, inode = os.pread, shard.stat().st_ino
 
-    def read(self: LocalFile, start: int, length: int) -> bytes:
-        if shard.name in self.name and 0 < start <= bad < start + length:
-            raise StorageError(f"{self.name}: cannot read: Input/output error")
-        return real(self, start, length)
+    def pread(descriptor: int, length: int, start: int) -> bytes:
+        if 0 < start <= bad < start + length and os.fstat(descriptor).st_ino == inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, length, start)
 
-    monkeypatch.setattr(LocalFile, "read", read)
+    monkeypatch.setattr(os, "pread", pread)
     found = damages(out).damages
     assert [one.record for one in found] == [2, 5]
     assert "Input/output error" in found[1].what
