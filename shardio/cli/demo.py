@@ -46,7 +46,7 @@ READS_PER_S: Final = 500  # small cloud disks and busy network file systems give
 SECONDS: Final = 6.0  # of a pass: 2,000 files at 500 a second take 4
 ROUNDS: Final = 2  # of warm rows, and the better one counts: a busy machine hurts none alone
 ROUND_S: Final = 6.0  # a round that took longer was on a machine too busy, or slow, for two
-MADE_SMALL, MADE_PHOTOGRAPHS = 2_000, 480  # images that are made: some seconds of decoding
+DRAWN_SMALL, DRAWN_PHOTOGRAPHS = 2_000, 480  # images that are made: some seconds of decoding
 MOST_IMAGES, MOST_BYTES = 4_000, 384 << 20  # of a folder that is not to be kept packed
 LARGE: Final = 2**17  # pixels: from here on crops gain by tiles (docs/jpeg-tiles.md)
 EQUAL: Final = 0.05  # rates that are nearer to each other are equal
@@ -246,8 +246,8 @@ class _Stage:
         from . import specimens
 
         for kind, count in (
-            (specimens.SMALL, MADE_SMALL),
-            (specimens.PHOTOGRAPHS, MADE_PHOTOGRAPHS),
+            (specimens.SMALL, DRAWN_SMALL),
+            (specimens.PHOTOGRAPHS, DRAWN_PHOTOGRAPHS),
         ):
             folder = os.path.join(self.scratch, kind.name.split()[-1])
             specimens.make(folder, kind, count)

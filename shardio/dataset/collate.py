@@ -189,15 +189,15 @@ def _tensors(tensors: Sequence[torch.Tensor], items: Sequence[Any], name: int | 
     return torch.stack(list(tensors), out=empty((len(tensors), *first.shape), first.dtype))
 
 
-def planes(made: np.ndarray[Any, Any]) -> Any:
-    """Turn what a built-in transform made, (H, W, 3) uint8, into a (3, H, W) tensor.
+def planes(pixels: np.ndarray[Any, Any]) -> Any:
+    """Turn the pixels of a built-in transform, (H, W, 3) uint8, into a (3, H, W) tensor.
 
     A view: its strides are those of channels_last. Of other arrays the tensor.
     """
-    if made.dtype.type not in TENSORS:
-        return made
-    tensor = torch.from_numpy(made)
-    if made.dtype == np.uint8 and made.ndim == 3 and made.shape[2] == 3:
+    if pixels.dtype.type not in TENSORS:
+        return pixels
+    tensor = torch.from_numpy(pixels)
+    if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3:
         return tensor.permute(2, 0, 1)
     return tensor
 

@@ -125,10 +125,10 @@ class Decoder:
         self._map = map
         self.maps = map is not None
         self._map_draws = map is not None and _takes_generator(map, names)
-        made = () if self._crop is None else self._crop.made
-        self._planes, self._planar = planes, () if planes is None else made
+        cropped = () if self._crop is None else self._crop.produces
+        self._planes, self._planar = planes, () if planes is None else cropped
         needed = {name: one for name, one in functions.items() if name in names}
-        self._decoded = _to_decode(needed, made, limit)
+        self._decoded = _to_decode(needed, cropped, limit)
         self.draws = self._map_draws or isinstance(transform, transforms.RandomResizedCrop)
         self.wants_draw = self._map_draws or self._crop is not None
         users = any(one is not None for one in (transform, target_transform, map))
@@ -202,7 +202,7 @@ class Decoder:
 class _Crop:
     """Decode and crop images of a sample by a built-in transform, all by one draw.
 
-    made: the fields that it makes.
+    produces: the fields that it makes.
     """
 
     def __init__(
@@ -218,9 +218,9 @@ class _Crop:
         if max_pixels is not None and transform.max_pixels is None:
             transform = transform.limited(max_pixels)
         self.main, self._transform = main, transform
-        self.made = transform.fields or (main,)
-        self._alike = tuple(n for n in self.made if functions.get(n) is _MAIN["pil"])
-        self._together = transform.boxes is not None or len(self.made) > 1
+        self.produces = transform.fields or (main,)
+        self._alike = tuple(n for n in self.produces if functions.get(n) is _MAIN["pil"])
+        self._together = transform.boxes is not None or len(self.produces) > 1
         self._shape = (*transform.shape, 3)
 
     def __call__(self, sample: Sample, draw: int, progress: Progress | None) -> None:
@@ -285,16 +285,16 @@ def _functions(decode: Decode, images: Sequence[str], main: str | None) -> dict[
 
 
 def _to_decode(
-    functions: Mapping[str, _Function], made: Sequence[str], limit: Mapping[str, int]
+    functions: Mapping[str, _Function], produced: Sequence[str], limit: Mapping[str, int]
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the fields to decode, and what decodes each, with the limit of pixels.
 
-    made: the fields that a built-in transform makes, which decodes images itself.
+    produced: the fields that a built-in transform makes, which decodes images itself.
     """
     return [
         (name, partial(function, **limit) if limit and function in _BY_US else function)
         for name, function in functions.items()
-        if function is not None and not (name in made and function in _BY_TRANSFORM)
+        if function is not None and not (name in produced and function in _BY_TRANSFORM)
     ]
 
 
@@ -372,9 +372,9 @@ def _takes_names_only(function: Callable[..., Any]) -> bool:
     }
 
 
-def _unusable(name: str, made: Any) -> OptionError:
+def _unusable(name: str, result: Any) -> OptionError:
     """Return the error for what no training can use, of a function of the user's."""
-    if made is None:
+    if result is None:
         return OptionError(f"{name} returned None: does it change its argument, without `return`?")
     return OptionError(
         f"{name} returned a dict: it is given the image alone, and returns the image. For what "

@@ -296,7 +296,7 @@ class ShardDataset(ManifestInfo, Stream):
             machines=consumers.machines,
             batched_reads=self.batched_reads,
         )
-        make = partial(self._made, reads.epoch.seed, reads.epoch.epoch, hands_out)
+        make = partial(self._item, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:
             at_once = None
             if self._raw is not None and self.batch_size is not None:
@@ -313,7 +313,7 @@ class ShardDataset(ManifestInfo, Stream):
         shard, record = self.reader.locate(number)
         return record_name(number, self.reader.shard(shard).key(record))
 
-    def _made(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Progress) -> Any:
+    def _item(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Progress) -> Any:
         """Make the item of a row. Safe to call from any thread."""
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]

@@ -82,8 +82,8 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
     )
     if isinstance(done, str):
         return Unfit("damaged", printable(done.removeprefix("damaged: ")))
-    made = jpeg_tiles.read_segments(done)
-    assert made is not None  # libjpeg's own
+    parts = jpeg_tiles.read_segments(done)
+    assert parts is not None  # libjpeg's own
     grey = bytes([frame.sampling[0][0] << 4 | frame.sampling[0][1]]) if len(frame.ids) == 1 else b""
     kept = [data[s.at : s.end] for s in segments if jpeg_tiles.is_metadata(s.marker)]
     drawn = [
@@ -91,10 +91,10 @@ def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
         done[s.at : s.at + 11] + grey + done[s.at + 12 : s.end]
         if s.marker in _FRAMES and grey
         else done[s.at : s.end]
-        for s in made
+        for s in parts
         if not jpeg_tiles.is_metadata(s.marker)
     ]
-    result = b"".join([b"\xff\xd8", *kept, *drawn, done[made[-1].end :], data[end:]])
+    result = b"".join([b"\xff\xd8", *kept, *drawn, done[parts[-1].end :], data[end:]])
     again = jpeg_tiles.tiles(result)
     if again is None or (again.width, again.height) != (frame.width, frame.height):
         raise _unusable(tool, "it writes another kind of JPEG than asked for, as mozjpeg's does")

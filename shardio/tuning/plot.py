@@ -127,9 +127,9 @@ def _mixing_and_cost(tuning: Tuning) -> Figure:
     places = {row.shuffle_buffer: float(row.shuffle_buffer or 0) for row in tuning.rows}
     if None in places:  # "all": apart from the others
         places[None] = max(float(tuning.records), 2.2 * max(places.values()))
-    apart = "new neighbours: pairs of a batch that were apart in the epoch before"
+    renewed = "new neighbours: pairs of a batch that were apart in the epoch before"
     mixed = f"mixed {kind}: how many of them a batch has"
-    measures = ((_PAIRS, _parted, "renews", apart), (_CLASSES, _mixed, "mixes", mixed))
+    measures = ((_PAIRS, _parted, "renews", renewed), (_CLASSES, _mixed, "mixes", mixed))
     ladder = tuning.ladder()
     if tuning.with_units:
         _others(upper, tuning, places)

@@ -56,7 +56,7 @@ _MAX_NPY_HEADER = 1024  # bytes; of an array without named parts it takes 128, o
 # Read at once where members are small (malloc maps 128 KiB anew, see formats.record), and where
 # the one before was large: what lies between is then not read.
 _READ = 120 << 10
-_READ_APART = 4 << 10
+_LARGE = 4 << 10
 _FAR = 32 << 10
 
 _COMPRESSED = {  # first bytes, and what writes the content of such a file to its output
@@ -180,7 +180,7 @@ def _samples(file: File) -> Iterator[_Sample]:
 
     def fetch(at: int, least: int) -> bytes:
         base, block = blocks[0]
-        ahead = _READ if at - base - len(block) < _FAR else _READ_APART
+        ahead = _READ if at - base - len(block) < _FAR else _LARGE
         block = file.read(at, min(max(ahead, least), file.size - at))
         blocks[0] = at, block
         return block
