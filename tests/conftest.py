@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support import small_datasets
+
+settings.register_profile("tests", deadline=None)  # a busy machine is no failure
+settings.load_profile("tests")
 
 # A shell that starts the suite in the background makes it ignore Ctrl-C, and all that it starts,
 # so that the tests which send one would wait for ever.
