@@ -366,7 +366,7 @@ def loading(folder: Path, way: str) -> tuple[ShardDataset, DataLoader[Any], list
     return dataset, DataLoader(dataset, batch_size=None, **WAYS[way]), expected
 
 
-# Without a lag the first pass's worker may begin behind set_epoch; then it is the one that was left.
+# Without a lag the first pass's worker may begin after set_epoch: then that pass was left.
 @pytest.mark.filterwarnings("ignore:(?s).*was left before its end:UserWarning")
 @pytest.mark.parametrize("way", ["none", "fork"])
 @pytest.mark.parametrize("lag", [0, 5])
