@@ -282,14 +282,10 @@ class RecordShard:
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError."""
         start = int(self._offsets[record])
-        size = int(self.sizes[record])
-        if size >= LARGE:
-            return self._read_large(record, start, start + size)
-        try:
-            held = self._file.pread(size, start)
-        except OSError:
-            held = b""
-        return self.decode(record, held if len(held) == size else self._file.read(start, size))
+        stop = start + int(self.sizes[record])
+        if stop - start >= LARGE:
+            return self._read_large(record, start, stop)
+        return self.decode(record, self._file.read(start, stop - start))
 
     def decode(self, record: int, held: bytes) -> Sample:
         """Decode what `hold` gave for a record. Raises DamageError."""

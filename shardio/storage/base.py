@@ -22,9 +22,6 @@ class File(Protocol):
     def descriptor(self) -> int:
         """Return the system's descriptor, for native reads; -1: closed, or there is none."""
 
-    def pread(self, length: int, start: int, /) -> bytes:
-        """Read as os.pread does: perhaps fewer bytes, or OSError; `read` says what is wrong."""
-
     def read(self, start: int, length: int) -> bytes:
         """Read exactly `length` bytes from `start`. Raises DamageError if the file ends before."""
 

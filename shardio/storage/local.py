@@ -19,7 +19,6 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from functools import partial
 
 from ..errors import DamageError, ExistsError, StorageError, printable
 from ..names import file_name
@@ -78,12 +77,11 @@ class LocalStorage:
 class LocalFile:
     """One file, open for reading; not to be shared across a fork (it is opened in each process)."""
 
-    __slots__ = ("_ahead", "_name", "descriptor", "pread", "size")
+    __slots__ = ("_ahead", "_name", "descriptor", "size")
 
     def __init__(self, descriptor: int, size: int, ahead: int, name: str) -> None:
         self._name, self._ahead = name, ahead
         self.descriptor, self.size = descriptor, size
-        self.pread = partial(os.pread, descriptor)  # by the system alone: 0.1 us less than `read`
 
     @property
     def name(self) -> str:
@@ -142,7 +140,7 @@ class LocalFile:
         """Close the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
-            self.descriptor, self.pread = -1, partial(os.pread, -1)
+            self.descriptor = -1
 
     def __del__(self) -> None:
         self.close()

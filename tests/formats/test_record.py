@@ -41,9 +41,6 @@ class Bytes:
     def __init__(self, data: bytes, name: str = "here.shard") -> None:
         self.name, self.size, self.data, self.most = name, len(data), bytes(data), 0
 
-    def pread(self, length: int, start: int, /) -> bytes:
-        return self.read(start, length)
-
     def read(self, start: int, length: int) -> bytes:
         assert start >= 0 and length >= 0
         self.most = max(self.most, length)

@@ -48,9 +48,6 @@ class WatchedFile:
         self._storage.reads.append((self.name, start, start + length))
         return self._file.read(start, length)
 
-    def pread(self, length: int, start: int, /) -> bytes:
-        return self.read(start, length)
-
     @property
     def descriptor(self) -> int:
         return self._file.descriptor

@@ -63,10 +63,6 @@ class WrappedFile:
         self._file = file
         self.name, self.size = file.name, file.size
 
-    def pread(self, length: int, start: int, /) -> bytes:
-        """Read as os.pread does; `read` is what checks, and may hash."""
-        return self._file.pread(length, start)
-
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
         return self._file.sha256()
