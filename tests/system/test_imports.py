@@ -105,7 +105,10 @@ def imports(name: str) -> Iterator[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                yield inner if inner.removeprefix("shardio.") in MODULES else base
+                is_module = inner.removeprefix("shardio.") in MODULES
+                yield inner if is_module else base
+                if is_module and base.removeprefix("shardio.") in TABLES - {name}:
+                    yield base  # its table runs, too
 
 
 def ours(name: str) -> set[str]:

@@ -15,9 +15,12 @@ from ...names import key_text
 from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...units import show_count
-from . import coco, grouped, listing, trees
 from .base import SourceRequest
+from .coco import is_coco, refuse_folder
 from .files import are_splits, not_images, top
+from .grouped import lies_there as lies_grouped
+from .listing import is_listing
+from .trees import lies_there as lies_in_trees
 
 _LOOKED = 3  # folders that are looked into for files of another format
 
@@ -47,9 +50,9 @@ def _kind(request: SourceRequest) -> str:
         return "imagefolder"  # or what `_folder` finds
     if not os.path.lexists(path):
         raise SourceError(f"{request.shown}: there is no such file or directory")
-    if coco.is_coco(path):
+    if is_coco(path):
         return "coco"
-    if listing.is_listing(path):
+    if is_listing(path):
         return "listing"
     claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
     if claimed is None:
@@ -67,14 +70,14 @@ def _folder(request: SourceRequest) -> SourceRequest:
         load(locate(os.fsdecode(request.path)))  # says that its packing is not finished
     folders, files, _ = top(os.path.abspath(request.path))
     others = not_images(files)
-    coco.refuse_folder(request.path, request.shown, [*others, *folders])
-    if trees.lies_there(request, folders):
+    refuse_folder(request.path, request.shown, [*others, *folders])
+    if lies_in_trees(request, folders):
         return replace(request, kind="trees")
     foreign = _foreign_folder(request, folders, files)
     if foreign is not None:
         return replace(request, kind=foreign)
     splits = are_splits(folders, request.splits)
-    if grouped.lies_there(request.path, files, others, folders if splits else ()):
+    if lies_grouped(request.path, files, others, folders if splits else ()):
         return replace(request, kind="files")
     names = tuple(key_text(name) for name in sorted(folders)) if splits else ("",)
     return replace(request, kind="imagefolder", looked=names)

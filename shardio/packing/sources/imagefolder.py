@@ -26,7 +26,6 @@ from ...formats.sample import Sample
 from ...images.filetype import image_type
 from ...names import KEY, key_bytes, key_text
 from ...storage.location import locate
-from . import grouped
 from .base import Ints, Listing, Listings, Rejected, SourceRequest, renumber
 from .files import (
     SPLITS,
@@ -39,6 +38,7 @@ from .files import (
     top,
     twins,
 )
+from .grouped import check_told
 
 
 class Folder(FileSource):
@@ -82,7 +82,7 @@ def list_records(request: SourceRequest) -> Listings:
     if request.where is not None:
         found = {name: _chosen(listing, request) for name, listing in found.items()}
     if request.looked is not None:
-        grouped.check_told(found, request.shown)
+        check_told(found, request.shown)
     own, numbered = found.get(""), _numbered(request.path)
     if own is None or own.classes is None or numbered is None or numbered == own.classes:
         return found

@@ -27,7 +27,6 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
 from ...names import KEY
-from . import tables
 from .base import (
     Ints,
     Listing,
@@ -51,7 +50,8 @@ from .files import (
     read_file,
     twins,
 )
-from .tables import Column
+from .tables import Column, Table, ending, holds_bytes
+from .tables import read as read_table
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
 _URL = re.compile(rb"\A([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
@@ -115,17 +115,17 @@ def is_listing(path: bytes) -> bool:
 
     Raises SourceError for a compressed listing; DamageError, DependencyError.
     """
-    found = tables.ending(path)
+    found = ending(path)
     if found is None or not os.path.isfile(path):
         return False
     if found == ".json":
         return first_sign(path) == b"["
-    return found not in (".parquet", ".pq") or not tables.holds_bytes(path)
+    return found not in (".parquet", ".pq") or not holds_bytes(path)
 
 
 def list_records(request: SourceRequest) -> Listings:
     """List the records of a listing. Raises SourceError, OptionError, DamageError."""
-    table = tables.read(request.path)
+    table = read_table(request.path)
     if not table.rows:
         raise SourceError(f"{request.shown}: there are no rows in it")
     chosen = _choose(table, request)
@@ -150,7 +150,7 @@ def list_records(request: SourceRequest) -> Listings:
 # --- what columns are -----------------------------------------------------------------------------
 
 
-def _choose(table: tables.Table, request: SourceRequest) -> _Chosen:
+def _choose(table: Table, request: SourceRequest) -> _Chosen:
     """Decide what the columns are, by their names. Raises OptionError, SourceError."""
     columns, asked = table.columns, request.fields
     _check_asked(columns, request)
@@ -226,7 +226,7 @@ def _check_asked(columns: Mapping[str, Column], request: SourceRequest) -> None:
             )
 
 
-def _choose_key(table: tables.Table, chosen: _Chosen, request: SourceRequest) -> str | None:
+def _choose_key(table: Table, chosen: _Chosen, request: SourceRequest) -> str | None:
     """Take keys from a column, if one has them; return it, if it is nothing but keys."""
     asked = request.fields.get(KEY)
     there = [asked] if asked is not None else [name for name in _KEYS if name in table.columns]
@@ -280,7 +280,7 @@ def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
 
 
 def _selected(
-    table: tables.Table,
+    table: Table,
     fields: Mapping[str, Column],
     classes: tuple[str, ...] | None,
     request: SourceRequest,
@@ -305,7 +305,7 @@ def _selected(
     return request.select(column, table.rows, classes)
 
 
-def _splits(table: tables.Table, rows: Ints) -> list[str]:
+def _splits(table: Table, rows: Ints) -> list[str]:
     """Return a note, where records of several splits are packed as one dataset."""
     column = table.columns.get("split")
     if column is None or column.kind != "str":
