@@ -17,11 +17,11 @@ from ..formats.base import ShardInfo
 from ..formats.sample import Schema
 from ..images import jpeg_tiles
 from ..storage import local
-from . import journal, sources
+from . import journal
 from .plan import Plan
 from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
-from .sources.base import Problem
+from .sources.base import Problem, Rejected, Source
 
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
@@ -32,7 +32,7 @@ class Work:
     """All shards of a plan, for a directory. Forked workers inherit it."""
 
     plan: Plan
-    source: sources.Source | None  # None: shards that parts built are only looked for
+    source: Source | None  # None: shards that parts built are only looked for
     directory: str
     token: str
     skip: bool  # leave out what cannot be packed
@@ -87,7 +87,7 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
                     shard.write(sample)
                     reencoded.add(changes)
                     shard.flush()
-                except (sources.Rejected, SampleError) as error:
+                except (Rejected, SampleError) as error:
                     problems.append((keys[i], str(error)))
                 except MemoryError:
                     raise StorageError(

@@ -23,14 +23,14 @@ from ..storage import local, lock
 from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..units import show_count, show_size
-from . import build_shard, journal, output_dir, process_pool, sources
+from . import build_shard, journal, output_dir, process_pool
 from .build_shard import Built, Work
 from .options import PlanOptions
 from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
-from .sources.base import Problem
+from .sources.base import Problem, Source, listed
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
@@ -64,7 +64,7 @@ class Job:
         plan: Plan,
         directory: str,
         run: Run,
-        source: sources.Source | None = None,
+        source: Source | None = None,
         owner: Owner | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
@@ -330,7 +330,7 @@ def unpackable(
     return SourceError(
         f"{printable(source)}: {show_count(len(problems), 'file')} cannot be packed, so nothing "
         "was committed:\n"
-        f"{sources.listed(sorted(problems))}\n"
+        f"{listed(sorted(problems))}\n"
         f"Run {what} again, with\n"
         "  --on-error skip        to leave them out; what is finished is kept\n"
         + ("  --restart --resize N   to make all images squares of N x N\n" if one_size else "")

@@ -25,7 +25,7 @@ from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, S
 from .packed import Packed
 from .plan import make_plan
 from .process_pool import Progress, Report, processes
-from .sources.base import Listing, Problem, SourceRequest
+from .sources.base import Listing, Problem, SourceRequest, renumber
 
 
 @refuse_options("pack", ADVICE)
@@ -194,7 +194,7 @@ def _listed(
     if numbering is not None:
         numbered = [name for name, one in found.items() if one.classes is not None]
         for name in numbered or list(found)[:1]:  # without any it is an error
-            found[name] = sources.renumber(found[name], numbering)
+            found[name] = renumber(found[name], numbering)
     reencode.check_fields(found, options)
     if list(found) != names:
         raise SourceChangedError(f"{asked.shown}: its top folders changed just now")

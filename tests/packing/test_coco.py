@@ -20,7 +20,7 @@ from shardio.packing import sources
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, SourceRequest
+from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 FILE = "annotations/instances_train2017.json"

@@ -30,7 +30,7 @@ from shardio.packing import sources
 from shardio.packing.index import index
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, SourceRequest
+from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 

@@ -28,7 +28,8 @@ from shardio.errors import (
 from shardio.packing import sources
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, SourceRequest, tables
+from shardio.packing.sources import tables
+from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.sources.listing import is_listing
 
 arrow = pytest.importorskip("pyarrow")

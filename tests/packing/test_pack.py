@@ -42,7 +42,7 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.images import decode as image
 from shardio.images.filetype import image_type
-from shardio.packing import build_shard, journal, process_pool, sources
+from shardio.packing import build_shard, journal, process_pool
 from shardio.packing.gc import gc
 from shardio.packing.job import Job
 from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
@@ -50,6 +50,7 @@ from shardio.packing.pack import commit, pack
 from shardio.packing.packed import Packed
 from shardio.packing.plan import make_plan
 from shardio.packing.sources import imagefolder
+from shardio.packing.sources.base import Rejected
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
@@ -460,7 +461,7 @@ def test_a_file_that_became_readable_is_packed_by_the_next_run(
 
     def read_file(folder: int, key: bytes, *rest: int) -> bytes:
         if key in bad:
-            raise sources.Rejected("cannot be opened: Permission denied")
+            raise Rejected("cannot be opened: Permission denied")
         return real(folder, key, *rest)
 
     bad = {b"class0/000.jpg", b"class2/007.jpg"}
@@ -836,7 +837,7 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
     out = tmp_path / "out"
     out.mkdir()
     made = make_plan(
-        sources.image_folder(os.fsencode(source))[""],
+        imagefolder.image_folder(os.fsencode(source))[""],
         PackOptions(max_records=4, shuffle=True),
     )
     (out / lock.JOURNAL).write_bytes(journal.dump(made))
@@ -1344,7 +1345,7 @@ def test_max_pixels_is_the_limit_of_what_is_decoded(
 
 def test_a_journal_reads_back_and_every_flipped_byte_is_damage(source: Path) -> None:
     made = make_plan(
-        sources.image_folder(os.fsencode(source))[""],
+        imagefolder.image_folder(os.fsencode(source))[""],
         PackOptions(shard_size=1000, max_records=3, shuffle=True),
     )
     data = journal.dump(made)

@@ -15,7 +15,7 @@ from shardio.packing import sources
 from shardio.packing.index import index
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
-from shardio.packing.sources import Listing, SourceRequest
+from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
 Files = dict[str | bytes, bytes | None]

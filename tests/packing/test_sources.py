@@ -14,11 +14,12 @@ from support.trees import JPEG, images, noise, picture, plant
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.images.filetype import image_type
 from shardio.packing import sources
-from shardio.packing.sources import Listing, Rejected, imagefolder
+from shardio.packing.sources import imagefolder
+from shardio.packing.sources.base import Listing, Rejected, SourceRequest, renumber
 
 
 def listing(root: Path, splits: bool | None = None) -> Listing:
-    found = sources.image_folder(os.fsencode(root), splits)
+    found = imagefolder.image_folder(os.fsencode(root), splits)
     assert list(found) == [""]
     return found[""]
 
@@ -67,7 +68,7 @@ def test_keys_are_sorted_bytewise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["train", "val", "valid", "validation", "test"])
 def test_folders_that_all_have_names_of_splits_are_splits(tmp_path: Path, name: str) -> None:
     plant(tmp_path, {f"{name}/cat/x.jpg": JPEG})
-    found = sources.image_folder(os.fsencode(tmp_path))
+    found = imagefolder.image_folder(os.fsencode(tmp_path))
     assert list(found) == [name]
     assert found[name].keys == [b"cat/x.jpg"]
     assert found[name].classes == ("cat",)
@@ -92,7 +93,7 @@ def test_splits_can_be_asked_for_and_refused(tmp_path: Path) -> None:
     plant(tmp_path, {"train/cat/x.jpg": JPEG, "val/cat/y.jpg": JPEG})
     assert listing(tmp_path, splits=False).classes == ("train", "val")
     other = plant(tmp_path / "other", {"day/cat/x.jpg": JPEG, "night/dog/y.jpg": JPEG})
-    found = sources.image_folder(os.fsencode(other), True)
+    found = imagefolder.image_folder(os.fsencode(other), True)
     assert {name: one.keys for name, one in found.items()} == {
         "day": [b"cat/x.jpg"],
         "night": [b"dog/y.jpg"],
@@ -101,7 +102,7 @@ def test_splits_can_be_asked_for_and_refused(tmp_path: Path) -> None:
 
 def test_splits_share_one_list_of_classes_and_know_which_are_absent(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "train/c/x.jpg": JPEG, "val/b/x.jpg": JPEG})
-    found = sources.image_folder(os.fsencode(tmp_path))
+    found = imagefolder.image_folder(os.fsencode(tmp_path))
     assert found["train"].classes == found["val"].classes == ("a", "b", "c")
     assert found["train"].absent == ("b",)
     assert found["val"].absent == ("a", "c")
@@ -109,7 +110,7 @@ def test_splits_share_one_list_of_classes_and_know_which_are_absent(tmp_path: Pa
 
 def test_a_test_split_without_class_folders_has_no_labels(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "test/1.jpg": JPEG, "test/2.jpg": JPEG})
-    found = sources.image_folder(os.fsencode(tmp_path))
+    found = imagefolder.image_folder(os.fsencode(tmp_path))
     assert found["train"].classes == ("a",)
     assert found["test"].classes is None
 
@@ -117,14 +118,14 @@ def test_a_test_split_without_class_folders_has_no_labels(tmp_path: Path) -> Non
 def test_an_empty_split_is_an_error_that_names_it(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "val": None})
     with pytest.raises(SourceError, match=r"/val: there are no images"):
-        sources.image_folder(os.fsencode(tmp_path))
+        imagefolder.image_folder(os.fsencode(tmp_path))
 
 
 @pytest.mark.parametrize("top", ["", "train/"])
 def test_loose_files_beside_class_folders_are_listed(tmp_path: Path, top: str) -> None:
     plant(tmp_path, {f"{top}a/x.jpg": JPEG, f"{top}one.jpg": JPEG, f"{top}two.txt": b"?"})
     with pytest.raises(SourceError, match=r"2 files beside class folders") as caught:
-        sources.image_folder(os.fsencode(tmp_path))
+        imagefolder.image_folder(os.fsencode(tmp_path))
     assert "one.jpg" in str(caught.value)
     assert "two.txt" in str(caught.value)
 
@@ -132,7 +133,7 @@ def test_loose_files_beside_class_folders_are_listed(tmp_path: Path, top: str) -
 def test_loose_files_beside_splits_are_listed(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "labels.csv": b"?"})
     with pytest.raises(SourceError, match=r"labels\.csv"):
-        sources.image_folder(os.fsencode(tmp_path))
+        imagefolder.image_folder(os.fsencode(tmp_path))
 
 
 def test_hidden_files_and_folders_and_thumbnails_are_ignored_and_counted(tmp_path: Path) -> None:
@@ -173,19 +174,19 @@ def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
     found = listing(root)
     assert found.classes == ("b", "c")
     assert reasons(found) == {b"a": "is a link to a folder that contains it"}
-    request = sources.SourceRequest(os.fsencode(root), "imagefolder")
+    request = SourceRequest(os.fsencode(root), "imagefolder")
     assert sources.split_names(request) == [""]
 
 
 def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:
     root = plant(tmp_path / "root", {"train/a/x.jpg": JPEG, "val/a/y.jpg": JPEG})
     (root / "train" / "0").symlink_to("..")
-    found = sources.image_folder(os.fsencode(root))
+    found = imagefolder.image_folder(os.fsencode(root))
     assert found["train"].classes == found["val"].classes == ("a",)
     assert reasons(found["train"]) == {b"0": "is a link to a folder that contains it"}
     (root / "loop").symlink_to(".")
     with pytest.raises(SourceError, match="loop"):
-        sources.image_folder(os.fsencode(root))
+        imagefolder.image_folder(os.fsencode(root))
 
 
 def test_two_links_into_each_other_end(tmp_path: Path) -> None:
@@ -383,11 +384,11 @@ def test_a_file_that_is_written_to_while_it_is_read_is_refused(
 
 def test_renumbering_takes_the_other_classes_and_refuses_missing_ones(tmp_path: Path) -> None:
     found = listing(plant(tmp_path, {"b/x.jpg": JPEG, "d/x.jpg": JPEG}))
-    renumbered = sources.renumber(found, ["a", "b", "c", "d"])
+    renumbered = renumber(found, ["a", "b", "c", "d"])
     assert renumbered.classes == ("a", "b", "c", "d")
     assert renumbered.absent == ("a", "c")
     with pytest.raises(OptionError, match="d"):
-        sources.renumber(found, ["a", "b"])
+        renumber(found, ["a", "b"])
 
 
 def test_a_large_listing_takes_little_memory_a_file(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import sources
 from shardio.packing.packed import Packed
-from shardio.packing.sources import Listing, SourceRequest
+from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.storage.location import locate
 
 from .packing import grouped

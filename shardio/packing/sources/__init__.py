@@ -9,23 +9,8 @@ from dataclasses import dataclass
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
 from . import coco, files, grouped, imagefolder, listing, trees
-from .base import Listing, Listings, Rejected, Source, SourceRequest, listed, renumber
+from .base import Listings, SourceRequest
 from .detect import detect
-from .imagefolder import image_folder
-
-__all__ = [
-    "KINDS",
-    "Listing",
-    "Rejected",
-    "Source",
-    "SourceRequest",
-    "detect_kind",
-    "image_folder",
-    "list_records",
-    "listed",
-    "renumber",
-    "split_names",
-]
 
 
 @dataclass(frozen=True)
