@@ -42,6 +42,12 @@ def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:
         object.__setattr__(options, name, check_int(name, getattr(options, name), *bound))
 
 
+def check_given(options: Any, **bounds: tuple[int, ...]) -> None:
+    """Check as `check_fields` does those of the fields that are not None. Raises OptionError."""
+    given = {name: bound for name, bound in bounds.items() if getattr(options, name) is not None}
+    check_fields(options, **given)
+
+
 def check_size(name: str, value: Any, least: int = 1) -> int:
     """Check an option that is a size: bytes, or as `parse_size` reads them.
 

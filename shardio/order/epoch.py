@@ -25,7 +25,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from ..errors import OptionError
-from ..units import check_fields, check_int
+from ..units import check_fields, check_given, check_int
 from .rng import MASK, RECORDS, SHARDS, SPAN, Int64s, key, permutation
 from .shuffle import MAX_WINDOW, SpanOrder
 
@@ -78,8 +78,8 @@ class Epoch:
             )
         counts.flags.writeable = False
         object.__setattr__(self, "shard_records", counts)
-        given = {} if self.shuffle_buffer is None else {"shuffle_buffer": (0,)}
-        check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), spans=(1,), unit=(1,), **given)
+        check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), spans=(1,), unit=(1,))
+        check_given(self, shuffle_buffer=(0,))
         if self.window > MAX_WINDOW:
             check_int("shuffle_buffer / spans", self.window, 1, MAX_WINDOW)
 

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..units import check_fields, check_size
+from ..units import check_given, check_size
 from .epoch import Epoch, Tail, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -65,8 +65,7 @@ class Order:
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises OptionError."""
-        given = {name: (1,) for name, value in vars(self).items() if value is not None}
-        check_fields(self, **given)
+        check_given(self, spans=(1,), unit=(1,))
 
 
 @dataclass(frozen=True)

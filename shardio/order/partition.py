@@ -42,7 +42,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from ..errors import OptionError
-from ..units import check_fields
+from ..units import check_fields, check_given
 from .epoch import Epoch, Tail, default_unit
 from .rng import Int64s
 from .shuffle import NO_ROWS
@@ -89,8 +89,8 @@ class Partition:
     def __post_init__(self) -> None:
         """Check the fields, and turn numpy's integers into Python's."""
         unit = self.epoch.unit
-        given = {} if self.batch_size is None else {"batch_size": (1,)}
-        check_fields(self, **given, world_size=(1,), num_workers=(1,), start=(0,), done=(0,))
+        check_given(self, batch_size=(1,))
+        check_fields(self, world_size=(1,), num_workers=(1,), start=(0,), done=(0,))
         check_fields(self, rank=(0, self.world_size - 1), worker=(0, self.num_workers - 1))
         if self.batch_size is None and unit != 1:
             raise OptionError(

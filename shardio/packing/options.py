@@ -16,7 +16,7 @@ from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..order.options import grouped_in
 from ..order.subset import describe_conditions
-from ..units import check_int, check_size
+from ..units import check_fields, check_given, check_int, check_size
 
 PathLike = str | bytes | os.PathLike[Any]
 
@@ -84,8 +84,7 @@ class ImageOptions:
             )
         for flag in ("jpeg_tiles", "keep_original"):
             object.__setattr__(self, flag, bool(getattr(self, flag)))
-        _check_int(self, "quality", 1, 100)
-        _check_int(self, "max_pixels", 1)
+        check_given(self, quality=(1, 100), max_pixels=(1,))
         if self.jpeg_tiles and self.encode is not None:
             raise OptionError(
                 "--jpeg-tiles: --encode raw packs pixels, no JPEGs; leave one of them out"
@@ -137,8 +136,8 @@ class PlanOptions:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", check_int("seed", self.seed, 0, (1 << 64) - 1))
-        _check_int(self, "max_records", 1, MAX_RECORDS)
+        check_fields(self, seed=(0, (1 << 64) - 1))
+        check_given(self, max_records=(1, MAX_RECORDS))
         if self.shuffle is not None:
             object.__setattr__(self, "shuffle", bool(self.shuffle))
         if self.part is not None:
@@ -232,12 +231,6 @@ GROUPS = {"read": SourceOptions, "images": ImageOptions, "plan": PlanOptions}  #
 ADVICE = {"from_": "give read=shardio.SourceOptions(kind=...)"}
 for _name, _kind in GROUPS.items():
     ADVICE |= grouped_in(_name, _kind)
-
-
-def _check_int(group: Any, name: str, least: int, most: int = _NUMBER - 1) -> None:
-    """Check a whole number of a group, if it is given. Raises OptionError."""
-    if (value := getattr(group, name)) is not None:
-        object.__setattr__(group, name, check_int(name, value, least, most))
 
 
 def _part(given: Any) -> tuple[int, int]:
