@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
 
 from ..errors import ExistsError, OptionError, ShardioError, SourceError, StorageError, printable
 from ..formats import FOREIGN, check_foreign, claims, manifest
@@ -129,8 +128,9 @@ def index(
     """
     began = time.perf_counter()
     wanted = dict(fields or {})
-    found = _find(local_path(directory), format, files, classes, out)
-    folder = found.root if out is None else local_path(out)
+    target, numbering = (None if one is None else local_path(one) for one in (out, classes))
+    found = _find(local_path(directory), format, files, numbering, target)
+    folder = target or found.root
     jobs = processes(jobs)
     if out is None and not os.access(folder or os.curdir, os.W_OK):
         raise StorageError(
@@ -201,11 +201,7 @@ def is_sidecar(folder: str, name: str) -> bool:
 
 
 def _find(
-    root: str,
-    format: str | None,
-    files: str | None,
-    classes: str | os.PathLike[str] | None,
-    out: str | os.PathLike[str] | None,
+    root: str, format: str | None, files: str | None, classes: str | None, out: str | None
 ) -> Found:
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
     if format is not None:
@@ -297,7 +293,7 @@ def _nothing_in(root: str, names: Sequence[str]) -> str:
     )
 
 
-def _one_file(root: str, format: str | None, files: str | None, classes: Any) -> Found:
+def _one_file(root: str, format: str | None, files: str | None, classes: str | None) -> Found:
     """Take one file as the only one of its folder. Raises OptionError, SourceError."""
     shown = printable(root)
     folder, name = os.path.split(root)
@@ -359,7 +355,7 @@ def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
     return found
 
 
-def _refuse_splits(root: str, names: Sequence[str], out: str | os.PathLike[str] | None) -> None:
+def _refuse_splits(root: str, names: Sequence[str], out: str | None) -> None:
     """Raise SourceError where files of several splits lie together: one dataset would mix them."""
     splits: dict[str, list[str]] = {}
     for name in names:
@@ -374,13 +370,13 @@ def _refuse_splits(root: str, names: Sequence[str], out: str | os.PathLike[str] 
     alone = sum(map(len, tops.values())) == len(splits) == len(set().union(*tops.values()))
     commands = []
     for split, some in splits.items():
-        target = None if out is None else os.path.join(os.fspath(out), split)
+        target = None if out is None else os.path.join(out, split)
         if alone and all("/" in name for name in names):  # each in a folder of its own
             line = f"  shardio index {_quoted(os.path.join(root, *map(file_name, tops[split])))}"
         else:
             pattern = _quoted(_pattern(split, some, names))
             line = f"  shardio index {_quoted(root)} --files {pattern}"
-            target = target or f"{os.fspath(root).rstrip('/')}-{split}"
+            target = target or f"{root.rstrip('/')}-{split}"
         commands.append(f"{line} --out {_quoted(target)}" if target else line)
     raise SourceError(
         f"{printable(root)}: holds files of several splits, {counts}, which would be mixed. Index "
@@ -404,23 +400,21 @@ def _quoted(text: str) -> str:
 # --- folders of images ----------------------------------------------------------------------------
 
 
-def _images(
-    root: str, classes: str | os.PathLike[str] | None, out: str | os.PathLike[str] | None
-) -> Found:
+def _images(root: str, classes: str | None, out: str | None) -> Found:
     """List a folder of images in the order that packing gives them, and in such shards."""
     if out is not None:
-        folder, target = os.path.realpath(root), os.path.realpath(local_path(out))
+        folder, target = os.path.realpath(root), os.path.realpath(out)
         if target != folder and f"{target}/".startswith(f"{folder.rstrip('/')}/"):
             raise OptionError(
-                f"{printable(local_path(out))}: --out lies in the folder of images, where it would "
-                "be a class; choose a directory outside of it"
+                f"{printable(out)}: --out lies in the folder of images, where it would be a class; "
+                "choose a directory outside of it"
             )
     listings = image_folder(os.fsencode(root))
     if list(listings) != [""]:
         raise SourceError(_each_split(root, listings, out))
     listing = listings[""]
     if classes is not None:
-        listing = renumber(listing, manifest.classes_of(local_path(classes)))
+        listing = renumber(listing, manifest.classes_of(classes))
     # As `pack` without options has them, so that the order is the same.
     plan = make_plan(listing, PackOptions(format="imagefolder", shuffle=True))
     number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
@@ -447,19 +441,16 @@ def _images(
     )
 
 
-def _each_split(
-    root: str, listings: Mapping[str, Listing], out: str | os.PathLike[str] | None
-) -> str:
+def _each_split(root: str, listings: Mapping[str, Listing], out: str | None) -> str:
     """Say what to do with a folder of splits, each with folders of classes."""
     first = min(listings, key=lambda name: len(listings[name].absent))
     lines = []
     for name in [first, *(name for name in listings if name != first)]:
         line = f"  shardio index {_quoted(manifest.split_folder(root, name))}"
-        base = root if out is None else local_path(out)
         if out is not None:
-            line += f" --out {_quoted(os.path.join(base, name))}"
+            line += f" --out {_quoted(os.path.join(out, name))}"
         if name != first and listings[name].absent:  # else its labels would be others
-            line += f" --classes {_quoted(os.path.join(base, first))}"
+            line += f" --classes {_quoted(os.path.join(out or root, first))}"
         lines.append(line)
     return (
         f"{printable(root)}: its folders {', '.join(map(printable, listings))} are splits; index "
