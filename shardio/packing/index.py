@@ -41,7 +41,7 @@ from .process_pool import Progress, processes
 from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
-from .sources.files import top
+from .sources.files import identity, top
 from .sources.imagefolder import image_folder
 from .sources.trees import lies_there
 
@@ -313,25 +313,21 @@ def _one_file(root: str, format: str | None, files: str | None, classes: str | N
 
 def _files(root: str) -> Iterable[str]:
     """Give the paths below a folder, but hidden ones; links are followed. Raises StorageError."""
-    above = {root: frozenset((_identity(root),))}  # of a folder and all it lies in
+    above = {root: frozenset((identity(os.stat(root)),))}  # of a folder and all it lies in
     for folder, folders, files in os.walk(root, onerror=_unlisted, followlinks=True):
         here, inner = above.pop(folder), []
         for name in folders:
-            path = os.path.join(folder, name)
-            if name.startswith(".") or (one := _identity(path)) in here:  # a link to a folder above
+            if name.startswith("."):
                 continue
-            above[path] = here | {one}
-            inner.append(name)
+            path = os.path.join(folder, name)
+            if (one := identity(os.stat(path))) not in here:  # a link to a folder above is passed
+                above[path] = here | {one}
+                inner.append(name)
         folders[:] = inner
         for name in files:
             if not name.startswith("."):
                 path = os.path.relpath(os.path.join(folder, name), root)
                 yield from_file_name(path.replace(os.sep, "/"))
-
-
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
 
 
 def _unlisted(error: OSError) -> None:

@@ -75,26 +75,24 @@ def read_file(folder: int, path: bytes, size: int, mtime_ns: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
-        raise SourceChangedError(_changed(path, "it is gone")) from None
+        raise _changed(path, "it is gone") from None
     except OSError as error:
         raise Rejected(f"cannot be opened: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if status.st_size != size or mtime(status) != mtime_ns:
-            raise SourceChangedError(_changed(path, "its size or time of change is another"))
+            raise _changed(path, "its size or time of change is another")
         data = os.read(descriptor, size + 1)
         while len(data) < size and (more := os.read(descriptor, size - len(data))):
             data += more
         if mtime(os.fstat(descriptor)) != mtime_ns:
-            raise SourceChangedError(_changed(path, "it was written to while it was read"))
+            raise _changed(path, "it was written to while it was read")
     except OSError as error:
         raise Rejected(f"cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
     if len(data) != size:
-        raise SourceChangedError(
-            _changed(path, f"{len(data):,} bytes were read, expected {size:,}")
-        )
+        raise _changed(path, f"{len(data):,} bytes were read, expected {size:,}")
     return data
 
 
@@ -113,8 +111,8 @@ def opened_folder(root: bytes) -> Iterator[int]:
         os.close(folder)
 
 
-def _changed(path: bytes, what: str) -> str:
-    return (
+def _changed(path: bytes, what: str) -> SourceChangedError:
+    return SourceChangedError(
         f"{printable(path)}: changed since the packing was planned: {what}. Run it again with "
         "--restart to plan anew"
     )
@@ -177,7 +175,7 @@ def top(root: bytes) -> Top:
                     files.append(entry.name)
                 elif entry.name.startswith(b"."):
                     continue
-                elif entry.is_symlink() and _identity(entry.stat()) in above:
+                elif entry.is_symlink() and identity(entry.stat()) in above:
                     loops.append(entry.name)
                 else:
                     folders.append(entry.name)
@@ -191,13 +189,14 @@ def _above(root: bytes) -> Above:
     found, here = [], os.path.realpath(root)
     while True:
         with contextlib.suppress(OSError):  # one that this user may not look at
-            found.append(_identity(os.stat(here)))
+            found.append(identity(os.stat(here)))
         if here == os.path.dirname(here):
             return tuple(found)
         here = os.path.dirname(here)
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file or folder from all others: its device and inode."""
     return status.st_dev, status.st_ino
 
 
@@ -263,7 +262,7 @@ class Walk:
             self.sizes.append(size)
             self.mtimes.append(mtime(status))
         elif stat.S_ISDIR(mode):
-            here = _identity(status)
+            here = identity(status)
             if here in above:
                 self.problems.append((key, "is a link to a folder that contains it"))
             else:
