@@ -437,7 +437,8 @@ def test_fields_can_be_named(tmp_path: Path) -> None:
     assert records(found)[b"000000000001.jpg"]["w"] == 31
     for fields in ({"x": "nope"}, {"image": "width"}, {"x": "width", "y": "width"}, {"": "width"}):
         with pytest.raises(OptionError):
-            listing(path, fields=fields)
+            pack_one(path, tmp_path / "out", fields=fields)
+    assert not (tmp_path / "out").exists()
 
 
 def test_classes_of_another_dataset_number_the_labels(tmp_path: Path) -> None:

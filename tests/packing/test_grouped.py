@@ -160,14 +160,16 @@ def test_all_plain_images_are_one_field_unless_a_record_has_two(tmp_path: Path) 
 
 
 def test_fields_can_be_named(tmp_path: Path) -> None:
-    root = plant(tmp_path, {"a.jpg": JPEG, "a.png": picture(8, 8, "PNG"), "a.cls": b"1"})
+    files = {"a.jpg": JPEG, "a.png": picture(8, 8, "PNG"), "a.cls": b"1"}
+    root = plant(tmp_path / "source", files)
     found = listing(root, fields={"image": "jpg", "depth": "png", "n": "cls"})
     assert found.fields == (("image", "image"), ("n", "int"), ("depth", "image"))
     assert records(found)[b"a"]["depth"] == picture(8, 8, "PNG")
     assert found.options["fields"] == {"image": "jpg", "depth": "png", "n": "cls"}
     for fields in ({"x": "nope"}, {"png": "jpg"}, {"x": "jpg", "y": "jpg"}, {"__key__": "jpg"}):
-        with pytest.raises(OptionError):
-            listing(root, fields=fields)
+        with pytest.raises(OptionError, match="field"):
+            pack_one(root, tmp_path / "out", fields=fields)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_record_without_an_image_is_packed_and_noted(tmp_path: Path) -> None:

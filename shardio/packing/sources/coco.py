@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable
-from ...formats.sample import MAX_HEAD, Sample, Schema, pack, unpack
+from ...formats.sample import MAX_HEAD, Sample, pack, unpack
 from ...names import KEY, key_bytes, key_text
 from .base import Ints, Listing, Listings, Problem, SourceRequest, check_key, listed, renamed
 from .field_names import our_names
@@ -134,7 +134,6 @@ def list_records(request: SourceRequest) -> Listings:
     source = Images(entries, root, names)
     places, problems = _look(source, entries, root, places)
     fields = tuple((names[name], kind) for name, kind in _FIELDS.items())
-    Schema(((KEY, "key"), *fields))  # a name by the user that cannot be one is refused now
     listing = Listing(
         root=root,
         keys=entries.keys,

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable
 from ...formats.foreign.webdataset import field_of
-from ...formats.sample import MAX_FIELDS, Sample, Schema
+from ...formats.sample import MAX_FIELDS, Sample
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ...order import rng
@@ -380,7 +380,6 @@ def _listing(
     theirs = {name: theirs[name] for name in dict.fromkeys((*first, *theirs))}
     kinds = dict(zip(files.fields, map(_KINDS.get, map(_last, files.endings)), strict=True))
     fields = tuple((name, kinds[source] or "bytes") for name, source in theirs.items())
-    Schema(((KEY, "key"), *fields))  # a name by the user that cannot be one is refused now
     if plain:
         here = "/".join(sorted({_field(ending)[0] for ending in files.endings} & plain))
         theirs = {name: here if s == _IMAGE else s for name, s in theirs.items()}

@@ -19,7 +19,7 @@ from itertools import permutations
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable
-from ...formats.sample import Sample, Schema
+from ...formats.sample import Sample
 from ...names import KEY, key_bytes, key_text
 from ...order import rng
 from .base import Ints, Listing, Listings, Problem, SourceRequest, some_of
@@ -296,7 +296,6 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
         taken, sizes = [_taken(tree, small.tolist()) for tree in taken], sizes[small]
     keys = taken[0].paths
     fields = tuple((tree.name, tree.kind) for tree in taken)
-    Schema(((KEY, "key"), *fields))  # a name by the user that cannot be one is refused now
     return Listing(
         root=root,
         keys=keys,
