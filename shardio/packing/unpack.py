@@ -13,7 +13,6 @@ the way is opened relative to the one above without following links: nothing out
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import DamageError, OptionError, printable
 from ..formats import manifest
+from ..formats.foreign.webdataset_writer import npy_bytes
 from ..formats.manifest import Manifest
 from ..formats.sample import BLOBS, Sample
 from ..formats.tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
@@ -37,6 +37,7 @@ from ..storage.location import local_path
 from ..units import show_count, show_size
 from .process_pool import Progress
 from .reencode import ORIGINAL
+from .sources.trees import stem_of
 
 
 @dataclass
@@ -158,8 +159,6 @@ def _grouped(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
 def _parallel(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]:
     """Give the files, each in the folder of its field, that were one record."""
     key = sample[KEY]
-    dot = key.rfind(b".", key.rfind(b"/") + 2)
-    stem = key if dot < 0 else key[:dot]
     endings = stored.options.get("endings")
     if not isinstance(endings, dict) or not all(isinstance(one, str) for one in endings.values()):
         raise DamageError(f"{stored.where}: options: expected the endings of files by field")
@@ -169,7 +168,7 @@ def _parallel(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]
             continue
         path = key
         if name in endings:  # all but the field whose paths the keys are
-            path = stem + key_bytes(_fitting(endings[name].split("/"), value))
+            path = stem_of(key) + key_bytes(_fitting(endings[name].split("/"), value))
         if _gives_raw(stored, name):
             path += raw_ending(path)
         yield key_bytes(folder) + path, _file(value)
@@ -197,9 +196,7 @@ def _file(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, np.ndarray):
-        out = io.BytesIO()
-        np.lib.format.write_array(out, value, allow_pickle=False)
-        return out.getvalue()
+        return npy_bytes(value)
     return json.dumps(value).encode()
 
 

@@ -225,7 +225,7 @@ def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes
     if last in JSONS and kind != "array":
         return json_bytes
     if kind == "array" and last == "npy":
-        return _npy
+        return npy_bytes
     if kind == "str" and last not in _DECODED - {*TEXTS}:
         return str.encode
     if kind == "int" and last in INTS:
@@ -237,7 +237,8 @@ def _encoder(kind: str, extension: str, name: str = "") -> Callable[[Any], bytes
     )
 
 
-def _npy(value: np.ndarray[Any, Any]) -> bytes:
+def npy_bytes(value: np.ndarray[Any, Any]) -> bytes:
+    """Return an array as the content of a .npy file."""
     out = io.BytesIO()
     np.lib.format.write_array(out, value, allow_pickle=False)
     return out.getvalue()

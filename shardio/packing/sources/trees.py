@@ -268,7 +268,7 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
         ignored += walk.ignored
         tree = Tree(name, folder, _kind(keys), keys, sizes, mtimes)
         for path, why in walk.problems:
-            bad.add(_stem(path))
+            bad.add(stem_of(path))
             problems.append((folder + b"/" + path, why))
         places = _places_of(tree, problems, bad)
         trees.append(tree)
@@ -312,7 +312,7 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
             "fields": {tree.name: key_text(tree.folder) + "/" for tree in taken},
             "endings": {
                 tree.name: "/".join(
-                    sorted({key_text(path[len(_stem(path)) :]) for path in tree.paths})
+                    sorted({key_text(path[len(stem_of(path)) :]) for path in tree.paths})
                 )
                 for tree in taken[1:]
             },
@@ -324,7 +324,7 @@ def _places_of(tree: Tree, problems: list[Problem], bad: set[bytes]) -> dict[byt
     """Return the place of each path but for its ending. What cannot be packed is a problem."""
     places: dict[bytes, int] = {}
     for place, path in enumerate(tree.paths):
-        stem = _stem(path)
+        stem = stem_of(path)
         first = places.setdefault(stem, place)
         if first != place:
             bad.add(stem)
@@ -341,7 +341,7 @@ def _taken(tree: Tree, places: list[int]) -> Tree:
     return replace(tree, paths=paths, sizes=tree.sizes[places], mtimes=tree.mtimes[places])
 
 
-def _stem(path: bytes) -> bytes:
+def stem_of(path: bytes) -> bytes:
     """Return a path up to the last dot of its name; all of it where there is none."""
     dot = path.rfind(b".", path.rfind(b"/") + 2)
     return path if dot < 0 else path[:dot]
