@@ -58,8 +58,7 @@ _U64 = struct.Struct("<Q")
 _KINDS = 0x6F  # these, fixed-size values (0x20) and sub-pages (0x40)
 _BIG, _NAMED = 1, 2  # flags of a node; 4: it has many values
 _MAGIC = b"\xde\xc0\xef\xbe"
-_FORMAT = 1  # of LMDB 0.9
-_HEAD = struct.Struct("<4sIQQ")  # of a meta page: magic, format, address, size of the map
+_FORMAT = _MAGIC + b"\1\0\0\0"  # LMDB 0.9's, at byte 16 of a meta page
 _MANY_VALUES = 4  # flag of a tree
 _EMPTY = (1 << 64) - 1
 _PAGE_SIZES = [1 << bits for bits in range(8, 17)]
@@ -384,20 +383,16 @@ def _tree(file: LmdbFile) -> _Tree:
     return _Tree(page_size, root, depth, pages, entries)
 
 
-def _meta(
-    file: LmdbFile, at: int, page_size: int | None
-) -> tuple[int, int, tuple[int, int, int, int, int, int, int, int]]:
+def _meta(file: LmdbFile, at: int, page_size: int | None) -> tuple[int, int, tuple[int, ...]]:
     """Return page size, transaction, and main tree of a meta page."""
     data = file.read(at, 152)
     kind = PAGE_HEAD.unpack_from(data)[2]
-    magic, version, _, _ = _HEAD.unpack_from(data, 16)
     found: int = TREE.unpack_from(data, 40)[0]
     tree = TREE.unpack_from(data, 88)
     (transaction,) = _U64.unpack_from(data, 144)
     if (
         kind & _KINDS != META_PAGE
-        or magic != _MAGIC
-        or version != _FORMAT
+        or data[16:24] != _FORMAT
         or found not in _PAGE_SIZES
         or page_size not in (None, found)
     ):
