@@ -607,7 +607,7 @@ def _bytes_of(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 
 
 _PIXELS = {  # dtype and channels of each mode, as PIL's images give them to numpy
-    **{mode: ("|u1", 1) for mode in ("L", "P")},
+    **{mode: ("|u1", 1) for mode in ("L", "P", "1")},  # 1: eight pixels a byte, rows from a new one
     **{mode: ("|u1", 2) for mode in ("LA", "PA", "La")},
     **{mode: ("|u1", 3) for mode in ("RGB", "YCbCr", "LAB", "HSV")},
     **{mode: ("|u1", 4) for mode in ("RGBA", "RGBX", "RGBa", "CMYK")},
@@ -623,29 +623,22 @@ def _pil(data: bytes) -> np.ndarray[Any, Any]:
     width, height, length = struct.unpack_from("<III", data)
     start = 12 + length
     mode = data[12:start].decode("utf-8") if length <= 16 else ""
-    if mode == "1":  # eight pixels a byte, each row from a byte of its own
-        row = (width + 7) // 8
-        _check_pixels(len(data) - start, height * row, mode, width, height)
-        bits = np.frombuffer(data, "|u1", -1, start).reshape(height, row)
-        return np.unpackbits(bits, axis=1)[:, :width].astype(np.bool_)
     if mode not in _PIXELS or start > len(data):
         raise ValueError(f"an image of mode {_shown(data[12 : min(start, 28)])}, which is not read")
     code, channels = _PIXELS[mode]
     dtype = np.dtype(code)
-    _check_pixels(
-        len(data) - start, width * height * channels * dtype.itemsize, mode, width, height
-    )
-    shape = (height, width) if channels == 1 else (height, width, channels)
-    pixels = np.frombuffer(data, dtype, -1, start).reshape(shape)
-    return pixels.astype(dtype.newbyteorder("<"))
-
-
-def _check_pixels(found: int, expected: int, mode: str, width: int, height: int) -> None:
+    row = (width + 7) // 8 if mode == "1" else width * channels  # numbers
+    expected, found = height * row * dtype.itemsize, len(data) - start
     if found != expected or not expected:
         raise ValueError(
             f"an image of {width:,} x {height:,} pixels, {mode}, takes {expected:,} bytes; there "
             f"are {found:,}"
         )
+    pixels = np.frombuffer(data, dtype, -1, start)
+    if mode == "1":
+        return np.unpackbits(pixels.reshape(height, row), axis=1)[:, :width].astype(np.bool_)
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    return pixels.reshape(shape).astype(dtype.newbyteorder("<"))
 
 
 def _list(convert: Convert, *, head: int) -> Convert:
