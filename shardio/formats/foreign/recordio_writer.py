@@ -82,12 +82,10 @@ def _narrow(value: np.ndarray[Any, Any], sample: Sample, name: str) -> np.ndarra
 
 def _record(data: bytes) -> bytes:
     """Return data as parts that end where the magic was, which is left out there."""
-    cuts = []
-    at = data.find(MAGIC_BYTES)
-    while at >= 0:
+    cuts, at = [], -4
+    while (at := data.find(MAGIC_BYTES, at + 4)) >= 0:  # its bytes differ: none begins within one
         if at % 4 == 0:
             cuts.append(at)
-        at = data.find(MAGIC_BYTES, at + (1 if at % 4 else 4))
     if not cuts:
         return _part(WHOLE, data)
     parts: list[bytes] = []
