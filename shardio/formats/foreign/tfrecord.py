@@ -254,9 +254,7 @@ def _many_integers(packed: bytes) -> Any:
     """Return what `_numbers` does, by as many steps as the longest number has bytes."""
     data = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(data < 128)
-    starts = np.empty_like(ends)
-    starts[0] = 0
-    starts[1:] = ends[:-1] + 1
+    starts = np.append(0, ends[:-1] + 1)
     longest = int((ends - starts).max())
     if longest > 9:
         raise ValueError("a number of more than 10 bytes")
