@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import OptionError, printable, there_are
@@ -61,13 +61,11 @@ class ForeignFormat:
     names: str  # pattern of their names, compressed ones too: refused with what converts them
     writer: type[Target] | None = None  # exports; None: shardio does not write it
     exported_as: str = ""  # where that is not the format's name
-    shard: Callable[[Opening, ShardInfo], Shard] | None = None  # if not ForeignShard
+    shard: type[ForeignShard] = ForeignShard
 
     def open(self, opening: Opening, info: ShardInfo) -> Shard:
         """Open one shard. Raises as `open_shard`."""
-        if self.shard is not None:
-            return self.shard(opening, info)
-        return ForeignShard(self.file, opening, info)
+        return self.shard(self.file, opening, info)
 
 
 PACKED = {
@@ -107,7 +105,7 @@ def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
 def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
     """Return the SHA-256 of a shard's file, or files, 32 bytes. Raises as opening it does."""
     if format == "imagefolder":
-        return ImageFolderShard(opening, info).sha256()
+        return ImageFolderShard(ImageRun, opening, info).sha256()
     with contextlib.closing(opening.storage.open(info.name)) as file:
         return file.sha256()
 

@@ -183,8 +183,8 @@ class ImageFolderShard(ForeignShard):
 
     _file: ImageRun
 
-    def __init__(self, opening: Opening, info: ShardInfo) -> None:
-        super().__init__(ImageRun, opening, info)
+    def __init__(self, kind: type[ForeignFile], opening: Opening, info: ShardInfo) -> None:
+        super().__init__(kind, opening, info)
         if (count := len(self._file.starts) - 1) != self.records:
             raise DamageError(
                 f"{printable(info.name)}: its index describes {count:,} files, not "

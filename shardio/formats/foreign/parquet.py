@@ -365,8 +365,8 @@ class ParquetShard(ForeignShard):
 
     _file: ParquetFile
 
-    def __init__(self, opening: Opening, info: ShardInfo) -> None:
-        super().__init__(ParquetFile, opening, info)
+    def __init__(self, kind: type[ForeignFile], opening: Opening, info: ShardInfo) -> None:
+        super().__init__(kind, opening, info)
         if self._file.starts[-1] != self.records:
             self._file.close()
             raise DamageError(
