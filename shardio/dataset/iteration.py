@@ -376,10 +376,9 @@ def _drop_tickets() -> None:
     _starting.tickets = ()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_make_tickets, after_in_child=_take_tickets, after_in_parent=_drop_tickets
-    )
+os.register_at_fork(
+    before=_make_tickets, after_in_child=_take_tickets, after_in_parent=_drop_tickets
+)
 
 
 _BATCHES = (

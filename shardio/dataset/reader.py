@@ -217,5 +217,4 @@ def _forget() -> None:
         reader.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)

@@ -592,8 +592,7 @@ def _forget() -> None:
     _CACHE = _Cache()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)
 
 
 @lru_cache(maxsize=1)
