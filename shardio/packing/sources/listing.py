@@ -17,7 +17,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -105,7 +105,9 @@ class _Chosen:
     """The columns of a table by what they are taken for."""
 
     paths: str | None
-    fields: dict[str, str] = field(default_factory=dict)  # our names and theirs, but for the image
+    theirs: dict[str, str] = field(default_factory=dict)  # by our names; but for the image
+    fields: dict[str, Column] = field(default_factory=dict)  # by our names, likewise
+    classes: tuple[str, ...] | None = None  # names of the numbers that `label` became
     keys: list[bytes] | None = None  # of all rows; None: paths, or numbers
     notes: list[str] = field(default_factory=list)
 
@@ -129,22 +131,19 @@ def list_records(request: SourceRequest) -> Listings:
     if not table.rows:
         raise SourceError(f"{request.shown}: there are no rows in it")
     chosen = _choose(table, request)
-    fields = {name: table.columns[theirs] for name, theirs in chosen.fields.items()}
-    classes = None
-    label = fields.get("label")
+    label = chosen.fields.get("label")
     if label is not None and label.kind == "str" and _has_some(label):
-        fields["label"], classes = _classes(label)
+        chosen.fields["label"], chosen.classes = _classes(label)
     rows = np.arange(table.rows)
     if request.where is not None:
-        rows = _selected(table, fields, classes, request)
-    paths = None if chosen.paths is None else table.columns[chosen.paths]
-    if paths is None:
-        listing = _of_rows(fields, rows, chosen, request)
+        rows = _selected(table, chosen, request)
+    if chosen.paths is None:
+        listing = _of_rows(rows, chosen, request)
     else:
-        listing = _of_files(fields, paths, rows, chosen, request)
+        listing = _of_files(table.columns[chosen.paths], rows, chosen, request)
     if request.where is None or "split" not in request.where:
         listing.notes.extend(_splits(table, rows))
-    return {"": replace(listing, classes=classes)}
+    return {"": listing}
 
 
 # --- what columns are -----------------------------------------------------------------------------
@@ -170,8 +169,9 @@ def _choose(table: Table, request: SourceRequest) -> _Chosen:
             "columns whose names no field can have were left out: "
             + some_of([f"'{printable(name, 40)}'" for name in left_out])
         )
-    if "label" in chosen.fields:  # the first after the image
-        chosen.fields = {"label": chosen.fields["label"]} | chosen.fields
+    if "label" in chosen.theirs:  # the first after the image
+        chosen.theirs = {"label": chosen.theirs["label"]} | chosen.theirs
+    chosen.fields = {name: columns[theirs] for name, theirs in chosen.theirs.items()}
     return chosen
 
 
@@ -202,13 +202,13 @@ def _add_field(chosen: _Chosen, name: str, theirs: str) -> bool:
     """Make a column a field; return False if no field can have the name. Raises OptionError."""
     if name == KEY or not nameable(name):
         return False
-    if name in chosen.fields or (name == "image" and chosen.paths is not None):
+    if name in chosen.theirs or (name == "image" and chosen.paths is not None):
         raise OptionError(
             f"two fields would be called {name!r}: columns {printable(theirs)!r} and "
-            f"{printable(chosen.fields.get(name, chosen.paths or ''))!r}; name both of them by "
+            f"{printable(chosen.theirs.get(name, chosen.paths or ''))!r}; name both of them by "
             "--fields"
         )
-    chosen.fields[name] = theirs
+    chosen.theirs[name] = theirs
     return True
 
 
@@ -279,15 +279,10 @@ def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
     return Column("int", number[codes], None, codes < 0), tuple(name.decode() for name in names)
 
 
-def _selected(
-    table: Table,
-    fields: Mapping[str, Column],
-    classes: tuple[str, ...] | None,
-    request: SourceRequest,
-) -> Ints:
+def _selected(table: Table, chosen: _Chosen, request: SourceRequest) -> Ints:
     """Return the rows that are asked for, by the columns as fields or by their own names."""
     assert request.where is not None
-    there = {**table.columns, **fields}
+    there = {**table.columns, **chosen.fields}
 
     def column(name: str) -> Any:
         found = there.get(name)
@@ -302,7 +297,7 @@ def _selected(
             )
         return found.array()
 
-    return request.select(column, table.rows, classes)
+    return request.select(column, table.rows, chosen.classes)
 
 
 def _splits(table: Table, rows: Ints) -> list[str]:
@@ -322,9 +317,7 @@ def _splits(table: Table, rows: Ints) -> list[str]:
 # --- records --------------------------------------------------------------------------------------
 
 
-def _of_rows(
-    fields: Mapping[str, Column], rows: Ints, chosen: _Chosen, request: SourceRequest
-) -> Listing:
+def _of_rows(rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
     """List each row as a record."""
     if chosen.keys is None:
         keys = [b"%08d" % row for row in rows.tolist()]
@@ -333,15 +326,13 @@ def _of_rows(
         order = sorted(range(len(keys)), key=keys.__getitem__)
         keys, rows = [keys[i] for i in order], rows[order]
     sizes = np.zeros(len(rows), np.int64)
-    for column in fields.values():
+    for column in chosen.fields.values():
         size = column.sizes()
         sizes += size if column.ends is None else size[rows]
-    return _listing(fields, rows, keys, None, sizes, chosen, request)
+    return _listing(rows, keys, None, sizes, chosen, request)
 
 
-def _of_files(
-    fields: Mapping[str, Column], paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
-) -> Listing:
+def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
     """List each file that a row names as a record."""
     root = os.path.dirname(os.path.abspath(request.path))
     if request.root is not None:
@@ -387,7 +378,7 @@ def _of_files(
         sized = sized[0][again], sized[1][again]
     chosen.notes.extend(twins(found))
     files = Files(root, paths, *sized)
-    listing = _listing(fields, kept_rows, found, files, files.sizes, chosen, request, problems)
+    listing = _listing(kept_rows, found, files, files.sizes, chosen, request, problems)
     listing.check_some(request.shown)
     return listing
 
@@ -412,7 +403,6 @@ def _named(
 
 
 def _listing(
-    fields: Mapping[str, Column],
     rows: Ints,
     keys: list[bytes],
     files: Files | None,
@@ -421,7 +411,8 @@ def _listing(
     request: SourceRequest,
     problems: Sequence[Problem] = (),
 ) -> Listing:
-    kinds, theirs = {name: column.kind for name, column in fields.items()}, chosen.fields
+    fields, theirs = chosen.fields, chosen.theirs
+    kinds = {name: column.kind for name, column in fields.items()}
     root, mtimes = os.path.dirname(os.path.abspath(request.path)), np.zeros(len(rows), np.int64)
     if files is not None:
         root, mtimes = files.root, files.mtimes
@@ -437,7 +428,7 @@ def _listing(
         mtimes=mtimes,
         source=Rows(fields, rows, keys, files),
         fields=tuple(kinds.items()),
-        classes=None,
+        classes=chosen.classes,
         problems=sorted(problems),
         notes=chosen.notes,
         options={"values": seal.hexdigest()[:32], **renamed(theirs)},
