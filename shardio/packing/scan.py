@@ -46,11 +46,6 @@ class Seen:
     images: bool = True  # of bytes: all that were looked at are images
     looked: int = 0
 
-    def merge(self, other: Seen) -> None:
-        """Add the values that the field had in another shard."""
-        self.types |= other.types
-        self.images &= other.images
-
 
 @dataclass(frozen=True)
 class Found:
@@ -125,7 +120,8 @@ def manifest_of(
     seen: dict[str, Seen] = defaultdict(Seen)
     for shard in scanned:
         for name, one in shard.seen.items():
-            seen[name].merge(one)
+            seen[name].types |= one.types
+            seen[name].images &= one.images
     kinds = {name: _kind(one) for name, one in seen.items() if one.types}
     left_out = [name for name in kinds if not nameable(name) and name not in wanted.values()]
     for name in left_out:
