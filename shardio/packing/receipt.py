@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import DamageError, StorageError
+from ..errors import DamageError, ShardioError, StorageError
 from ..names import file_name
 from ..storage import local
 
@@ -68,7 +68,9 @@ def of_files(what: str, directory: str, paths: Iterable[str]) -> Receipt:
 
 def load(directory: str) -> Receipt:
     """Return the receipt in a directory; one of no files where none is, or none can be read."""
-    try:
+    with contextlib.suppress(
+        OSError, ShardioError, LookupError, TypeError, ValueError, AttributeError, RecursionError
+    ):  # none can be read, or it has another shape
         data = local.LocalStorage(directory).read(NAME, _LIMIT)
         value: Any = json.loads(data)
         files = {
@@ -78,10 +80,6 @@ def load(directory: str) -> Receipt:
         if all(map(_is_inside, files)):
             what, staging = str(value["what"]), str(value["staging"])
             return Receipt(what, value["complete"] is True, staging, files)
-    except (OSError, StorageError, DamageError):
-        pass
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # another shape
-        pass
     return Receipt()
 
 
