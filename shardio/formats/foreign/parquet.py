@@ -296,9 +296,15 @@ class ParquetFile(ForeignFile):
         described = self._metadata.row_group(number)
         size = described.total_byte_size
         if not 0 <= size <= MAX_GROUP:
+            target = f"{self.name.removesuffix('.parquet')}.small.parquet"
             raise SourceError(
                 f"{self.name}: row group {number} takes {size:,} bytes when decoded, above "
-                f"{MAX_GROUP:,}, and one row costs decoding all. {self._smaller()}"
+                f"{MAX_GROUP:,}, and one row costs decoding all. Write it anew with smaller ones:\n"
+                "  import pyarrow.parquet as pq\n"
+                f"  source = pq.ParquetFile({self.name!r})\n"
+                f"  with pq.ParquetWriter({target!r}, source.schema_arrow) as target:\n"
+                "      for rows in source.iter_batches(100):\n"
+                "          target.write_batch(rows)"
             )
         rows = self.starts[number + 1] - self.starts[number]
         if not rows:
@@ -347,17 +353,6 @@ class ParquetFile(ForeignFile):
                         ".to_parquet(...)"
                     )
         return found
-
-    def _smaller(self) -> str:
-        target = f"{self.name.removesuffix('.parquet')}.small.parquet"
-        return (
-            "Write it anew with smaller ones:\n"
-            "  import pyarrow.parquet as pq\n"
-            f"  source = pq.ParquetFile({self.name!r})\n"
-            f"  with pq.ParquetWriter({target!r}, source.schema_arrow) as target:\n"
-            "      for rows in source.iter_batches(100):\n"
-            "          target.write_batch(rows)"
-        )
 
 
 class ParquetShard(ForeignShard):
