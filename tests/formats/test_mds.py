@@ -400,9 +400,9 @@ def test_values_that_are_not_what_their_column_says_are_refused(
 def test_json_is_bounded_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mds, "_MAX_JSON", 1000)
+    monkeypatch.setattr(foreign, "MAX_JSON", 1000)
     assert one(tmp_path, "json", b"[" + b"0," * 400 + b"0]") == [0] * 401
-    refused(tmp_path, "1,001 bytes of JSON; expected up to 1,000", "json", b" " * 1001)
+    refused(tmp_path, "JSON of 1,001 bytes; at most 1,000 are decoded", "json", b" " * 1001)
 
 
 def test_a_key_is_the_column_of_that_name(tmp_path: Path) -> None:

@@ -28,12 +28,8 @@ from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats import manifest
 from shardio.formats.base import Shard
 from shardio.formats.foreign import webdataset as tar
-from shardio.formats.foreign.webdataset import (
-    MAX_EXTENSION,
-    MAX_JSON,
-    TarFile,
-    split_name,
-)
+from shardio.formats.foreign.base import MAX_JSON
+from shardio.formats.foreign.webdataset import MAX_EXTENSION, TarFile, split_name
 from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage.location import locate
@@ -680,7 +676,7 @@ def test_values_are_decoded_by_extension(extension: str, data: bytes, right: Any
         ("cls", b"18446744073709551616", "outside of 64 bits"),
         ("txt", b"\xff", "can't decode byte 0xff"),
         ("json", b"{", "Expecting property name"),
-        ("json", b"[" * 100_000, "recursion"),
+        ("json", b"[" * 100_000, "nested too deep"),
         ("json", b" " * (MAX_JSON + 1), "at most 16,777,216 are decoded"),
         ("npy", b"", "no .npy file"),
         ("npy", b"\x93NUMPY\1\0\xff\xff{}", "more than it has"),

@@ -20,6 +20,7 @@ whatever the format itself checks. What the format checks is checked when the in
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -41,6 +42,7 @@ XXH3_64 = 1
 SUFFIX = ".index"
 MAX_RECORD = (1 << 32) - 1  # bytes
 MAX_SIDECAR = 1 << 36  # bytes
+MAX_JSON = 16 << 20  # bytes of one value: "{}," becomes 24 times as much
 _HEADER = struct.Struct("<8sHBBI16sQQ")
 _U64 = struct.Struct("<Q")
 _BLOCK = 120 << 10  # bytes that are read at once, as of record shards: malloc maps larger ones anew
@@ -323,6 +325,16 @@ def only(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.size == 1:
         return value.reshape(()).item()
     return value.item() if isinstance(value, np.generic) else value
+
+
+def parse_json(data: bytes) -> Any:
+    """Decode a value that is JSON. Raises ValueError, too, if it is large or nested deep."""
+    if len(data) > MAX_JSON:
+        raise ValueError(f"JSON of {len(data):,} bytes; at most {MAX_JSON:,} are decoded")
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deep") from None
 
 
 def _blob(value: Any) -> bytes:

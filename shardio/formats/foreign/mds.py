@@ -52,7 +52,7 @@ from ...errors import DamageError, DependencyError, SourceError, printable
 from ...names import KEY
 from ...storage.base import File, Storage
 from ..sample import MAX_DIMENSIONS
-from .base import ForeignFile, Values
+from .base import ForeignFile, Values, parse_json
 
 INDEX = "index.json"
 _U32 = struct.Struct("<I")
@@ -64,7 +64,6 @@ _MAX_DESCRIPTION = 1 << 20
 # at least not be smaller than a thousandth when compressed.
 _FREE = 256 << 20
 _RATIO = 1_000
-_MAX_JSON = 16 << 20  # bytes of one value: "{}," becomes 24 times as much
 _MAX_DIGITS = 4_300  # of a number that is text; Python's own limit for an int
 _BLOCK = 1 << 16  # offsets that are read at once
 
@@ -536,12 +535,9 @@ def _decimal(data: bytes) -> str:
 
 
 def _json(data: bytes) -> Any:
-    if len(data) > _MAX_JSON:
-        raise ValueError(f"{len(data):,} bytes of JSON; expected up to {_MAX_JSON:,}")
-    try:
-        return json.loads(data.decode("utf-8"))
-    except RecursionError:
-        raise ValueError("its JSON is nested too deep") from None
+    value = parse_json(data)
+    data.decode("utf-8")  # it is in no other encoding
+    return value
 
 
 # --- arrays, pixels, lists ------------------------------------------------------------------------

@@ -21,7 +21,6 @@ tariterators and autodecode of webdataset 1.0.
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import shlex
@@ -37,7 +36,7 @@ from ...errors import DamageError, SourceError, printable
 from ...names import KEY
 from ...storage.base import File, Storage
 from ..sample import MAX_DIMENSIONS, MAX_FIELDS
-from .base import ForeignFile, Values, Walked
+from .base import ForeignFile, Values, Walked, parse_json
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
@@ -49,7 +48,6 @@ _NOTHING_SAID = (b"", -1)
 _HEADER = struct.Struct("<100s24x11sB12x6s")  # name, size, byte behind it, checksum
 
 MAX_EXTENSION = 1 << 20  # bytes of a pax header or long name; extended attributes make them large
-MAX_JSON = 16 << 20  # bytes; decoded it takes 20 times as much at worst
 _MAX_DIGITS = 64  # of an integer: int() of a long number takes quadratic time
 _MAX_NPY_HEADER = 1024  # bytes; of an array without named parts it takes 128, or 700 at worst
 
@@ -556,7 +554,7 @@ def _decoded(data: bytes, members: list[_Member]) -> Values:
             continue
         try:
             values[field] = decode(value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{printable(key + b'.' + extension)}: {error}") from None
     values[KEY] = members[0][0]
     return values
@@ -572,12 +570,6 @@ def _int(data: bytes) -> int:
     if not -(1 << 63) <= value < 1 << 64:
         raise ValueError(f"{value} is outside of 64 bits")
     return value
-
-
-def _json(data: bytes) -> Any:
-    if len(data) > MAX_JSON:
-        raise ValueError(f"JSON of {len(data):,} bytes; at most {MAX_JSON:,} are decoded")
-    return json.loads(data)
 
 
 def _npy(data: bytes) -> Any:
@@ -619,6 +611,6 @@ def _npy_header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 _DECODE: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(INTS, _int),
     **dict.fromkeys(TEXTS, bytes.decode),
-    **dict.fromkeys(JSONS, _json),
+    **dict.fromkeys(JSONS, parse_json),
     "npy": _npy,
 }

@@ -322,12 +322,10 @@ def read_field(folder: int, path: bytes, size: int, mtime: int, decode: Decode) 
     """Return the value of a field that is a file. Raises Rejected, SourceChangedError."""
     try:
         return decode(read_file(folder, path, size, mtime))
-    except (Rejected, ValueError, RecursionError) as error:
+    except (Rejected, ValueError) as error:
         why = str(error)
         if isinstance(error, UnicodeDecodeError):
             why = f"byte {error.start}: expected UTF-8, found {error.object[error.start]:#04x}"
-        elif isinstance(error, RecursionError):
-            why = "it is nested too deep"
         raise Rejected(f"{printable(path)}: {why}") from None
 
 
