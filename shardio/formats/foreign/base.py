@@ -93,6 +93,7 @@ class ForeignFile(WrappedFile):
     """
 
     lists: ClassVar[bool] = False  # values are lists; where all have one element, that is the value
+    ranges: ClassVar[bool] = True  # a record is a range of the file; else no bytes are its own
     memory = 0  # bytes that the file takes while it is open, where those are many
 
     def __init__(
@@ -135,7 +136,7 @@ class ForeignFile(WrappedFile):
         """
         for record, (offset, length) in enumerate(self.scan()):
             self.check_length(record, offset, length)
-            data = self.read(offset, length)
+            data = self.read(offset, length) if self.ranges else b""
             try:
                 found = self.values(data, record)
             except ValueError as error:

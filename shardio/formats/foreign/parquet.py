@@ -52,7 +52,7 @@ from ...storage.local import memory_available
 from ..base import MAX_RECORDS, Opening, ShardInfo
 from ..index import checksum
 from ..sample import Sample, Schema, pack, pack_head, unpack
-from .base import CONVERT, ForeignFile, ForeignShard, Values, Walked, own_key
+from .base import CONVERT, ForeignFile, ForeignShard, Values, own_key
 
 # Decoded row groups of all processes, one a core: this share of the memory to spare, as the page
 # cache gets for announced windows. 4,000 images of 110 KB, shuffled: 3.9 ms each where they do not
@@ -101,6 +101,8 @@ class ParquetFile(ForeignFile):
 
     Rows are no byte ranges of the file: ParquetShard has what follows from that.
     """
+
+    ranges = False
 
     def _open(self, storage: Storage, name: str, extra: bytes) -> None:
         arrow = self.arrow = _pyarrow()
@@ -197,16 +199,6 @@ class ParquetFile(ForeignFile):
             start, _ = self.extent(number)
             for size in self.group(number).sizes().tolist():
                 yield start, size
-
-    def walk(self) -> Iterator[Walked]:
-        """Yield every row; no bytes are its own."""
-        for record, (offset, size) in enumerate(self.scan()):
-            self.check_length(record, offset, size)
-            try:
-                values = self.values(b"", record)
-            except ValueError as error:
-                raise self.undecodable(record, offset, error) from None
-            yield offset, size, b"", values
 
     def scattered(self) -> None:
         """Do nothing: reads are of whole columns, and in order within them."""
