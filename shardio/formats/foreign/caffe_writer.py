@@ -50,12 +50,11 @@ class Caffe(Target):
                 "pip install lmdb"
             ) from None
         # Address space, not a size on the disk; it grows where this is not enough.
-        room = 2 * plan.manifest.size + (16 << 10) * plan.manifest.records + (64 << 20)
+        self._room = 2 * plan.manifest.size + (16 << 10) * plan.manifest.records + (64 << 20)
         with self._explained():
             self._environment = self._lmdb.open(
-                plan.folder, map_size=room >> 20 << 20, lock=False, sync=False, mode=0o666
+                plan.folder, map_size=self._room >> 20 << 20, lock=False, sync=False, mode=0o666
             )
-        self._room = room
 
     def add(self, number: int, sample: Sample) -> bool:
         """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
