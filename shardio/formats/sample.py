@@ -381,7 +381,7 @@ def _array(described: Any, data: Buffer) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, dtype).reshape(shape).copy()  # owned and writable
 
 
-def _describe_array(value: np.ndarray[Any, Any]) -> tuple[list[Any], Buffer]:
+def _describe_array(value: np.ndarray[Any, Any] | np.generic) -> tuple[list[Any], Buffer]:
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("it is a masked array, whose mask would be lost")
     if not _DTYPE.fullmatch(value.dtype.newbyteorder("<").str):
@@ -460,10 +460,6 @@ def _encode_bytes(value: Buffer) -> tuple[int, Buffer]:
     return len(value), value
 
 
-def _encode_array(value: Any) -> tuple[list[Any], Buffer]:
-    return _describe_array(np.asanyarray(value))
-
-
 def _encode_int(value: Any) -> int:
     if not -(1 << 63) <= (number := int(value)) < 1 << 64:
         raise ValueError(f"{number} does not fit 64 bits")
@@ -507,7 +503,7 @@ _ENCODERS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "key": ((bytes, str), "bytes or str", _encode_key),
     "image": ((bytes, bytearray, memoryview), "bytes", _encode_bytes),
     "bytes": ((bytes, bytearray, memoryview), "bytes", _encode_bytes),
-    "array": ((np.ndarray, np.generic), "a numpy array", _encode_array),
+    "array": ((np.ndarray, np.generic), "a numpy array", _describe_array),
     "int": ((int, np.integer), "an int", _encode_int),
     "float": ((float, int, np.floating, np.integer), "a float", float),
     "bool": ((bool, np.bool_), "a bool", bool),
