@@ -78,7 +78,7 @@ class TailCounts(NamedTuple):
     repeated: int
 
 
-class Job:
+class TrainingJob:
     """A dataset, the options of its order, and who reads it on what kind of machine.
 
     num_workers, world_size, local_world_size    as `explain` has them
