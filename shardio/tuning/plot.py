@@ -17,11 +17,11 @@ import html
 import importlib.util
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ..errors import DependencyError, OptionError, printable
 from ..storage.local import check_target, write_file
@@ -68,28 +68,40 @@ def check(path: str | os.PathLike[str]) -> str:
     return kind
 
 
-def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
+def draw(found: Tuning | Bench, kind: str) -> bytes:
+    """Draw a result as the content of such a file: "png", "svg" or "html"."""
+    if kind == "html":
+        return _page(found).encode()
+    # Text stays text: a third of the bytes.
+    return render(partial(figure_of, found), kind, {"svg.fonttype": "none"}, dpi=_DPI)
+
+
+def render(
+    figure: Callable[[], Figure], kind: str, style: Mapping[Any, str], **options: Any
+) -> bytes:
+    """Make a figure in matplotlib's settings `style`, and return it as "png" or "svg".
+
+    options: of savefig. The same figure gives the same bytes: there is no date in them, and their
+    names do not depend on the moment.
+    """
+    import matplotlib
+
+    out = io.BytesIO()
+    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "shardio", **style}):
+        figure().savefig(out, format=kind, metadata=metadata, **options)
+    return out.getvalue()
+
+
+def save(
+    found: Any, path: str | os.PathLike[str], draw: Callable[[Any, str], bytes] = draw
+) -> None:
     """Draw a result into a file, whose ending says as what. A file that exists is replaced.
 
     Raises OptionError, DependencyError, StorageError.
     """
     folder, name = os.path.split(os.path.abspath(path))
     write_file(folder, name, draw(found, check(path)), replace=True)
-
-
-def draw(found: Tuning | Bench, kind: str) -> bytes:
-    """Draw a result as the content of such a file: "png", "svg" or "html"."""
-    if kind == "html":
-        return _page(found).encode()
-    import matplotlib
-
-    out = io.BytesIO()
-    # The same bytes for the same result: no date, and names that do not depend on the moment.
-    # Text stays text: a third of the bytes.
-    with matplotlib.rc_context({"svg.hashsalt": "shardio", "svg.fonttype": "none"}):
-        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        figure_of(found).savefig(out, format=kind, dpi=_DPI, metadata=metadata)
-    return out.getvalue()
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -306,7 +318,11 @@ def _bars(bench: Bench) -> Figure:
         rates = np.array([row.images_per_s for row in rows])
         bounds = np.array([(min(row.rates, default=0.0), max(row.rates, default=0.0))
                            for row in rows])  # fmt: skip
-        _barred(left, rows, rates)
+        colours = [_LOADERS[row.loader] for row in rows]
+        for axes, lengths in ((left, rates), (right, [row.cpu_ms or 0.0 for row in rows])):
+            axes.barh(range(len(rows)), lengths, height=0.72, color=colours)
+            axes.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
+            axes.grid(axis="x", alpha=0.25)
         whiskers: dict[str, Any] = {"ecolor": _GREY, "capsize": 2.5, "linewidth": 1}
         left.errorbar(
             rates, range(len(rows)), xerr=np.abs(bounds.T - rates), fmt="none", **whiskers
@@ -319,18 +335,10 @@ def _bars(bench: Bench) -> Figure:
             weight = "bold" if row is bench.best else None
             _note(left, text, (most, place), 5, 8, fontweight=weight)
         left.set_xlim(0, 2.1 * max(1e-9, bounds.max()))
-        _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])
-        for axes in (left, right):
-            axes.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
-            axes.grid(axis="x", alpha=0.25)
     panels[-1][0].set_xlabel(f"{bench.unit}; whiskers: least and most")
     panels[-1][1].set_xlabel("CPU ms each, all processes")
     return figure
-
-
-def _barred(axes: Axes, rows: Sequence[BenchRow], lengths: ArrayLike) -> None:
-    axes.barh(range(len(rows)), lengths, height=0.72, color=[_LOADERS[row.loader] for row in rows])
 
 
 # --- the page -------------------------------------------------------------------------------------
