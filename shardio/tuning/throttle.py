@@ -190,8 +190,5 @@ def disk(path: str) -> str:
 
 def _write(path: str, text: str) -> None:
     """Write a file in one system call: each is a command to the kernel."""
-    file = os.open(path, os.O_WRONLY)
-    try:
-        os.write(file, text.encode())
-    finally:
-        os.close(file)
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
