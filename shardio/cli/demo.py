@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(text.Plain):
     """A way to have the images lie, and what each way to read them does with it."""
 
     name: str
@@ -74,9 +74,13 @@ class Row:
             return None
         return self.images_per_s["shardloader"] / self.images_per_s["folder"]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON, with its gain."""
+        return super().as_dict() | {"gain": self.gain}
+
 
 @dataclass(frozen=True)
-class Part:
+class Part(text.Plain):
     """One folder of images, packed and read."""
 
     name: str
@@ -91,7 +95,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Damage:
+class Damage(text.Plain):
     """One bit flipped: what reading a copy of the shards says, and what PIL says of a file."""
 
     message: str
@@ -101,7 +105,7 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(text.Plain):
     """A run that was killed in the middle, and went on."""
 
     batches: int  # of a run that nobody disturbed
@@ -111,7 +115,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(text.Plain):
     """All that was shown."""
 
     pil: str
@@ -140,14 +144,6 @@ class Demo:
             "                       transform=RandomResizedCrop(224, flip=True))\n"
             "  for images, labels in ShardLoader(train): ..."
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the demo as plain JSON."""
-        found = asdict(self)
-        for part, shown in zip(self.parts, found["parts"], strict=True):
-            for row, one in zip(part.rows, shown["rows"], strict=True):
-                one["gain"] = row.gain
-        return found
 
 
 def demo(
@@ -245,10 +241,8 @@ class _Stage:
             return
         from . import specimens
 
-        for kind, count in (
-            (specimens.SMALL, DRAWN_SMALL),
-            (specimens.PHOTOGRAPHS, DRAWN_PHOTOGRAPHS),
-        ):
+        drawn = {specimens.SMALL: DRAWN_SMALL, specimens.PHOTOGRAPHS: DRAWN_PHOTOGRAPHS}
+        for kind, count in drawn.items():
             folder = os.path.join(self.scratch, kind.name.split()[-1])
             specimens.make(folder, kind, count)
             yield folder, f"{kind.name}, made for this", kind is specimens.PHOTOGRAPHS
@@ -529,7 +523,10 @@ def _check_room(out: str, size: int) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """Give a temporary folder, on a disk where there is one: a RAM disk is never cold."""
+    """Give a temporary folder, on a disk where there is one: a RAM disk is never cold.
+
+    A kill (SIGTERM) is an exception meanwhile, so that the folder goes.
+    """
     places = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     for place in places:
         try:
@@ -540,25 +537,11 @@ def _scratch() -> Iterator[str]:
             break
     else:
         place = places[0]
-    with (
-        _terminated(),
-        tempfile.TemporaryDirectory(prefix="shardio-demo-", dir=place) as name,
-    ):
-        yield name
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Make a kill (SIGTERM) an exception meanwhile, so that the temporary folder goes."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with ExitStack() as undo:
+        with suppress(ValueError):  # not the main thread
+            before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            undo.callback(signal.signal, signal.SIGTERM, before)
+        yield undo.enter_context(tempfile.TemporaryDirectory(prefix="shardio-demo-", dir=place))
 
 
 # --- as text --------------------------------------------------------------------------------------
