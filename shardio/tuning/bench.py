@@ -53,15 +53,6 @@ READ_S: Final = 20.0  # to read them
 QUICK_READ_S: Final = 3.0
 LEAST_BATCHES: Final = 8  # whatever that takes
 
-_MEDIANS: Final = (  # of the figures of a repeat
-    "cpu_ms",
-    "cores_busy",
-    "others_busy",
-    "trainer_ms",
-    "trainer_busy",
-    "storage_mb_per_s",
-    "first_batch_s",
-)
 BUSY: Final = 0.5  # of the cores, by the load before: it tells of the last minute, not of this one
 _WIDTH: Final = 100
 
@@ -372,20 +363,18 @@ def _summed(way: Row, runs: list[dict[str, Any]], record_bytes: float) -> Row:
     fine = [run for run in runs if "error" not in run]
     if not fine:
         return replace(way, error=runs[0]["error"])
-
-    def known(name: str) -> list[Any]:
-        return [run[name] for run in fine if run[name] is not None]
-
     rates = tuple(rate for run in fine for rate in run["rates"])
-    medians = {name: median(known(name)) for name in _MEDIANS if known(name)}
+    each = [run["figures"] for run in fine]  # those that are told here
+    names = {name for figures in each for name in figures}
+    medians = {name: median(one[name] for one in each if name in one) for name in names}
     return replace(
         way,
         **medians,
         rates=rates,
         images_per_s=median(rates),
         mb_per_s=median(rates) * record_bytes / 1e6,
-        pss_bytes=max(known("pss_bytes"), default=None),
-        memory_left=min(known("memory_left"), default=None),
+        pss_bytes=max(run["pss_bytes"] or 0 for run in fine) or None,
+        memory_left=min(run["memory_left"] for run in fine),
         pass_batches=fine[0]["pass_batches"],
     )
 

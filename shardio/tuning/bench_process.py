@@ -155,13 +155,9 @@ class Host:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its session, which is its own while nobody has waited for the process."""
-    assert process.stdin and process.stdout
-    with contextlib.suppress(ProcessLookupError):
+    gone = contextlib.suppress(ProcessLookupError)
+    with contextlib.suppress(BrokenPipeError), process, gone:  # it is waited for, its pipes closed
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
 
 
 @contextlib.contextmanager
@@ -346,7 +342,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     trainer, cpu, busy, read = end - start
     if cold:  # all reads count: most are made, or announced, before the first batch is there
         read, since = (end - first)[-1], times[0][0]
-    found = {
+    figures = {
         "cpu_ms": 1000 * cpu / (images - before),
         "cores_busy": cpu / wall,
         "others_busy": np.maximum(0.0, busy - cpu) / wall,
@@ -355,7 +351,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         "storage_mb_per_s": read / (until - since) / 1e6,
         "first_batch_s": times[1][0] - times[0][0],
     }
-    return {name: None if np.isnan(value) else float(value) for name, value in found.items()} | {
+    return {
+        "figures": {name: float(one) for name, one in figures.items() if not np.isnan(one)},
         "rates": _rates(counted, builders, request["parts"]),
         "pass_batches": len(dataset),
     }
