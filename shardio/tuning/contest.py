@@ -39,11 +39,6 @@ from .bench_process import in_memory_order, loading, passes
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOADERS: Final = {
-    "folder": "DataLoader",
-    "dataloader": "DataLoader",
-    "shardloader": "ShardLoader",
-}
 WARM: Final = 1 / 6  # of the seconds, at least, for warm passes: one over 10 MB takes 0.2 s
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crops: those of RandomResizedCrop, all three
 
@@ -98,7 +93,8 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
     listed = files(out, request["source"], records)
     dataset: Any = Folder(listed, request["size"]) if way == "folder" else _dataset(request)
     own = {"batch_size": request["batch_size"], "shuffle": True} if way == "folder" else {}
-    with loading(dataset, _LOADERS[way], request["workers"], **own) as loader:
+    name = "ShardLoader" if way == "shardloader" else "DataLoader"
+    with loading(dataset, name, request["workers"], **own) as loader:
         if cold:
             shards = files_of(sequence.open(out), out, records)
             _forget([path for path, _ in listed] if way == "folder" else shards)
