@@ -69,7 +69,7 @@ class Row(text.Plain):
 
     @property
     def gain(self) -> float | None:
-        """The rate of ShardLoader over that of the image folder."""
+        """Return the rate of ShardLoader over that of the image folder; None if not measured."""
         if not self.images_per_s:
             return None
         return self.images_per_s["shardloader"] / self.images_per_s["folder"]
@@ -248,6 +248,7 @@ class _Stage:
             yield folder, f"{kind.name}, made for this", kind is specimens.PHOTOGRAPHS
 
     def _pack(self, source: str, name: str, tiles: bool | None) -> _Packed:
+        """Pack a folder, or a sample of it, and say what was packed."""
         out = os.path.join(self.scratch, f"{os.path.basename(source)}.shards")
         listed, root, of_them = source, None, ""
         if self.out is not None:
@@ -306,6 +307,7 @@ class _Stage:
         return _Packed(part, source, out, fields)
 
     def _compare(self, packed: _Packed) -> Part:
+        """Read in all ways from memory, from the disk and from a limited disk; show the rates."""
         warm = self._row(packed, "in memory", cold=False)
         cold = self._row(packed, "on the disk", cold=True)
         limited = Row(f"on a disk of {READS_PER_S} reads/s", refused=cold.refused or self.refused)
@@ -318,6 +320,7 @@ class _Stage:
     def _row(
         self, packed: _Packed, name: str, *, cold: bool, reads_per_s: int | None = None
     ) -> Row:
+        """Read in all ways from one place. The row says why, where that cannot be done."""
         rates: dict[str, float] = {}
         requests: dict[str, int] = {}
         began = time.monotonic()
@@ -353,6 +356,7 @@ class _Stage:
         return group
 
     def _ask(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
+        """Run a function of `contest` in a process of its own."""
         request = {
             "do": f"contest.{do}",
             "out": packed.out,
@@ -435,6 +439,7 @@ def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
     with open(path) as file:
         return [json.loads(line) for line in file]
 
@@ -463,6 +468,7 @@ def _sample(folder: str) -> tuple[list[tuple[str, str]], int, bool]:
 
 
 def _images(folder: str) -> Iterator[str]:
+    """Yield the images of a folder and all below it, sorted by name."""
     for at, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -493,7 +499,7 @@ def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
 
 
 def _large(folder: str) -> bool:
-    """Tell whether most of the first images are JPEGs so large that crops gain by tiles."""
+    """Return True if most of the first images are JPEGs so large that crops gain by tiles."""
     paths = list(islice(_images(folder), 8))
     large = 0
     for path in paths:
@@ -510,6 +516,7 @@ def _crop(sides: tuple[int, int]) -> int:
 
 
 def _check_room(out: str, size: int) -> None:
+    """Raise OptionError if shards of `size` bytes do not fit on the disk of `out`."""
     at = os.path.abspath(out)
     while not os.path.exists(at):
         at = os.path.dirname(at)
@@ -548,6 +555,7 @@ def _scratch() -> Iterator[str]:
 
 
 def _heading(batch_size: int, workers: int) -> str:
+    """Return the first paragraph: what is compared, and by which programs."""
     pil = decode.pil_info()
     decoder = f"{pil['name']} {pil['version']}"
     core = "built" if native.core is not None else f"not built ({native.missing})"

@@ -44,6 +44,7 @@ def _info(output: Output, *, path: str | None = None, env: bool = False) -> int:
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest says, as JSON shows it."""
     return {
         "records": manifest.records,
         "bytes": manifest.size,
@@ -60,6 +61,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(manifest: Manifest) -> str:
+    """Write what a manifest says, a line for each fact."""
     from ..packing.plan import shown_option
     from ..units import show_count, show_size
 
@@ -284,6 +286,7 @@ def _index_of(records: ShardSequence, record: str | None, key: str | None) -> in
 
 
 def _as_bytes(value: Any) -> bytes:
+    """Return the value of a field as the bytes to write."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):

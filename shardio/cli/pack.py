@@ -44,6 +44,7 @@ def _commit(output: Output, **call: Any) -> int:
 
 
 def _show(output: Output, done: Sequence[Packed], skips: bool = True, dry: bool = False) -> int:
+    """Show what was packed, and return the exit code."""
     datasets = [
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done

@@ -2,7 +2,7 @@
 
 A row of panels for each folder of images. To the left bars, by where the images lie; to the right
 the reads that one pass asks of the disk, as files and as shards. Below, what a flipped bit does,
-and the batches of a run that was killed. The second door to matplotlib, beside `plotting`.
+and the batches of a run that was killed. The second door to matplotlib, beside `tuning.plot`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def draw(found: Demo, kind: str) -> bytes:
 
 
 def _figure(found: Demo) -> Figure:
+    """Draw the whole picture."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -124,6 +125,7 @@ def _dots(axes: Axes, part: Part) -> None:
 
 
 def _flipped(axes: Axes, found: Demo) -> None:
+    """Write what a flipped bit does to an image folder, and to shards."""
     _bare(axes, "one bit flipped on the disk", pad=4)
     damage = found.damage
     if damage is None:
@@ -138,6 +140,7 @@ def _flipped(axes: Axes, found: Demo) -> None:
 
 
 def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> None:
+    """Write who said what, behind a square of its colour."""
     axes.scatter([0.014], [y], s=110, marker="s", color=colour, linewidths=0)
     axes.text(0.04, y, who, va="center", fontsize=10, color=_INK)
     if len(said) > 62:  # half a number would be another number

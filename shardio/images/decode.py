@@ -118,7 +118,7 @@ def _decoded(
     max_pixels: int | None,
     convert: Callable[[Image.Image], Image.Image],
 ) -> Image.Image:
-    """Decode an image, converts it by `convert`, and turns it upright if asked."""
+    """Decode an image, convert it by `convert`, and turn it upright if asked."""
     with decode_errors(data):
         if (raw := raw_pixels(data, max_pixels)) is not None:
             return convert(raw_image(raw))

@@ -76,7 +76,7 @@ class Transform:
     boxes: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the options and brings them to one form. Raises OptionError."""
+        """Check the options, and bring them to one form. Raises OptionError."""
         where = type(self).__name__
         pair = tuple(self.size) if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(pair) != 2:
@@ -266,7 +266,7 @@ class Transform:
     def by_pil(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> None:
-        """Make the result by PIL, never by the native core, and writes it to `out`.
+        """Make the result by PIL, never by the native core, and write it to `out`.
 
         The arguments are those of `__call__`. Packing uses this, since what it writes must not
         depend on where the core was built. Raises DecodeError, and any exception that PIL raises

@@ -267,6 +267,7 @@ def ways_to_try(
 
 
 def _counts(name: str, numbers: Iterable[int], least: int) -> list[int]:
+    """Return numbers to try, ascending, each once. Raises OptionError."""
     counts = sorted({check_int(name, one, least, 1024) for one in numbers})
     if not counts:
         raise OptionError(f"{name} is empty: expected at least one number")
@@ -404,10 +405,12 @@ def conclude(found: Bench, left_out: Sequence[str]) -> Bench:
 
 
 def _rate(found: Bench, row: Row) -> str:
+    """Write the rate of a row, with its unit."""
     return f"{show_number(row.images_per_s)} {found.unit}"
 
 
 def _recommended(found: Bench, best: Row, warm: Sequence[Row], near: int) -> str:
+    """Name the best row, and what limits it. near: how many rows are about as fast."""
     note = (
         f"Recommended: {best.name}: {_rate(found, best)}. What limits it: {best.limit}, since "
         f"{best.why}."
@@ -442,6 +445,7 @@ def _about_rival(found: Bench, best: Row, rivals: Sequence[Row]) -> str:
 
 
 def _about_cold(found: Bench, best: Row) -> str:
+    """Compare a cold row with the same one warm; "" where there is none."""
     warm = {row.way: row for row in found.rows if not row.cold and row.error is None}
     cold = [row for row in found.rows if row.cold and row.error is None and row.way in warm]
     if not cold:
@@ -459,6 +463,7 @@ def _about_cold(found: Bench, best: Row) -> str:
 
 
 def _about_machine(found: Bench, best: Row) -> Iterator[str]:
+    """Iterate over what else needs the CPUs: a training step, and other programs."""
     step = "No training step took part: one that needs the CPU takes it from these figures."
     if best.limit != "load":
         step += f" A step that takes more than {_rate(found, best)} waits for this loader."

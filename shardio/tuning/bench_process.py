@@ -114,6 +114,7 @@ class Host:
         return answer | {"pss_bytes": pss or None, "memory_left": min(left)}
 
     def _failed(self, what: str) -> FailedError:
+        """End the process, and return an error with the last line that the process wrote."""
         self._errors.seek(0)
         said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
         what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
@@ -121,6 +122,7 @@ class Host:
         return FailedError(what)
 
     def _started(self) -> subprocess.Popen[bytes]:
+        """Return the process; the first call starts it."""
         if self._process is not None:
             return self._process
         launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -149,6 +151,7 @@ class Host:
         return self._process
 
     def _end(self) -> None:
+        """End the process, and what goes with it."""
         self._process = None
         self._running.close()
 
@@ -244,6 +247,7 @@ def _forked(request: dict[str, Any], folder: str) -> bytes:
 
 
 def _answer(request: dict[str, Any]) -> bytes:
+    """Do what a request asks, and return the answer, or the error, as JSON."""
     try:
         module, function = request["do"].split(".")
         found = getattr(import_module(f"{__package__}.{module}"), function)(request)
@@ -253,6 +257,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 
 def _error(error: Exception) -> bytes:
+    """Return the kind and the text of an error as JSON."""
     kind, text = type(error).__name__, str(error)
     if "\nOriginal Traceback" in text:  # DataLoader tells all that its worker did: keep the end
         text = text.rpartition(f"{kind}: ")[2].strip()
@@ -270,6 +275,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
+    """Open the dataset as a row of a bench reads it."""
     from ..dataset.shard_dataset import ShardDataset
     from ..images.transforms import RandomResizedCrop
     from ..native import PerformanceWarning

@@ -143,10 +143,12 @@ def flip_file(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pixels(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Decode an image by PIL: (H, W, 3) uint8."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
+    """Open the shards, with the crops and about the order of an image folder."""
     dataset = ShardDataset(
         request["out"],
         batch_size=request["batch_size"],

@@ -230,6 +230,7 @@ def _law_world_sizes(job: TrainingJob) -> tuple[int, ...]:
 
 
 def _readers(job: TrainingJob) -> str:
+    """Say how many ranks and workers read."""
     workers = show_count(job.num_workers, "worker") if job.num_workers else "no workers"
     if job.world_size > 1:
         return f"{job.world_size:,} ranks ({job.local_world_size:,} on a machine), {workers} each"
@@ -237,6 +238,7 @@ def _readers(job: TrainingJob) -> str:
 
 
 def _steps(job: TrainingJob) -> str:
+    """Say how many steps a rank and a worker have."""
     size, steps, last = job.options.batch_size, job.share.steps, job.tail.last
     if size is None:
         text = f"{steps:,} samples a rank"
@@ -248,6 +250,7 @@ def _steps(job: TrainingJob) -> str:
 
 
 def _tail(job: TrainingJob) -> str:
+    """Say how many records are left out, or repeated."""
     dropped, repeated = job.tail.dropped, job.tail.repeated
     if job.options.tail == "drop":
         if not dropped:
@@ -260,6 +263,7 @@ def _tail(job: TrainingJob) -> str:
 
 
 def _order(job: TrainingJob) -> str:
+    """Say for which workers and ranks the order is the same."""
     if job.options.batch_size is None:
         return "without batch_size it depends on num_workers; each record comes once"
     total = job.options.batch_size * job.world_size
@@ -271,6 +275,7 @@ def _order(job: TrainingJob) -> str:
 
 
 def _buffer(job: TrainingJob) -> str:
+    """Say what the shuffle buffer holds, or how all records are read."""
     epoch = job.epoch
     if epoch.shuffles_all:
         reads = "random reads, for local flash or memory"
@@ -292,6 +297,7 @@ def _buffer(job: TrainingJob) -> str:
 
 
 def _sharing(job: TrainingJob) -> str:
+    """Say how many workers read the same span, and with how many none do."""
     sharers, free = job.reads.sharers, f"{show_choices(job.free_consumers, 'worker')} in all"
     if sharers <= 1:
         return f"none shared, as with {free}"
@@ -303,6 +309,7 @@ def _sharing(job: TrainingJob) -> str:
 
 
 def _waiting(job: TrainingJob) -> str:
+    """Say where bytes wait until their batch is made."""
     if job.plan.policy == "in_memory":
         return "in each process, read in blocks"
     if job.plan.policy == "network":
@@ -318,6 +325,7 @@ def _waiting(job: TrainingJob) -> str:
 
 
 def _memory(job: TrainingJob) -> str:
+    """Say what a process and a machine take of memory, at worst."""
     memory, here = job.memory, job.local_consumers
     parts = {
         "records": memory.records_bytes,

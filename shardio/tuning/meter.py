@@ -323,6 +323,7 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
             self._print(str(report))
 
     def _end(self, seen: _Pass) -> None:
+        """Report the rest of a pass, and its verdict."""
         if seen.new:
             self._tell(seen)
         verdict = seen.judge(self._alarm)
@@ -379,6 +380,7 @@ class _Batches(Iterator[T]):
         return batch
 
     def _look(self) -> None:
+        """Sum up the stats so far, and report where a report is due."""
         seen = self._pass
         seen.fold()
         if seen.taken >= self._report_at:
@@ -707,10 +709,12 @@ def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:
 
 
 def _name(rank: int | None) -> str:
+    """Return the start of a line of this rank; "" where there are no ranks."""
     return "" if rank is None else f"rank {rank}: "
 
 
 def _percent(share: float) -> str:
+    """Write a part of a whole in percent."""
     return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 

@@ -122,6 +122,7 @@ def _titled(title: str, height: float, size: int) -> Figure:
 
 
 def _mixing_and_cost(tuning: Tuning) -> Figure:
+    """Draw a tuning: how well each buffer mixes, and below the requests it costs."""
     figure = _titled(_headline(tuning), 6.6, 14)
     if not tuning.rows:
         figure.text(0.5, 0.5, "\n".join(tuning.notes), ha="center", wrap=True)
@@ -214,6 +215,7 @@ def _others(axes: Axes, tuning: Tuning, places: Places) -> None:
 
 
 def _mixing(axes: Axes, tuning: Tuning) -> None:
+    """Label the axis of the mixing, and mark what is as good as a uniform shuffle."""
     axes.set_ylabel("mixing, % of a uniform shuffle")
     axes.set_ylim(0, 106)  # whatever the values: what looks small is small
     axes.set_yticks(range(0, 101, 20))
@@ -242,6 +244,7 @@ def _cost(axes: Axes, x: Floats, ladder: Sequence[Row]) -> None:
 
 
 def _buffers(axes: Axes, tuning: Tuning, places: Places) -> None:
+    """Label the axis of the buffers, each with its memory."""
     axes.set_xscale("log")
     least, most = min(places.values()), max(places.values())
     margin = max(1.4, (most / least) ** 0.08)
@@ -257,6 +260,7 @@ def _buffers(axes: Axes, tuning: Tuning, places: Places) -> None:
 
 
 def _short(row: Row) -> str:
+    """Write a buffer in a few characters, to fit under a tick: 10k, 2M."""
     buffer = row.shuffle_buffer
     if buffer is None:
         return "all"
@@ -293,6 +297,7 @@ def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: Places) -> None:
 
 
 def _caption(tuning: Tuning) -> str:
+    """Return the call to make, or the command that helps instead."""
     said = "shardio pack SRC OUT" if tuning.best is None and tuning.in_class_order else tuning.call
     return (said or "nothing to set").replace("$", r"\$")  # no formula
 
@@ -355,6 +360,7 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
 
 
 def _page(found: Tuning | Bench) -> str:
+    """Write an HTML page: the picture, the notes, the call, and all rows as a table."""
     svg = draw(found, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
     rows: list[tuple[Row | BenchRow, tuple[str, ...]]]  # each with its cells
@@ -384,5 +390,6 @@ def _page(found: Tuning | Bench) -> str:
 
 
 def _line_of(values: Iterable[str], is_best: bool) -> str:
+    """Write one row of a table in HTML."""
     mark = ' class="best"' if is_best else ""
     return f"<tr{mark}>" + "".join(f"<td>{html.escape(value)}</td>" for value in values) + "</tr>\n"

@@ -144,6 +144,7 @@ def _enable(folder: str) -> bool:
 
 
 def _disable(folder: str) -> None:
+    """Take the controller back from groups in a folder, if that can be."""
     with contextlib.suppress(OSError):
         _write(os.path.join(folder, "cgroup.subtree_control"), "-io")
 
