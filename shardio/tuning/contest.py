@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from .. import machine
 from ..dataset import sequence
 from ..dataset.shard_dataset import ShardDataset
 from ..errors import StorageError, printable
@@ -33,7 +32,7 @@ from ..images.transforms import RandomResizedCrop, crop_box
 from ..loader.shard_loader import ShardLoader
 from ..names import file_name
 from . import throttle
-from .bench import files_of
+from .bench import files_of, why_not_cold
 from .bench_process import in_memory_order, loading, passes
 
 if TYPE_CHECKING:
@@ -97,7 +96,9 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
     with loading(dataset, name, request["workers"], **own) as loader:
         if cold:
             shards = files_of(sequence.open(out), out, records)
-            _forget([path for path, _ in listed] if way == "folder" else shards)
+            refused = why_not_cold([path for path, _ in listed] if way == "folder" else shards)
+            if refused:
+                raise StorageError(refused)
         if request.get("members"):
             throttle.join(request["members"])
         found: dict[str, Any] = _timed(passes(loader, dataset), seconds)
@@ -174,13 +175,6 @@ def _timed(
         if elapsed > seconds or (ends and elapsed >= least):
             break
     return {"images": images, "images_per_s": images / elapsed}
-
-
-def _forget(paths: list[str]) -> None:
-    """Drop these files from memory. Raises StorageError where they stay."""
-    stayed = machine.evict(paths)
-    if stayed is None or stayed > machine.STAYED:
-        raise StorageError("files here stay in memory, as on a RAM disk")
 
 
 def _digest(batch: Any) -> str:
