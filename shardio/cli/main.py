@@ -75,7 +75,3 @@ def _drop_output() -> None:
     """Lead stdout to nowhere, so that what it still holds cannot fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
