@@ -256,8 +256,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
         if fitting:
             yield _set("shared_spans", what, num_workers=fitting[-1])
         else:
-            spans = consumers * job.share.batch_units
-            yield _set("shared_spans", what, spans=spans)
+            yield _set("shared_spans", what, spans=consumers * job.share.batch_units)
     elif job.plan.budget:
         yield from _left_out(job)
     if job.shards < consumers:
