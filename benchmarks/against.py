@@ -1,4 +1,4 @@
-"""This commit against another one: shardio's own rows of compare, raw and loader, taking turns.
+"""This commit against another one: shardio's rows of compare, raw, loader, pack and cold, in turns.
 
 Each commit is taken from git, built with its compiled core into a folder of its own, and packs its
 own shards. Third-party packages are those of this environment, and the programs those of this
@@ -17,12 +17,14 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import data
+from .cold import drop
 from .compare import LOADERS, OPENED, PLAIN, TILES, ours
 from .harness import ROOT, BenchmarkError, EntryProcess, Result, interleave, show
 from .loader import HERE, LOADER, RESIDENT, SHARDS
@@ -32,6 +34,7 @@ ROUNDS = 11
 SITTING = 3  # rounds of the same two processes
 LEAST = 0.97  # a median below is slower, unless some round was as fast as before
 PHOTOS = 1_000  # an epoch takes a second
+PACKINGS = {PLAIN: [], TILES: ["--jpeg-tiles"], "raw": ["--encode", "raw"]}
 COLUMNS = {"ratio": "new / old", "new": "new", "old": "old", "ahead": "share of rounds not slower"}
 
 Round = Callable[..., dict[str, Any]]
@@ -174,10 +177,10 @@ def _python(home: Path, *arguments: str) -> str:
 
 def _packed(side: Side, shards: str, folders: dict[str, Path]) -> Path:
     kind, _, how = shards.partition(", ")
-    options = {PLAIN: [], TILES: ["--jpeg-tiles"], "raw": ["--encode", "raw"]}[how]
     out = side.home / "shards"
     show(f"  packing {shards} by {side.commit[:10]}")
-    _python(side.home, "-m", "shardio", "pack", str(folders[kind]), str(out), "--quiet", *options)
+    command = ["-m", "shardio", "pack", str(folders[kind]), str(out), "--quiet"]
+    _python(side.home, *command, *PACKINGS[how])
     return out
 
 
@@ -222,6 +225,14 @@ def _rows(folders: dict[str, Path], core: bool) -> list[Row]:
         rows.append(
             Row(f"loader: {SHARDS}, {kind}", "loader:shards", shards, "images_per_s", options)
         )
+        for how in (PLAIN, TILES) if photographs else (PLAIN,):
+            options = {"folder": str(folder), "records": records, "options": PACKINGS[how]}
+            name = f"pack: {how}, {kind}"
+            rows.append(Row(name, "against:packing", f"{kind}, {how}", "us", options))
+        for way in ("shardio", "shard_loader"):
+            options = count | {"way": way, "workers": 2}
+            name = f"cold: {'DataLoader' if way == 'shardio' else LOADER}, not decoded, {kind}"
+            rows.append(Row(name, "against:from_disk", shards, "images_per_s", options))
     shards, one = "CIFAR, raw", {"size": 0, "batch": 512, "epochs": 20, "buffer": BUFFER}
     for name, more in (
         (HERE, {"workers": 0, "threads": 0}),
@@ -288,3 +299,30 @@ def program(of: str, home_of: str, options: dict[str, Any]) -> Round:
     module, _, name = of.partition(":")
     prepare: Callable[..., Round] = getattr(importlib.import_module(f"benchmarks.{module}"), name)
     return prepare(**options)
+
+
+def packing(path: str, folder: str, records: int, options: list[str]) -> Round:
+    """(entry) `shardio pack` as users call it, in a process of its own; the rest is not timed."""
+    out = f"{path}-{os.getpid()}"
+    command = [sys.executable, "-m", "shardio", "pack", folder, out, "--quiet", *options]
+
+    def one_round() -> dict[str, Any]:
+        os.sync()
+        began = time.perf_counter()
+        subprocess.run(command, check=True, cwd=os.environ["PYTHONPATH"])
+        seconds = time.perf_counter() - began
+        data.remove(Path(out))
+        return {"us": seconds / records * 1e6}
+
+    return one_round
+
+
+def from_disk(path: str, way: str, **options: Any) -> Round:
+    """(entry) A row of `cold`: the pages of the shards are dropped before each round."""
+    read: Round = getattr(importlib.import_module("benchmarks.cold"), way)(path, **options)
+
+    def one_round() -> dict[str, Any]:
+        drop(Path(path))
+        return read()
+
+    return one_round

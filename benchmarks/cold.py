@@ -26,12 +26,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from shardio.tuning.throttle import Group
+from typing import TYPE_CHECKING, Any
 
 from . import data, rivals
 from .harness import BenchmarkError, EntryProcess, Result, interleave, median, ratio, show
+
+if TYPE_CHECKING:
+    from shardio.tuning.throttle import Group
 
 PARTS = ("disk", "limited", "network")
 LEAST = 2 << 30  # bytes of data

@@ -121,9 +121,14 @@ def measure() -> dict[str, tuple[int, int]]:
 
         with loader() as warm:
             list(warm)
-        with loader() as measured:
-            found["ShardLoader's first batch"] = traced(lambda: next(iter(measured)), package)
+        found["ShardLoader's first batch"] = min(_first_batch(loader, package) for _ in range(8))
     return found
+
+
+def _first_batch(loader: Callable[[], Any], package: str) -> tuple[int, int]:
+    """Trace it once. How far the worker gets meanwhile with what comes next is luck: the least."""
+    with loader() as measured:
+        return traced(lambda: next(iter(measured)), package)
 
 
 def main() -> None:

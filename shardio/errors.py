@@ -159,7 +159,9 @@ def printable(name: bytes | str, limit: int = 200) -> str:
         with contextlib.suppress(UnicodeEncodeError):  # half of a pair, of somebody's JSON
             name = name.encode("utf-8", "surrogateescape")
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    shown = text
+    if not text.isprintable():
+        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 

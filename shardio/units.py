@@ -1,11 +1,14 @@
-"""Numbers and sizes as users write and read them: 3, "256MiB", "64MB", "1.5 GiB"."""
+"""Options as users write them, and numbers and sizes as they read them: 3, "256MiB", "1.5 GiB"."""
 
 from __future__ import annotations
 
 import json
 import operator
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from .errors import OptionError, printable
 
@@ -16,6 +19,10 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _LEAST = 1_000  # bytes: no shard and no memory is smaller
 _BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
@@ -66,6 +73,47 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
             f"{show_count(number, 'byte')} would be {number}B"
         )
     return number
+
+
+def refuse_options(
+    owner: str, advice: Mapping[str, str]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function to refuse options that users bring from elsewhere, with advice.
+
+    owner: what messages call the function. advice: by the option's name, what to give instead.
+    The function itself takes no **options: type checkers and signatures show the real ones.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def refusing(*args: P.args, **options: P.kwargs) -> T:
+            for name in options:
+                if name in advice:
+                    raise OptionError(f"{owner} takes no {name}: {advice[name]}")
+            return function(*args, **options)
+
+        return refusing
+
+    return decorate
+
+
+def grouped_in(option: str, group: type[Any]) -> dict[str, str]:
+    """Return advice for `refuse_options`: each field of a dataclass is given within `option`."""
+    return {
+        field.name: f"give {option}=shardio.{group.__name__}({field.name}=...)"
+        for field in fields(group)
+    }
+
+
+def check_group(option: str, value: Any, group: type[T]) -> T:
+    """Return the options of a group, all default where the value is None. Raises OptionError."""
+    if value is None:
+        return group()
+    if not isinstance(value, group):
+        raise OptionError(
+            f"{option} is {printable(repr(value))}: expected shardio.{group.__name__}(...)"
+        )
+    return value
 
 
 def parse_size(text: str) -> int:

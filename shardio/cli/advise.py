@@ -60,9 +60,9 @@ def _answer(output: Output, found: Tuning | Bench, plot: str | None) -> int:
 
 
 def _demo(output: Output, *, out: str | None = None, plot: str | None = None, **call: Any) -> int:
-    from ..tuning.plot import check
+    from ..tuning.plot import check, save
     from .demo import demo
-    from .poster import save
+    from .poster import draw
 
     refused = ""
     picture = plot or "shardio-demo.png"
@@ -78,7 +78,7 @@ def _demo(output: Output, *, out: str | None = None, plot: str | None = None, **
     )
     if not refused:
         try:
-            save(found, picture)
+            save(found, picture, draw)
         except StorageError as error:
             if plot is not None:
                 raise

@@ -124,6 +124,7 @@ def _reader(read: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
 
 
 def _seconds(text: str) -> float:
+    """Read an age: a number, and s, m, h or d behind it."""
     factors = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, factor = (text[:-1], factors[text[-1]]) if text[-1:] in factors else (text, 1)
     seconds = float(number) * factor
@@ -133,6 +134,7 @@ def _seconds(text: str) -> float:
 
 
 def _ints(text: str) -> list[int]:
+    """Read whole numbers with commas between them."""
     return [int(one) for one in text.split(",")]
 
 

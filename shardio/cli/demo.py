@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(text.Plain):
     """A way to have the images lie, and what each way to read them does with it."""
 
     name: str
@@ -69,14 +69,18 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """The rate of ShardLoader over that of the image folder."""
+        """Return the rate of ShardLoader over that of the image folder; None if not measured."""
         if not self.images_per_s:
             return None
         return self.images_per_s["shardloader"] / self.images_per_s["folder"]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON, with its gain."""
+        return super().as_dict() | {"gain": self.gain}
+
 
 @dataclass(frozen=True)
-class Part:
+class Part(text.Plain):
     """One folder of images, packed and read."""
 
     name: str
@@ -91,7 +95,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Damage:
+class Damage(text.Plain):
     """One bit flipped: what reading a copy of the shards says, and what PIL says of a file."""
 
     message: str
@@ -101,7 +105,7 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(text.Plain):
     """A run that was killed in the middle, and went on."""
 
     batches: int  # of a run that nobody disturbed
@@ -111,7 +115,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(text.Plain):
     """All that was shown."""
 
     pil: str
@@ -140,14 +144,6 @@ class Demo:
             "                       transform=RandomResizedCrop(224, flip=True))\n"
             "  for images, labels in ShardLoader(train): ..."
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the demo as plain JSON."""
-        found = asdict(self)
-        for part, shown in zip(self.parts, found["parts"], strict=True):
-            for row, one in zip(part.rows, shown["rows"], strict=True):
-                one["gain"] = row.gain
-        return found
 
 
 def demo(
@@ -245,15 +241,14 @@ class _Stage:
             return
         from . import specimens
 
-        for kind, count in (
-            (specimens.SMALL, DRAWN_SMALL),
-            (specimens.PHOTOGRAPHS, DRAWN_PHOTOGRAPHS),
-        ):
+        drawn = {specimens.SMALL: DRAWN_SMALL, specimens.PHOTOGRAPHS: DRAWN_PHOTOGRAPHS}
+        for kind, count in drawn.items():
             folder = os.path.join(self.scratch, kind.name.split()[-1])
             specimens.make(folder, kind, count)
             yield folder, f"{kind.name}, made for this", kind is specimens.PHOTOGRAPHS
 
     def _pack(self, source: str, name: str, tiles: bool | None) -> _Packed:
+        """Pack a folder, or a sample of it, and say what was packed."""
         out = os.path.join(self.scratch, f"{os.path.basename(source)}.shards")
         listed, root, of_them = source, None, ""
         if self.out is not None:
@@ -312,6 +307,7 @@ class _Stage:
         return _Packed(part, source, out, fields)
 
     def _compare(self, packed: _Packed) -> Part:
+        """Read in all ways from memory, from the disk and from a limited disk; show the rates."""
         warm = self._row(packed, "in memory", cold=False)
         cold = self._row(packed, "on the disk", cold=True)
         limited = Row(f"on a disk of {READS_PER_S} reads/s", refused=cold.refused or self.refused)
@@ -324,6 +320,7 @@ class _Stage:
     def _row(
         self, packed: _Packed, name: str, *, cold: bool, reads_per_s: int | None = None
     ) -> Row:
+        """Read in all ways from one place. The row says why, where that cannot be done."""
         rates: dict[str, float] = {}
         requests: dict[str, int] = {}
         began = time.monotonic()
@@ -359,6 +356,7 @@ class _Stage:
         return group
 
     def _ask(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
+        """Run a function of `contest` in a process of its own."""
         request = {
             "do": f"contest.{do}",
             "out": packed.out,
@@ -441,6 +439,7 @@ def _copy_with_a_flip(out: str, copy: str, number: int) -> None:
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
     with open(path) as file:
         return [json.loads(line) for line in file]
 
@@ -469,6 +468,7 @@ def _sample(folder: str) -> tuple[list[tuple[str, str]], int, bool]:
 
 
 def _images(folder: str) -> Iterator[str]:
+    """Yield the images of a folder and all below it, sorted by name."""
     for at, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -499,7 +499,7 @@ def _checked(folder: str, out: str | os.PathLike[str] | None) -> str:
 
 
 def _large(folder: str) -> bool:
-    """Tell whether most of the first images are JPEGs so large that crops gain by tiles."""
+    """Return True if most of the first images are JPEGs so large that crops gain by tiles."""
     paths = list(islice(_images(folder), 8))
     large = 0
     for path in paths:
@@ -516,6 +516,7 @@ def _crop(sides: tuple[int, int]) -> int:
 
 
 def _check_room(out: str, size: int) -> None:
+    """Raise OptionError if shards of `size` bytes do not fit on the disk of `out`."""
     at = os.path.abspath(out)
     while not os.path.exists(at):
         at = os.path.dirname(at)
@@ -529,7 +530,10 @@ def _check_room(out: str, size: int) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """Give a temporary folder, on a disk where there is one: a RAM disk is never cold."""
+    """Give a temporary folder, on a disk where there is one: a RAM disk is never cold.
+
+    A kill (SIGTERM) is an exception meanwhile, so that the folder goes.
+    """
     places = [tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     for place in places:
         try:
@@ -540,31 +544,18 @@ def _scratch() -> Iterator[str]:
             break
     else:
         place = places[0]
-    with (
-        _terminated(),
-        tempfile.TemporaryDirectory(prefix="shardio-demo-", dir=place) as name,
-    ):
-        yield name
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Make a kill (SIGTERM) an exception meanwhile, so that the temporary folder goes."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with ExitStack() as undo:
+        with suppress(ValueError):  # not the main thread
+            before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            undo.callback(signal.signal, signal.SIGTERM, before)
+        yield undo.enter_context(tempfile.TemporaryDirectory(prefix="shardio-demo-", dir=place))
 
 
 # --- as text --------------------------------------------------------------------------------------
 
 
 def _heading(batch_size: int, workers: int) -> str:
+    """Return the first paragraph: what is compared, and by which programs."""
     pil = decode.pil_info()
     decoder = f"{pil['name']} {pil['version']}"
     core = "built" if native.core is not None else f"not built ({native.missing})"

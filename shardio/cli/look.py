@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
+from .._version import __version__, installed
 from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
 from .command import JOBS, OUT, ROOT, Command, option
@@ -45,6 +44,7 @@ def _info(output: Output, *, path: str | None = None, env: bool = False) -> int:
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest says, as JSON shows it."""
     return {
         "records": manifest.records,
         "bytes": manifest.size,
@@ -61,6 +61,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _facts_text(manifest: Manifest) -> str:
+    """Write what a manifest says, a line for each fact."""
     from ..packing.plan import shown_option
     from ..units import show_count, show_size
 
@@ -102,7 +103,6 @@ def _facts_text(manifest: Manifest) -> str:
 def _environment() -> dict[str, Any]:
     """Return the versions of all that matters, by name."""
     import platform
-    from importlib import metadata
 
     from .. import machine, native
     from ..images import decode
@@ -114,9 +114,7 @@ def _environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": machine.processors(),
     }
-    for package in ("torch", "numpy", "lmdb", "msgpack", "xxhash"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            facts[package] = metadata.version(package)
+    facts |= installed("torch", "numpy", "lmdb", "msgpack", "xxhash")
     try:
         facts["images"] = " ".join(f"{name} {value}" for name, value in decode.pil_info().items())
     except DependencyError as error:
@@ -126,20 +124,16 @@ def _environment() -> dict[str, Any]:
 
 def _installed() -> str:
     """Name the distribution that shardio is installed as, and another one that owns the package."""
-    from importlib import metadata
-
-    found = {}
-    for name in ("shardio-torch", "shardio"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = f"{name} {metadata.version(name)}"
-    ours = found.get(
-        "shardio-torch", f"not by pip; imported from {os.path.dirname(os.path.dirname(__file__))}"
-    )
+    found = installed("shardio-torch", "shardio")
+    ours = f"not by pip; imported from {os.path.dirname(os.path.dirname(__file__))}"
+    if "shardio-torch" in found:
+        ours = f"shardio-torch {found['shardio-torch']}"
     if "shardio" not in found:
         return ours
     return (
-        f"{ours}; {found['shardio']} is another project's, or older than the name shardio-torch, "
-        "and has files in the same folder: pip uninstall both, then install shardio-torch again"
+        f"{ours}; shardio {found['shardio']} is another project's, or older than the name "
+        "shardio-torch, and has files in the same folder: pip uninstall both, then install "
+        "shardio-torch again"
     )
 
 
@@ -292,6 +286,7 @@ def _index_of(records: ShardSequence, record: str | None, key: str | None) -> in
 
 
 def _as_bytes(value: Any) -> bytes:
+    """Return the value of a field as the bytes to write."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):

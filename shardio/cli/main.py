@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
+    """Run one command, and turn its errors into a message and an exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -58,20 +59,19 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    """Print an error, and return its exit code."""
     with contextlib.suppress(OSError):
         print(f"shardio: {message}", file=sys.stderr)
     return code
 
 
 def _describe(error: OSError) -> str:
+    """Write an error of the system, with the name of its file."""
     where = "" if error.filename is None else f"{printable(os.fsencode(error.filename), 4096)}: "
     return f"{where}{error.strerror or error}"
 
 
 def _drop_output() -> None:
+    """Lead stdout to nowhere, so that what it still holds cannot fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,7 +21,7 @@ class Output:
     quiet: bool
 
     def show(self, result: object, facts: Any = None, brief: str = "") -> int:
-        """Print a result, or with --quiet what is `brief`; returns the exit code 0.
+        """Print a result, or with --quiet what is `brief`. Return the exit code 0.
 
         facts: what JSON shows of it; default: its fields.
         """

@@ -20,8 +20,6 @@ def _pack(
     *,
     fields: str | None = None,
     where: list[str] | None = None,
-    on_error: str = "raise",
-    dry_run: bool = False,
     **call: Any,
 ) -> int:
     from ..order.subset import conditions
@@ -33,14 +31,8 @@ def _pack(
         named = [one.name for one in dataclasses.fields(kind)]
         call[group] = kind(**{name: call.pop(name) for name in named if name in call})
     with output.progress("packing") as progress:
-        done = pack(
-            **call,
-            on_error=on_error,
-            dry_run=dry_run,
-            progress=progress,
-            announce=output.announce,
-        )
-    return _show(output, done, on_error == "skip", dry_run)
+        done = pack(**call, progress=progress, announce=output.announce)
+    return _show(output, done, call.get("on_error") == "skip", call.get("dry_run", False))
 
 
 def _commit(output: Output, **call: Any) -> int:
@@ -52,6 +44,7 @@ def _commit(output: Output, **call: Any) -> int:
 
 
 def _show(output: Output, done: Sequence[Packed], skips: bool = True, dry: bool = False) -> int:
+    """Show what was packed, and return the exit code."""
     datasets = [
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done

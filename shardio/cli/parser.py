@@ -22,6 +22,8 @@ COMMANDS = (
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are short, and say what may have been meant."""
+
     def __init__(self, **more: Any) -> None:
         super().__init__(
             **more,

@@ -2,20 +2,18 @@
 
 A row of panels for each folder of images. To the left bars, by where the images lie; to the right
 the reads that one pass asks of the disk, as files and as shards. Below, what a flipped bit does,
-and the batches of a run that was killed. The second door to matplotlib, beside `plotting`.
+and the batches of a run that was killed. The second door to matplotlib, beside `tuning.plot`.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..storage.local import write_file
-from ..tuning.plot import check
+from ..tuning.plot import render
 from .demo import WAYS, Demo, Part, gain_text
 
 if TYPE_CHECKING:
@@ -34,49 +32,29 @@ _MOST_DOTS: Final = 4_000  # more would be a grey field: then a dot stands for s
 _DPI: Final = 140
 
 
-def save(found: Demo, path: str | os.PathLike[str]) -> None:
-    """Draw it into a file, .png, .svg or .html; one that exists is replaced.
-
-    Raises OptionError, DependencyError, StorageError.
-    """
-    kind = check(path)
-    folder, name = os.path.split(os.path.abspath(path))
-    write_file(folder, name, draw(found, kind), replace=True)
-
-
 def draw(found: Demo, kind: str) -> bytes:
     """Return the content of such a file. HTML holds the picture as SVG."""
-    import matplotlib
-
     if kind == "html":
         svg = draw(found, "svg").decode().partition("<svg")
         return f"<!doctype html><title>shardio demo</title>\n<svg{svg[2]}".encode()
-
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "shardio", "font.family": "DejaVu Sans"}):
-        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        _figure(found).savefig(out, format=kind, dpi=_DPI, metadata=metadata, facecolor="white")
-    return out.getvalue()
+    style = {"font.family": "DejaVu Sans"}
+    return render(partial(_figure, found), kind, style, dpi=_DPI, facecolor="white")
 
 
 def _figure(found: Demo) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Draw the whole picture."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     parts = len(found.parts)
     high = 1.5 + 2.55 * parts + 1.3
     figure = Figure(figsize=(11.5, high))
-    FigureCanvasAgg(figure)
     figure.text(
         0.04, 1 - 0.36 / high, "The same images, the same crops: as files, and as shards",
         fontsize=17, fontweight="bold", color=_INK, va="center",
     )  # fmt: skip
-    figure.text(
-        0.04, 1 - 0.7 / high,
-        f"image folder with {found.pil}; {found.workers} workers each; {found.cores:g} cores",
-        fontsize=10, color=_SOFT, va="center",
-    )  # fmt: skip
+    below = f"image folder with {found.pil}; {found.workers} workers each; {found.cores:g} cores"
+    figure.text(0.04, 1 - 0.7 / high, below, fontsize=10, color=_SOFT, va="center")
     figure.legend(
         [Patch(color=COLOURS[way]) for way in WAYS], [NAMES[way] for way in WAYS],
         loc="center left", bbox_to_anchor=(0.034, 1 - 1.02 / high), ncols=3, frameon=False,
@@ -93,14 +71,11 @@ def _figure(found: Demo) -> Figure:
 
 def _bars(axes: Axes, part: Part) -> None:
     """Draw three bars for each place that the images lie at; ShardLoader's with its gain."""
-    _bare(axes)
     wide, high = part.sides
     name = part.name.removesuffix(", made for this")
     name = name if len(name) <= 36 else "..." + name[-33:]
-    axes.set_title(
-        f"{name}: {part.images:,} of about {wide} x {high} pixels, images/s",
-        fontsize=11, fontweight="bold", color=_INK, loc="left", x=-0.198, pad=9,
-    )  # fmt: skip
+    title = f"{name}: {part.images:,} of about {wide} x {high} pixels, images/s"
+    _bare(axes, title, x=-0.198, pad=9)
     measured = [(place, row) for place, row in enumerate(part.rows) if row.images_per_s]
     most = max((max(row.images_per_s.values()) for _, row in measured), default=0.0)
     axes.set_xlim(0, max(most, 1e-9) * 1.24)
@@ -128,17 +103,11 @@ def _bars(axes: Axes, part: Part) -> None:
 
 def _dots(axes: Axes, part: Part) -> None:
     """Draw a dot for each read of the disk: a field of them for files, and one for shards."""
-    _bare(axes)
+    _bare(axes, "reads of the disk, for one pass", pad=9)
     counted = [row.requests for row in part.rows if {"folder", "shardloader"} <= set(row.requests)]
-    axes.set_title(
-        "reads of the disk, for one pass", fontsize=11, fontweight="bold", color=_INK,
-        loc="left", pad=9,
-    )  # fmt: skip
     if not counted:
         axes.text(0, 0.5, "not counted here", va="center", fontsize=9, color=_SOFT)
         return
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
     reads = counted[0]
     each = max(1, -(-reads["folder"] // _MOST_DOTS))
     rows = 40  # of the field for files: those for shards are as large
@@ -156,7 +125,8 @@ def _dots(axes: Axes, part: Part) -> None:
 
 
 def _flipped(axes: Axes, found: Demo) -> None:
-    _bare(axes, title="one bit flipped on the disk")
+    """Write what a flipped bit does to an image folder, and to shards."""
+    _bare(axes, "one bit flipped on the disk", pad=4)
     damage = found.damage
     if damage is None:
         return
@@ -170,6 +140,7 @@ def _flipped(axes: Axes, found: Demo) -> None:
 
 
 def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> None:
+    """Write who said what, behind a square of its colour."""
     axes.scatter([0.014], [y], s=110, marker="s", color=colour, linewidths=0)
     axes.text(0.04, y, who, va="center", fontsize=10, color=_INK)
     if len(said) > 62:  # half a number would be another number
@@ -179,7 +150,7 @@ def _line(axes: Axes, y: float, colour: str, who: str, said: str, ink: str) -> N
 
 def _resumed(axes: Axes, found: Demo) -> None:
     """Draw a square for each batch: of the run that was killed, and of the one that went on."""
-    _bare(axes, title="a run is killed, and goes on: the batches")
+    _bare(axes, "a run is killed, and goes on: the batches", pad=4)
     run = found.resumed
     if run is None:
         return
@@ -199,13 +170,9 @@ def _resumed(axes: Axes, found: Demo) -> None:
     axes.plot([cut, cut], [0.02, 0.9], color=_RED, linewidth=1.6, linestyle=(0, (3, 2)))
 
 
-def _bare(axes: Axes, title: str = "") -> None:
-    """Leave out frame and ticks."""
+def _bare(axes: Axes, title: str, **place: Any) -> None:
+    """Write a title, and leave out frame and ticks; both axes go from 0 to 1."""
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    if title:
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_title(title, fontsize=11, fontweight="bold", color=_INK, loc="left", pad=4)
+    axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(0, 1))
+    axes.set_title(title, fontsize=11, fontweight="bold", color=_INK, loc="left", **place)

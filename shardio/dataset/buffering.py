@@ -78,7 +78,13 @@ class BufferPlan(NamedTuple):
     run: int  # bytes that are read or announced at a time
     held_bytes: int  # that the windows would hold in the process, were there no budget
     cached_bytes: int  # announced, and not yet read, in the page cache of this machine
-    first: bool = False  # all of the dataset is announced, or read, before the first batch
+    first: bool = False  # all of the dataset is announced before the first batch; or read, where
+    network: bool = False  # the storage is a network file system
+
+    @property
+    def in_memory(self) -> bool:
+        """Return True if blocks are read before hand-out; all else moves on after it."""
+        return self.policy == "in_memory"
 
 
 def plan_buffering(
@@ -134,7 +140,7 @@ def plan_buffering(
     if exact:  # storage order does not help: announce the records of the next batches one by one
         batch = share.batch_size or STEPS[1]
         pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
-    return BufferPlan("page_cache", exact, 0, RUN, 0, pages, first)
+    return BufferPlan("page_cache", exact, 0, RUN, 0, pages, first, network)
 
 
 def reads_batches_in_core(manifest: Manifest) -> bool:

@@ -74,8 +74,7 @@ class Fetch:
         self._spans: dict[int, Span] = {}
         epoch = share.epoch
         mean = reader.mean_bytes
-        sharing = share.sharers
-        plan = plan_buffering(
+        self.plan = plan = plan_buffering(
             share,
             mean,
             network=reader.storage.is_network(),
@@ -85,17 +84,12 @@ class Fetch:
             batched_reads=batched_reads,
             calls_per_record=partial(calls_per_record, reader.manifest, selection),
         )
-        self.policy, self._exact, self._first = plan.policy, plan.exact, plan.first
-        self._budget = plan.budget
-        self._scattered = not plan.budget
-        # Blocks are read before hand-out; all else moves on after it, so that no batch waits.
-        self._at_once = self.policy == "in_memory"
-        self._lead = 0 if self._at_once else max(epoch.unit, math.ceil(plan.run / mean))
-        self._ahead = 0 if self._at_once else max(buffering.AHEAD, share.batch_size or 1)
+        self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
+        self._ahead = 0 if plan.in_memory else max(buffering.AHEAD, share.batch_size or 1)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
-        chunk = window.CHUNK if self._budget or sharing * epoch.unit <= 50 else 0
+        chunk = window.CHUNK if plan.budget or share.sharers * epoch.unit <= 50 else 0
         self._new_span = partial(Span, epoch, self._starts, chunk)
-        self._all = None if self._exact or not epoch.shuffles_all else All(self._starts)
+        self._all = None if plan.exact or not epoch.shuffles_all else All(self._starts)
         gap = 0
         if self._all is not None and selection is not None:
             gap = gap_between(selection.numbers, mean)
@@ -125,7 +119,7 @@ class Fetch:
         last, shard = -1, None
         for (at, number, record), held in zip(several, rows.held or repeat(None), strict=False):
             if at != last or shard is None:
-                last, shard = at, self.reader.shard(at, self._scattered)
+                last, shard = at, self.reader.shard(at, self.buffer.scattered)
             yield number, shard, record, held
 
     def parts(self, rows: Rows) -> list[Part]:
@@ -143,7 +137,7 @@ class Fetch:
         records = numbers[order] - self.reader.starts[shards]
         cuts = (np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist()
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
-            yield self.reader.shard(int(shards[a]), self._scattered), records[a:b], order[a:b]
+            yield self.reader.shard(int(shards[a]), self.buffer.scattered), records[a:b], order[a:b]
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
         """Yield of each batch pieces, repeats, and the row of each row of the pieces.
@@ -176,23 +170,23 @@ class Fetch:
         if self._all is not None and pieces:
             places = self.share.epoch.places(pieces)
             self._all.start(places.start)
-            if self._first:
+            if self.plan.first:
                 buffer.advance(self._all, self._all.records)
             end = places.stop - self._all.first
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:
                 span = self._spans[index] = self._new_span(index, first)
-            if self._budget and first > span.done:
+            if self.plan.budget and first > span.done:
                 buffer.skip(span, first)
             rows = span.take(first, count)
             done = first + count
             drawn.append((span, done, rows))
-            if self._exact:
+            if self.plan.exact:
                 early.append(rows)
             elif self._all is not None:
                 early.append(self._all.beyond(rows))
-            elif not self._at_once and span.ahead < min(done + span.window, span.records):
+            elif not self.plan.in_memory and span.ahead < min(done + span.window, span.records):
                 early.append(span.beyond(rows))
         if early:
             buffer.announce(np.concatenate(early, axis=1))
@@ -212,23 +206,23 @@ class Fetch:
         buffer = self.buffer
         held: list[bytes | None] = []
         for span, done, rows in batch.pieces:
-            if self._at_once and span.ahead < min(done + span.window, span.records):
+            if self.plan.in_memory and span.ahead < min(done + span.window, span.records):
                 buffer.advance(span, done)
-            if self._budget:
+            if self.plan.budget:
                 held += buffer.release(span, rows)
         _, shards, numbers = batch.rows
         if self._selection is not None:
             numbers = self._selection.numbers[numbers]
-        if self._budget:
+        if self.plan.budget:
             if batch.turn is not None:
                 by_span, held = held, held[:]
                 for row, data in zip(batch.turn.tolist(), by_span, strict=True):
                     held[row] = data
             held += [None] * (batch.size - batch.valid)
-        yield Rows(shards, numbers, held if self._budget else None, batch.valid)
+        yield Rows(shards, numbers, held if self.plan.budget else None, batch.valid)
         if self._all is not None:
             buffer.advance(self._all, batch.end)
-        elif not self._at_once and not self._exact:
+        elif not self.plan.in_memory and not self.plan.exact:
             for span, done, _ in batch.pieces:
                 buffer.advance(span, done)
 

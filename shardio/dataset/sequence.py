@@ -22,9 +22,8 @@ from ..formats.index import key_hash
 from ..formats.sample import Sample, give_text_key
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
-from ..order.options import check_group, grouped_in, refuse_options
 from ..storage.options import Storage
-from ..units import show_count
+from ..units import check_group, grouped_in, refuse_options, show_count
 from .decode import Decode, Decoder, record_name
 from .reader import ManifestInfo, Reader, open_reader
 

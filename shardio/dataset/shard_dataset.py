@@ -23,18 +23,11 @@ from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length
-from ..order.options import (
-    Options,
-    Order,
-    RequestedOptions,
-    check_group,
-    grouped_in,
-    refuse_options,
-)
+from ..order.options import Options, Order, RequestedOptions
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, select_places, select_where
 from ..storage.options import Storage
-from ..units import show_count
+from ..units import check_group, grouped_in, refuse_options, show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
 from .buffering import BUFFER_BYTES, reads_batches_in_core

@@ -131,9 +131,9 @@ class All:
 
 
 class Buffer:
-    """Hold or announces storage ahead of use, as windows move on.
+    """Hold or announce storage ahead of use, as windows move on.
 
-    plan    where bytes wait
+    plan       where bytes wait
     selection  the records that the epoch is of; None: all
     lead       records that are held or announced beyond a window
     gap        unwanted records between two that are announced with them
@@ -153,10 +153,7 @@ class Buffer:
         self._reader, self._selection = reader, selection
         self._starts = reader.starts if selection is None else selection.starts
         self._mean = reader.mean_bytes
-        self._budget, self._run = plan.budget, plan.run
-        self._at_once, self._first = plan.policy == "in_memory", plan.first
-        self._read_first = plan.first and reader.storage.is_network()
-        self._lead, self._gap = lead, gap
+        self._plan, self._lead, self._gap = plan, lead, gap
         self._early: set[int] = set()  # handed out before their block is read: not to be held
 
     def skip(self, span: Span, first: int) -> None:
@@ -176,7 +173,7 @@ class Buffer:
         if not rows.size:
             return
         numbers = rows[NUMBER]
-        if self._budget:
+        if self._plan.budget:
             self._early.update(numbers.tolist())
         if self._selection is not None:
             numbers = self._selection.numbers[numbers]
@@ -194,23 +191,23 @@ class Buffer:
     def advance(self, span: Span | All, done: int) -> None:
         """Hold or announce the storage that draws of a span need after `done` of them."""
         target = done + span.window + self._lead
-        if not self._at_once and not (self._first and isinstance(span, All)):
+        if not self._plan.in_memory and not (self._plan.first and isinstance(span, All)):
             target = min(target, span.began + RAMP * (done - span.began) + self._lead)
         target = min(target, span.records)
         while span.ahead < target:
             number, at, record = span.locate(span.ahead)
             shard = self._reader.shard(at, self.scattered)
             most = min(int(self._starts[at + 1]) - number, span.records - span.ahead)
-            most = min(most, 1 + int(2 * self._run / self._mean))
+            most = min(most, 1 + int(2 * self._plan.run / self._mean))
             chosen: slice | Int64s = slice(record, record + most)
             if self._selection is not None:
                 first = self._reader.starts[at]
                 chosen = self._selection.numbers[number : number + most] - first
             ends = shard.sizes[chosen].cumsum()
-            count = max(1, int(ends.searchsorted(self._run, side="right")))
-            if isinstance(span, All) or not self._budget:
+            count = max(1, int(ends.searchsorted(self._plan.run, side="right")))
+            if isinstance(span, All) or not self._plan.budget:
                 for begin, end in stretches(chosen, count, self._gap):
-                    if self._read_first:
+                    if self._plan.first and self._plan.network:
                         shard.hold(begin, end)  # and let go: it is in the page cache then
                     else:
                         shard.will_need(begin, end)
@@ -218,7 +215,7 @@ class Buffer:
             elif number in self._early:
                 self._early.remove(number)
                 span.hold([None])
-            elif self.held_bytes + int(ends[count - 1]) > self._budget:
+            elif self.held_bytes + int(ends[count - 1]) > self._plan.budget:
                 span.hold([None] * count)
             else:
                 if self._early:
@@ -234,7 +231,7 @@ class Buffer:
             return shard.hold(chosen.start, chosen.start + count)
         data: list[bytes] = []
         records = chosen[:count].tolist()
-        gap, most = int(buffering.GAP / self._mean), max(1, int(self._run / self._mean))
+        gap, most = int(buffering.GAP / self._mean), max(1, int(self._plan.run / self._mean))
         for begin, end in stretches(chosen, count, gap, most):
             read = shard.hold(begin, end)
             while len(data) < count and records[len(data)] < end:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._version import installed
 from ..errors import DecodeError, DependencyError, ShardioError, printable
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _decoded(
     max_pixels: int | None,
     convert: Callable[[Image.Image], Image.Image],
 ) -> Image.Image:
-    """Decode an image, converts it by `convert`, and turns it upright if asked."""
+    """Decode an image, convert it by `convert`, and turn it upright if asked."""
     with decode_errors(data):
         if (raw := raw_pixels(data, max_pixels)) is not None:
             return convert(raw_image(raw))
@@ -186,17 +187,10 @@ def pil_info() -> dict[str, str]:
     Raises DependencyError as `pil_module` does.
     """
     pil_module()
-    import importlib.metadata
-
     import PIL
     from PIL import features
 
-    found = {}
-    for distribution in ("pillow-simd", "pillow"):
-        try:
-            found[distribution] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found = installed("pillow-simd", "pillow")
     version = PIL.__version__
     # A release of pillow-simd is pillow's number and .postN. The metadata are only the second
     # witness: they say what was installed, the number says what is imported.

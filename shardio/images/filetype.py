@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 # First bytes of the image files that the decoders read; 12 bytes are enough to tell.
-_SIGNATURES = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "TIFF"),
-    (b"MM\x00+", "TIFF"),
-    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
-    (b"\xff\x0a", "JPEG XL"),
-    *((b"P%d%c" % (kind, blank), "PNM") for kind in range(1, 8) for blank in b" \t\n\v\f\r"),
-)
+_SIGNATURES = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),
+    "JPEG 2000": (b"\x00\x00\x00\x0cjP  ", b"\xff\x4f\xff\x51"),
+    "JPEG XL": (b"\x00\x00\x00\x0cJXL ", b"\xff\x0a"),
+    "PNM": tuple(b"P%d%c" % (kind, blank) for kind in range(1, 8) for blank in b" \t\n\v\f\r"),
+}
 _FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 
 # How names of such files end, in lower case; the usual way first.
@@ -42,8 +36,8 @@ def image_type(start: bytes) -> str | None:
 
     Returns None if the bytes begin no image that the decoders read.
     """
-    for signature, kind in _SIGNATURES:
-        if start.startswith(signature):
+    for kind, signatures in _SIGNATURES.items():
+        if start.startswith(signatures):
             return kind
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "WEBP"

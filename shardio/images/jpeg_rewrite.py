@@ -48,14 +48,14 @@ _REWRITTEN = (0xC0, 0xC1, _PROGRESSIVE)
 
 
 class Unfit(NamedTuple):
-    """Say why a file is not rewritten, and so stays as it is."""
+    """The reason why a file is not rewritten, and so stays as it is."""
 
     reason: str  # one of a few, to be counted: "CMYK", "damaged", ...
     detail: str = ""  # of this file
 
 
 def rewrite(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bytes | Unfit:
-    """Rewrite a JPEG as a tile JPEG of the same picture, or returns why the file should stay.
+    """Rewrite a JPEG as a tile JPEG of the same picture, or return why the file should stay.
 
     max_pixels: the largest width * height to rewrite.
 
@@ -211,7 +211,7 @@ def _file(data: bytes) -> list[Segment] | str:
 
 
 def _complete(data: bytes, segments: list[Segment], frame: Frame) -> bool:
-    """Return whether the scans together send all bits of all coefficients of all components."""
+    """Return True if the scans together send all bits of all coefficients of all components."""
     progressive = any(s.marker == _PROGRESSIVE for s in segments)
     low = np.full((len(frame.ids), 64), -1)  # the lowest bit sent so far
     for segment in segments:
@@ -243,7 +243,7 @@ def _bare(data: bytes, segments: list[Segment]) -> bytes:
 
 
 def _jpegtran(program: str, bare: bytes, interval: int) -> bytes | str:
-    """Rewrite a file by jpegtran and proves the result. Returns a text if jpegtran complains.
+    """Rewrite a file by jpegtran, and prove the result. Returns a text if jpegtran complains.
 
     Proof: both files, written once more in one way (no restarts, the standard's Huffman tables),
     are equal byte for byte. Such a file follows from size, sampling, tables of quantisation and

@@ -1,4 +1,4 @@
-"""Find the pixels of a crop inside a tile JPEG, and cuts out the tiles that hold them.
+"""Find the pixels of a crop inside a tile JPEG, and cut out the tiles that hold them.
 
 Three quarters of the time for a photograph go into its entropy coding, which must be read from its
 first bit: a part in the middle cannot be found. Restart markers are the exception: at each, the
@@ -273,12 +273,12 @@ def read_scan(data: Data, segment: Segment) -> tuple[tuple[int, ...], int, int, 
 
 
 def is_metadata(marker: int) -> bool:
-    """Return whether segments of this marker only describe the picture: APPn, COM."""
+    """Return True if segments of this marker only describe the picture: APPn, COM."""
     return marker == COM or APP0 <= marker <= APP15
 
 
 def _tells_colour(data: Data, marker: int, at: int) -> bool:
-    """Return whether a decoder needs this segment to know what the components are."""
+    """Return True if a decoder needs this segment to know what the components are."""
     if marker == APP0:
         return bytes(data[at + 4 : at + 9]) == b"JFIF\0"
     return marker == APP14 and bytes(data[at + 4 : at + 9]) == b"Adobe"

@@ -26,7 +26,7 @@ _TIFF_LOSSLESS = ("tiff_lzw", "tiff_adobe_deflate", "packbits")
 def resize_short(
     data: bytes, size: int, quality: int, *, max_pixels: int | None = None
 ) -> bytes | None:
-    """Reduce the short side of an image to `size` pixels and encodes it in its own file format.
+    """Reduce the short side of an image to `size` pixels, and encode it in its own file format.
 
     Returns None to keep the bytes: the short side is `size` or less already, the file is an
     animation or has several pages, or its format is not one of JPEG, PNG, WebP, BMP, TIFF.

@@ -76,7 +76,7 @@ class Transform:
     boxes: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the options and brings them to one form. Raises OptionError."""
+        """Check the options, and bring them to one form. Raises OptionError."""
         where = type(self).__name__
         pair = tuple(self.size) if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(pair) != 2:
@@ -255,11 +255,9 @@ class Transform:
     def _check_out(self, out: Any) -> None:
         """Raise OptionError unless `out` can take the result."""
         shape = (*self.shape, 3)
-        plain = type(out) is np.ndarray and out.dtype == np.uint8
-        if plain and out.shape == shape and out.flags.writeable:
-            return  # 0.3 us; the names of dtypes take 2
-        found = getattr(out, "shape", None), str(getattr(out, "dtype", type(out).__name__))
-        if found != (shape, "uint8") or not out.flags.writeable:
+        fits = isinstance(out, np.ndarray) and out.dtype == np.uint8 and out.shape == shape
+        if not fits or not out.flags.writeable:
+            found = getattr(out, "shape", None), str(getattr(out, "dtype", type(out).__name__))
             raise OptionError(
                 f"{type(self).__name__}: out is {found[1]} of shape {found[0]}, expected a "
                 f"writable numpy array, uint8 of shape {shape}"
@@ -268,7 +266,7 @@ class Transform:
     def by_pil(
         self, image: bytes | memoryview | Image.Image, draw: int, out: NDArray[np.uint8]
     ) -> None:
-        """Make the result by PIL, never by the native core, and writes it to `out`.
+        """Make the result by PIL, never by the native core, and write it to `out`.
 
         The arguments are those of `__call__`. Packing uses this, since what it writes must not
         depend on where the core was built. Raises DecodeError, and any exception that PIL raises

@@ -31,9 +31,9 @@ from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
-from ..order.options import Options, refuse_options
+from ..order.options import Options
 from ..order.partition import Partition
-from ..units import check_int
+from ..units import check_int, refuse_options
 from . import pinned
 from .base import Pass, PoolOptions, WorkerPool, batch_iterator
 from .device import DeviceOptions, DevicePrefetcher, Target

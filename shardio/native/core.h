@@ -41,6 +41,9 @@ typedef struct {
 /* The bytes of a record's head; -1 when the record is not whole: frame or checksum are wrong. */
 int64_t core_head(const uint8_t *record, size_t size, uint64_t seed);
 
+/* Read the record of `size` bytes at byte `at` of a file; 0 when it is not there, or not whole. */
+int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed);
+
 /* Where a record lies and its bytes; 0 when the offsets cannot be right. */
 int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size);
 

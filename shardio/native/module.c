@@ -122,6 +122,65 @@ static PyObject *key_text(const core_value *value)
                                 "surrogateescape");
 }
 
+/* The dict of a record's values; None: a text is not UTF-8, for which Python has the words. */
+static PyObject *sample_of(const core_value *values, PyObject *names, const char *kinds)
+{
+    PyObject *sample = PyDict_New();
+    for (Py_ssize_t f = 0; sample && f < PyTuple_GET_SIZE(names); f++) {
+        PyObject *one = kinds[f] == CORE_KEY ? key_text(values + f) : object(values + f);
+        if (!one || PyDict_SetItem(sample, PyTuple_GET_ITEM(names, f), one) < 0)
+            Py_CLEAR(sample);
+        Py_XDECREF(one);
+    }
+    if (sample || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+        return sample;
+    PyErr_Clear();
+    return Py_NewRef(Py_None);
+}
+
+/* Room for the values of so many fields; NULL: an exception. */
+static core_value *values_of(Py_ssize_t fields, PyObject *names)
+{
+    core_value *values = NULL;
+    if (!fields || fields != PyTuple_GET_SIZE(names))
+        PyErr_SetString(PyExc_ValueError, "expected as many kinds as names, and at least one");
+    else if (!(values = malloc((size_t)fields * sizeof *values)))
+        PyErr_NoMemory();
+    return values;
+}
+
+PyDoc_STRVAR(sample_doc,
+             "sample(file: int, start: int, size: int, seed: int, names: tuple, kinds: bytes, /)\n"
+             "    -> dict | None\n\n"
+             "The sample of the record at byte `start` of a file. None: it cannot be read, is not\n"
+             "right, or is for Python to decode. seed: with the number of the record added.");
+
+static PyObject *sample(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    int file, right = 0;
+    long long start;
+    Py_ssize_t size, fields;
+    unsigned long long seed;
+    PyObject *names, *found = NULL;
+    const char *kinds;
+    if (!PyArg_ParseTuple(args, "iLnKO!y#:sample", &file, &start, &size, &seed, &PyTuple_Type,
+                          &names, &kinds, &fields))
+        return NULL;
+    core_value *values = values_of(fields, names);
+    if (!values)
+        return NULL;
+    uint8_t *data = size < 0 ? NULL : malloc((size_t)size + 1);
+    if (data) {
+        Py_BEGIN_ALLOW_THREADS
+        right = core_record(file, start, data, (size_t)size, seed) &&
+                core_values(data, (size_t)size, kinds, (size_t)fields, values);
+        Py_END_ALLOW_THREADS
+    }
+    found = right ? sample_of(values, names, kinds) : Py_NewRef(Py_None);
+    free(data), free(values);
+    return found;
+}
+
 PyDoc_STRVAR(samples_doc,
              "samples(block: bytes-like, ends: int64 array, seed: int, names: tuple, kinds: bytes, /)\n"
              "    -> list of dicts\n\n"
@@ -141,12 +200,9 @@ static PyObject *samples(PyObject *Py_UNUSED(self), PyObject *args)
     int64_t count = ends.len / 8, begin = 0, whole = 0;
     const int64_t *bounds = ends.buf;
     const uint8_t *data = block.buf;
-    core_value *values = fields && fields == PyTuple_GET_SIZE(names)
-                             ? malloc((size_t)fields * sizeof *values) : NULL;
-    if (!values) {
-        PyErr_SetString(PyExc_ValueError, "expected as many kinds as names, and at least one");
+    core_value *values = values_of(fields, names);
+    if (!values)
         goto done;
-    }
     Py_BEGIN_ALLOW_THREADS
     for (int64_t stop; whole < count; whole++, begin = stop) {
         stop = bounds[whole];
@@ -162,15 +218,9 @@ static PyObject *samples(PyObject *Py_UNUSED(self), PyObject *args)
         if (stop < begin || stop > block.len || /* anew: another thread may have written there */
             !core_values(data + begin, (size_t)(stop - begin), kinds, (size_t)fields, values))
             break;
-        PyObject *sample = PyDict_New();
-        for (Py_ssize_t f = 0; sample && f < fields; f++) {
-            PyObject *one = kinds[f] == CORE_KEY ? key_text(values + f) : object(values + f);
-            if (!one || PyDict_SetItem(sample, PyTuple_GET_ITEM(names, f), one) < 0)
-                Py_CLEAR(sample);
-            Py_XDECREF(one);
-        }
-        if (!sample && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
-            PyErr_Clear(); /* Python's own path says what is wrong */
+        PyObject *sample = sample_of(values, names, kinds);
+        if (sample == Py_None) {
+            Py_DECREF(sample);
             break;
         }
         if (!sample || PyList_Append(found, sample) < 0)
@@ -381,6 +431,7 @@ static PyMethodDef methods[] = {
 static PyMethodDef of_records[] = { /* only where the core checks them */
     {"gather", gather, METH_VARARGS, gather_doc},
     {"blobs", blobs, METH_VARARGS, blobs_doc},
+    {"sample", sample, METH_VARARGS, sample_doc},
     {"samples", samples, METH_VARARGS, samples_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -390,7 +441,7 @@ static int prepare(PyObject *module)
 {
     if (core_checks && PyModule_AddFunctions(module, of_records) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "interface", 2);
+    return PyModule_AddIntConstant(module, "interface", 3);
 }
 
 static PyModuleDef_Slot slots[] = {

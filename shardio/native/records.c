@@ -101,6 +101,11 @@ static size_t read_some(int file, uint8_t *to, size_t size, int64_t at)
     return done;
 }
 
+int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed)
+{
+    return read_some(file, out, size, at) == size && core_head(out, size, seed) >= 0;
+}
+
 int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size)
 {
     if (record < 0 || record >= shard->records)

@@ -11,10 +11,9 @@ option that was requested with another value than the saved one is an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -204,51 +203,6 @@ def shuffled_whole(records: int | None, mean_bytes: float) -> bool:
     if records is None:
         return False
     return records <= ALL_RECORDS or records * mean_bytes <= ALL_BYTES
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def refuse_options(
-    owner: str, advice: Mapping[str, str]
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function to refuse options that users bring from elsewhere, with advice.
-
-    owner: what messages call the function. advice: by the option's name, what to give instead.
-    The function itself takes no **options: type checkers and signatures show the real ones.
-    """
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @wraps(function)
-        def refusing(*args: P.args, **options: P.kwargs) -> T:
-            for name in options:
-                if name in advice:
-                    raise OptionError(f"{owner} takes no {name}: {advice[name]}")
-            return function(*args, **options)
-
-        return refusing
-
-    return decorate
-
-
-def grouped_in(option: str, group: type[Any]) -> dict[str, str]:
-    """Return advice for `refuse_options`: each field of a dataclass is given within `option`."""
-    return {
-        field.name: f"give {option}=shardio.{group.__name__}({field.name}=...)"
-        for field in fields(group)
-    }
-
-
-def check_group(option: str, value: Any, group: type[T]) -> T:
-    """Return the options of a group, all default where the value is None. Raises OptionError."""
-    if value is None:
-        return group()
-    if not isinstance(value, group):
-        raise OptionError(
-            f"{option} is {printable(repr(value))}: expected shardio.{group.__name__}(...)"
-        )
-    return value
 
 
 def buffer_records(shuffle_buffer: int | str, mean_bytes: float) -> int | None:

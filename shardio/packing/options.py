@@ -14,9 +14,8 @@ from typing import Any
 
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
-from ..order.options import grouped_in
 from ..order.subset import describe_conditions
-from ..units import check_fields, check_given, check_int, check_size
+from ..units import check_fields, check_given, check_int, check_size, grouped_in
 
 PathLike = str | bytes | os.PathLike[Any]
 

@@ -15,10 +15,10 @@ from ..errors import NotPackedError, OptionError, SourceChangedError, StorageErr
 from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
-from ..order.options import check_group, refuse_options
 from ..storage import local, lock
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
+from ..units import check_group, refuse_options
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions

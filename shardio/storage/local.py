@@ -75,18 +75,16 @@ class LocalStorage:
 
 
 class LocalFile:
-    """One file, open for reading; not to be shared across a fork (it is opened in each process)."""
+    """One file, open for reading; not to be shared across a fork (it is opened in each process).
 
-    __slots__ = ("_ahead", "_name", "descriptor", "size")
+    name  its path, as messages print it
+    """
+
+    __slots__ = ("_ahead", "descriptor", "name", "size")
 
     def __init__(self, descriptor: int, size: int, ahead: int, name: str) -> None:
-        self._name, self._ahead = name, ahead
+        self.name, self._ahead = name, ahead
         self.descriptor, self.size = descriptor, size
-
-    @property
-    def name(self) -> str:
-        """Return the path of the file, as messages print it."""
-        return printable(self._name, 4096)
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""
@@ -148,20 +146,19 @@ class LocalFile:
 
 def open_file(path: str, name: str) -> LocalFile:
     """Open a file, which messages call `name`. Raises FileNotFoundError, StorageError."""
-    descriptor = -1
+    descriptor, name = -1, printable(name, 4096)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise StorageError(f"{printable(name, 4096)}: expected a file, found something else")
+            raise StorageError(f"{name}: expected a file, found something else")
         return LocalFile(descriptor, status.st_size, _read_ahead(status.st_dev), name)
     except BaseException as error:
         if descriptor >= 0:
             os.close(descriptor)
         if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
             raise
-        why = f"{printable(name, 4096)}: cannot be opened: {error.strerror}"
-        raise StorageError(why) from error
+        raise StorageError(f"{name}: cannot be opened: {error.strerror}") from error
 
 
 class Draft:

@@ -20,7 +20,7 @@ from ..order.epoch import Epoch
 from ..order.options import SHUFFLE_BUFFER
 from ..order.shuffle import SpanOrder
 from ..units import show_count, show_size
-from .cost import ORDER_BYTES, Job, divisors
+from .cost import ORDER_BYTES, TrainingJob, divisors
 from .simulate import batch_mixture
 from .text import Plain, paragraph
 
@@ -48,7 +48,7 @@ class Advice(Plain):
     change: dict[str, Any] = field(default_factory=dict)
 
 
-def advise(job: Job) -> tuple[Advice, ...]:
+def advise(job: TrainingJob) -> tuple[Advice, ...]:
     """Return all advice on a job, the worst first."""
     if not job.records:
         look = "look at what was packed: `shardio info`"
@@ -81,7 +81,7 @@ def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def _counts(job: Job) -> Iterator[Advice]:
+def _counts(job: TrainingJob) -> Iterator[Advice]:
     """Look at the numbers of records, workers and steps."""
     records, workers, ranks = job.records, job.num_workers, job.world_size
     size, steps = job.share.batch_size, job.share.steps
@@ -119,7 +119,7 @@ def _counts(job: Job) -> Iterator[Advice]:
         yield _set("idle_workers", what, num_workers=steps)
 
 
-def _class_order(job: Job) -> Iterator[Advice]:
+def _class_order(job: TrainingJob) -> Iterator[Advice]:
     """Look at the classes of a batch."""
     epoch, manifest, batch_size = job.epoch, job.manifest, job.share.batch_size
     classes, size = len(manifest.classes or ()), min(batch_size or 256, job.records)
@@ -175,7 +175,7 @@ def mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, int
     return distinct / batches, round(alike * math.comb(size, 2)), batches
 
 
-def _in_class_order(job: Job) -> bool:
+def _in_class_order(job: TrainingJob) -> bool:
     """Return True if a pack is in class order, by its options, else by labels of three shards."""
     manifest, labels = job.manifest, job.labels
     shuffled = manifest.options.get("shuffle")
@@ -200,7 +200,7 @@ def _in_class_order(job: Job) -> bool:
     return changes < 0.5 * unlike * pairs
 
 
-def _order(job: Job) -> Iterator[Advice]:
+def _order(job: TrainingJob) -> Iterator[Advice]:
     """Look at spans and windows."""
     epoch, spans, unit = job.epoch, job.epoch.spans, job.epoch.unit
     if spans < job.consumers and epoch.shuffle_buffer != 1:
@@ -235,7 +235,7 @@ def _order(job: Job) -> Iterator[Advice]:
             yield _set("window_under_unit", what, unit=usable[-1])
 
 
-def _network(job: Job) -> Iterator[Advice]:
+def _network(job: TrainingJob) -> Iterator[Advice]:
     """Look at what crosses the network."""
     epoch, sharers, consumers = job.epoch, job.reads.sharers, job.consumers
     if not job.is_network:
@@ -256,8 +256,7 @@ def _network(job: Job) -> Iterator[Advice]:
         if fitting:
             yield _set("shared_spans", what, num_workers=fitting[-1])
         else:
-            spans = consumers * job.share.batch_units
-            yield _set("shared_spans", what, spans=spans)
+            yield _set("shared_spans", what, spans=consumers * job.share.batch_units)
     elif job.plan.budget:
         yield from _left_out(job)
     if job.shards < consumers:
@@ -265,7 +264,7 @@ def _network(job: Job) -> Iterator[Advice]:
         yield Advice("few_shards", f"{what}the same file", _REPACK.format("smaller"))
 
 
-def _left_out(job: Job) -> Iterator[Advice]:
+def _left_out(job: TrainingJob) -> Iterator[Advice]:
     """Look at windows that do not fit what may be held."""
     window, spans = job.epoch.window * job.record_bytes, job.share.touched
     here, budget = job.local_consumers, job.plan.budget
@@ -286,7 +285,7 @@ def _left_out(job: Job) -> Iterator[Advice]:
         yield Advice("windows_left_out", what, mend)
 
 
-def _memory(job: Job) -> Iterator[Advice]:
+def _memory(job: TrainingJob) -> Iterator[Advice]:
     """Look at what takes more memory than there is."""
     epoch, here, available = job.epoch, job.local_consumers, job.available_bytes
     state = job.share.touched * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
@@ -317,7 +316,7 @@ def _memory(job: Job) -> Iterator[Advice]:
         yield Advice("index_memory", what, _REPACK.format("smaller"))
 
 
-def _files(job: Job) -> Iterator[Advice]:
+def _files(job: TrainingJob) -> Iterator[Advice]:
     """Look at shards that are opened again and again."""
     needed, limit = job.files_needed, job.files_limit
     spans, touched = job.epoch.spans, job.share.touched
@@ -335,12 +334,12 @@ def _files(job: Job) -> Iterator[Advice]:
         yield Advice(code, what, _REPACK.format("larger"))
     elif limit < 2 * touched:
         yield _set(code, what, spans=max(1, spans * limit // (2 * touched)))
-    else:  # as Job.files_needed says it, for as many as there may be
+    else:  # as TrainingJob.files_needed says it, for as many as there may be
         buffer = int(spans * (limit / touched - 1) * job.records / job.shards / 2)
         yield _set(code, what, shuffle_buffer=max(1, buffer // spans) * spans)
 
 
-def _row_groups(job: Job) -> Iterator[Advice]:
+def _row_groups(job: TrainingJob) -> Iterator[Advice]:
     """Look at row groups of Parquet: more are needed at once than are kept decoded."""
     group = job.manifest.options.get("row_group")
     if job.manifest.format != "parquet" or type(group) is not dict:

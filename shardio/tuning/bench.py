@@ -53,15 +53,6 @@ READ_S: Final = 20.0  # to read them
 QUICK_READ_S: Final = 3.0
 LEAST_BATCHES: Final = 8  # whatever that takes
 
-_MEDIANS: Final = (  # of the figures of a repeat
-    "cpu_ms",
-    "cores_busy",
-    "others_busy",
-    "trainer_ms",
-    "trainer_busy",
-    "storage_mb_per_s",
-    "first_batch_s",
-)
 BUSY: Final = 0.5  # of the cores, by the load before: it tells of the last minute, not of this one
 _WIDTH: Final = 100
 
@@ -276,6 +267,7 @@ def ways_to_try(
 
 
 def _counts(name: str, numbers: Iterable[int], least: int) -> list[int]:
+    """Return numbers to try, ascending, each once. Raises OptionError."""
     counts = sorted({check_int(name, one, least, 1024) for one in numbers})
     if not counts:
         raise OptionError(f"{name} is empty: expected at least one number")
@@ -372,20 +364,18 @@ def _summed(way: Row, runs: list[dict[str, Any]], record_bytes: float) -> Row:
     fine = [run for run in runs if "error" not in run]
     if not fine:
         return replace(way, error=runs[0]["error"])
-
-    def known(name: str) -> list[Any]:
-        return [run[name] for run in fine if run[name] is not None]
-
     rates = tuple(rate for run in fine for rate in run["rates"])
-    medians = {name: median(known(name)) for name in _MEDIANS if known(name)}
+    each = [run["figures"] for run in fine]  # those that are told here
+    names = {name for figures in each for name in figures}
+    medians = {name: median(one[name] for one in each if name in one) for name in names}
     return replace(
         way,
         **medians,
         rates=rates,
         images_per_s=median(rates),
         mb_per_s=median(rates) * record_bytes / 1e6,
-        pss_bytes=max(known("pss_bytes"), default=None),
-        memory_left=min(known("memory_left"), default=None),
+        pss_bytes=max(run["pss_bytes"] or 0 for run in fine) or None,
+        memory_left=min(run["memory_left"] for run in fine),
         pass_batches=fine[0]["pass_batches"],
     )
 
@@ -415,10 +405,12 @@ def conclude(found: Bench, left_out: Sequence[str]) -> Bench:
 
 
 def _rate(found: Bench, row: Row) -> str:
+    """Write the rate of a row, with its unit."""
     return f"{show_number(row.images_per_s)} {found.unit}"
 
 
 def _recommended(found: Bench, best: Row, warm: Sequence[Row], near: int) -> str:
+    """Name the best row, and what limits it. near: how many rows are about as fast."""
     note = (
         f"Recommended: {best.name}: {_rate(found, best)}. What limits it: {best.limit}, since "
         f"{best.why}."
@@ -453,6 +445,7 @@ def _about_rival(found: Bench, best: Row, rivals: Sequence[Row]) -> str:
 
 
 def _about_cold(found: Bench, best: Row) -> str:
+    """Compare a cold row with the same one warm; "" where there is none."""
     warm = {row.way: row for row in found.rows if not row.cold and row.error is None}
     cold = [row for row in found.rows if row.cold and row.error is None and row.way in warm]
     if not cold:
@@ -470,6 +463,7 @@ def _about_cold(found: Bench, best: Row) -> str:
 
 
 def _about_machine(found: Bench, best: Row) -> Iterator[str]:
+    """Iterate over what else needs the CPUs: a training step, and other programs."""
     step = "No training step took part: one that needs the CPU takes it from these figures."
     if best.limit != "load":
         step += f" A step that takes more than {_rate(found, best)} waits for this loader."

@@ -114,6 +114,7 @@ class Host:
         return answer | {"pss_bytes": pss or None, "memory_left": min(left)}
 
     def _failed(self, what: str) -> FailedError:
+        """End the process, and return an error with the last line that the process wrote."""
         self._errors.seek(0)
         said = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
         what += f": {printable(said.splitlines()[-1], 300)}" if said else ""
@@ -121,6 +122,7 @@ class Host:
         return FailedError(what)
 
     def _started(self) -> subprocess.Popen[bytes]:
+        """Return the process; the first call starts it."""
         if self._process is not None:
             return self._process
         launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -149,19 +151,16 @@ class Host:
         return self._process
 
     def _end(self) -> None:
+        """End the process, and what goes with it."""
         self._process = None
         self._running.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its session, which is its own while nobody has waited for the process."""
-    assert process.stdin and process.stdout
-    with contextlib.suppress(ProcessLookupError):
+    gone = contextlib.suppress(ProcessLookupError)
+    with contextlib.suppress(BrokenPipeError), process, gone:  # it is waited for, its pipes closed
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
 
 
 @contextlib.contextmanager
@@ -248,6 +247,7 @@ def _forked(request: dict[str, Any], folder: str) -> bytes:
 
 
 def _answer(request: dict[str, Any]) -> bytes:
+    """Do what a request asks, and return the answer, or the error, as JSON."""
     try:
         module, function = request["do"].split(".")
         found = getattr(import_module(f"{__package__}.{module}"), function)(request)
@@ -257,6 +257,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 
 def _error(error: Exception) -> bytes:
+    """Return the kind and the text of an error as JSON."""
     kind, text = type(error).__name__, str(error)
     if "\nOriginal Traceback" in text:  # DataLoader tells all that its worker did: keep the end
         text = text.rpartition(f"{kind}: ")[2].strip()
@@ -274,6 +275,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
+    """Open the dataset as a row of a bench reads it."""
     from ..dataset.shard_dataset import ShardDataset
     from ..images.transforms import RandomResizedCrop
     from ..native import PerformanceWarning
@@ -346,7 +348,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     trainer, cpu, busy, read = end - start
     if cold:  # all reads count: most are made, or announced, before the first batch is there
         read, since = (end - first)[-1], times[0][0]
-    found = {
+    figures = {
         "cpu_ms": 1000 * cpu / (images - before),
         "cores_busy": cpu / wall,
         "others_busy": np.maximum(0.0, busy - cpu) / wall,
@@ -355,7 +357,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         "storage_mb_per_s": read / (until - since) / 1e6,
         "first_batch_s": times[1][0] - times[0][0],
     }
-    return {name: None if np.isnan(value) else float(value) for name, value in found.items()} | {
+    return {
+        "figures": {name: float(one) for name, one in figures.items() if not np.isnan(one)},
         "rates": _rates(counted, builders, request["parts"]),
         "pass_batches": len(dataset),
     }

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from .. import machine
 from ..dataset import sequence
 from ..dataset.shard_dataset import ShardDataset
 from ..errors import StorageError, printable
@@ -33,17 +32,12 @@ from ..images.transforms import RandomResizedCrop, crop_box
 from ..loader.shard_loader import ShardLoader
 from ..names import file_name
 from . import throttle
-from .bench import files_of
+from .bench import files_of, why_not_cold
 from .bench_process import in_memory_order, loading, passes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOADERS: Final = {
-    "folder": "DataLoader",
-    "dataloader": "DataLoader",
-    "shardloader": "ShardLoader",
-}
 WARM: Final = 1 / 6  # of the seconds, at least, for warm passes: one over 10 MB takes 0.2 s
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the crops: those of RandomResizedCrop, all three
 
@@ -98,10 +92,13 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
     listed = files(out, request["source"], records)
     dataset: Any = Folder(listed, request["size"]) if way == "folder" else _dataset(request)
     own = {"batch_size": request["batch_size"], "shuffle": True} if way == "folder" else {}
-    with loading(dataset, _LOADERS[way], request["workers"], **own) as loader:
+    name = "ShardLoader" if way == "shardloader" else "DataLoader"
+    with loading(dataset, name, request["workers"], **own) as loader:
         if cold:
             shards = files_of(sequence.open(out), out, records)
-            _forget([path for path, _ in listed] if way == "folder" else shards)
+            refused = why_not_cold([path for path, _ in listed] if way == "folder" else shards)
+            if refused:
+                raise StorageError(refused)
         if request.get("members"):
             throttle.join(request["members"])
         found: dict[str, Any] = _timed(passes(loader, dataset), seconds)
@@ -147,10 +144,12 @@ def flip_file(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pixels(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Decode an image by PIL: (H, W, 3) uint8."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
+    """Open the shards, with the crops and about the order of an image folder."""
     dataset = ShardDataset(
         request["out"],
         batch_size=request["batch_size"],
@@ -176,13 +175,6 @@ def _timed(
         if elapsed > seconds or (ends and elapsed >= least):
             break
     return {"images": images, "images_per_s": images / elapsed}
-
-
-def _forget(paths: list[str]) -> None:
-    """Drop these files from memory. Raises StorageError where they stay."""
-    stayed = machine.evict(paths)
-    if stayed is None or stayed > machine.STAYED:
-        raise StorageError("files here stay in memory, as on a RAM disk")
 
 
 def _digest(batch: Any) -> str:

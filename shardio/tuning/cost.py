@@ -78,7 +78,7 @@ class TailCounts(NamedTuple):
     repeated: int
 
 
-class Job:
+class TrainingJob:
     """A dataset, the options of its order, and who reads it on what kind of machine.
 
     num_workers, world_size, local_world_size    as `explain` has them
@@ -240,10 +240,10 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
     sizes = np.append(_shard_means(manifest), 0.0)[which] * counts  # (pairs,) bytes
     return _reads(
         share,
+        sharers,
         np.bincount(who, counts, minlength=consumers),
         np.bincount(who, minlength=consumers),
         np.bincount(who, sizes, minlength=consumers).round(),
-        sharers,
     )
 
 
@@ -259,10 +259,10 @@ def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
         across = min(share.touched * (shards / epoch.spans + 1), pieces)
     return _reads(
         share,
+        share.sharers if epoch.units else 1,
         records,
         np.minimum(records, min(shards, math.ceil(across))),
         np.round(records * mean_bytes),
-        share.sharers if epoch.units else 1,
         is_exact=False,
     )
 
@@ -274,16 +274,11 @@ def _steps(share: Partition) -> Pair:
 
 
 def _reads(
-    share: Partition,
-    records: np.ndarray[Any, Any],
-    shards: np.ndarray[Any, Any],
-    sizes: np.ndarray[Any, Any],
-    sharers: int,
-    is_exact: bool = True,
+    share: Partition, sharers: int, *reads: np.ndarray[Any, Any], is_exact: bool = True
 ) -> WorkerReads:
-    """Sum up (consumers,) numbers of records, shards and bytes."""
-    rows, files, read = ((int(each.min()), int(each.max())) for each in (records, shards, sizes))
-    return WorkerReads(is_exact, _steps(share), rows, files, read, share.touched, sharers)
+    """Sum up the records, the shards and the bytes that each consumer reads, (consumers,) each."""
+    records, shards, sizes = ((int(each.min()), int(each.max())) for each in reads)
+    return WorkerReads(is_exact, _steps(share), records, shards, sizes, share.touched, sharers)
 
 
 def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:

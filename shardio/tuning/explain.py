@@ -22,7 +22,7 @@ from ..order.options import RequestedOptions
 from ..storage.options import Storage
 from ..units import show_count, show_size
 from .advice import WIDTH, Advice, advice_text, advise
-from .cost import Job, Memory, WorkerReads, divisors
+from .cost import Memory, TrainingJob, WorkerReads, divisors
 from .text import Result, paragraph, show_choices, show_range, show_sizes
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def explain(
             "selection": stream.selection,
         }
     return explain_job(
-        Job(
+        TrainingJob(
             reader.manifest,
             options,
             num_workers=num_workers,
@@ -159,7 +159,7 @@ def ranks_of(stream: ShardDataset | None) -> int:
     return 1 if stream is None else stream.ranks()[1]
 
 
-def explain_job(job: Job) -> Explanation:
+def explain_job(job: TrainingJob) -> Explanation:
     """Explain a job: its numbers, what to change, and the text of both."""
     warnings = advise(job)
     notes = (_PREPARED,) if "accelerate" in sys.modules else ()
@@ -189,7 +189,7 @@ def explain_job(job: Job) -> Explanation:
 # --- the rows of the text -------------------------------------------------------------------------
 
 
-def _rows(job: Job) -> Iterator[tuple[str, str]]:
+def _rows(job: TrainingJob) -> Iterator[tuple[str, str]]:
     """Iterate over the rows of the text: a name, and what is said."""
     size, epoch, reads = job.options.batch_size, job.epoch, job.reads
     one = "worker" if job.num_workers else "rank" if job.world_size > 1 else "process"
@@ -223,20 +223,22 @@ def _rows(job: Job) -> Iterator[tuple[str, str]]:
     yield "state", " ".join(f"{name}={value}" for name, value in job.options.state().items())
 
 
-def _law_world_sizes(job: Job) -> tuple[int, ...]:
+def _law_world_sizes(job: TrainingJob) -> tuple[int, ...]:
     """Return the world sizes with the same global batches; none without a batch_size."""
     units = job.share.batch_units * job.world_size
     return () if job.options.batch_size is None else tuple(divisors(units))
 
 
-def _readers(job: Job) -> str:
+def _readers(job: TrainingJob) -> str:
+    """Say how many ranks and workers read."""
     workers = show_count(job.num_workers, "worker") if job.num_workers else "no workers"
     if job.world_size > 1:
         return f"{job.world_size:,} ranks ({job.local_world_size:,} on a machine), {workers} each"
     return workers if job.num_workers else f"one process, {workers}"
 
 
-def _steps(job: Job) -> str:
+def _steps(job: TrainingJob) -> str:
+    """Say how many steps a rank and a worker have."""
     size, steps, last = job.options.batch_size, job.share.steps, job.tail.last
     if size is None:
         text = f"{steps:,} samples a rank"
@@ -247,7 +249,8 @@ def _steps(job: Job) -> str:
     return f"{text}; {show_range(*job.reads.steps)} a worker" if job.num_workers else text
 
 
-def _tail(job: Job) -> str:
+def _tail(job: TrainingJob) -> str:
+    """Say how many records are left out, or repeated."""
     dropped, repeated = job.tail.dropped, job.tail.repeated
     if job.options.tail == "drop":
         if not dropped:
@@ -259,7 +262,8 @@ def _tail(job: Job) -> str:
     return f"each record once an epoch, and {show_count(repeated, 'repeat')}{marked}"
 
 
-def _order(job: Job) -> str:
+def _order(job: TrainingJob) -> str:
+    """Say for which workers and ranks the order is the same."""
     if job.options.batch_size is None:
         return "without batch_size it depends on num_workers; each record comes once"
     total = job.options.batch_size * job.world_size
@@ -270,7 +274,8 @@ def _order(job: Job) -> str:
     )
 
 
-def _buffer(job: Job) -> str:
+def _buffer(job: TrainingJob) -> str:
+    """Say what the shuffle buffer holds, or how all records are read."""
     epoch = job.epoch
     if epoch.shuffles_all:
         reads = "random reads, for local flash or memory"
@@ -291,7 +296,8 @@ def _buffer(job: Job) -> str:
     )
 
 
-def _sharing(job: Job) -> str:
+def _sharing(job: TrainingJob) -> str:
+    """Say how many workers read the same span, and with how many none do."""
     sharers, free = job.reads.sharers, f"{show_choices(job.free_consumers, 'worker')} in all"
     if sharers <= 1:
         return f"none shared, as with {free}"
@@ -302,7 +308,8 @@ def _sharing(job: Job) -> str:
     return f"each also read by {others} ({cost}); with {free} none is shared"
 
 
-def _waiting(job: Job) -> str:
+def _waiting(job: TrainingJob) -> str:
+    """Say where bytes wait until their batch is made."""
     if job.plan.policy == "in_memory":
         return "in each process, read in blocks"
     if job.plan.policy == "network":
@@ -317,7 +324,8 @@ def _waiting(job: Job) -> str:
     return "in the page cache, announced as the windows move on"
 
 
-def _memory(job: Job) -> str:
+def _memory(job: TrainingJob) -> str:
+    """Say what a process and a machine take of memory, at worst."""
     memory, here = job.memory, job.local_consumers
     parts = {
         "records": memory.records_bytes,

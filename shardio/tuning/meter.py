@@ -51,6 +51,7 @@ QUEUE: Final = 32  # batches of a process ahead, the most that is advised: they 
 SLOWEST: Final = 5  # records to name
 FOLD: Final = 1024  # batches that are kept as they came; then they are summed up
 KEPT: Final = 1 << 16  # batches that a verdict is of: the last ones, to twice as many, in 2 MB
+_TICK_S: Final = 1e-9  # an empty loop is faster than the clock
 
 # In the loader's processes, in parallel.
 WORKER_STAGES: Final = ("read", "decode", "transform", "collate")
@@ -183,7 +184,7 @@ class Report:
     @property
     def ratio(self) -> float:
         """Return data time over step time, of the means: waiting adds up, however rare it is."""
-        return _ratio(self.data.mean, self.step.mean)
+        return self.data.mean / max(self.step.mean, _TICK_S)
 
     @property
     def late(self) -> bool:
@@ -322,6 +323,7 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
             self._print(str(report))
 
     def _end(self, seen: _Pass) -> None:
+        """Report the rest of a pass, and its verdict."""
         if seen.new:
             self._tell(seen)
         verdict = seen.judge(self._alarm)
@@ -378,6 +380,7 @@ class _Batches(Iterator[T]):
         return batch
 
     def _look(self) -> None:
+        """Sum up the stats so far, and report where a report is due."""
         seen = self._pass
         seen.fold()
         if seen.taken >= self._report_at:
@@ -478,12 +481,12 @@ def judge(
             f"start-up-bound: the first batch took {_show(first_s)} of the pass's {_show(total)}: "
             "persistent_workers=True keeps the workers from pass to pass",
         )
-    share = waited / max(waited + worked, 1e-9)
+    share = waited / max(waited + worked, _TICK_S)
     if len(step) < LEAST:
         few = f"too few batches to judge: {len(step)} after the first, expected {LEAST} or more"
         return Verdict("unknown", share, "", few)
     waiting = f"waiting for batches is {_percent(share)} of the time"
-    if _ratio(waited, worked) <= alarm:
+    if waited / max(worked, _TICK_S) <= alarm:
         text = f"compute-bound: {waiting}, and there is no more to gain from a faster loader"
         return Verdict("compute", share, "", text)
 
@@ -705,15 +708,13 @@ def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _ratio(data: float, step: float) -> float:
-    return data / max(step, 1e-9)  # an empty loop is faster than the clock
-
-
 def _name(rank: int | None) -> str:
+    """Return the start of a line of this rank; "" where there are no ranks."""
     return "" if rank is None else f"rank {rank}: "
 
 
 def _percent(share: float) -> str:
+    """Write a part of a whole in percent."""
     return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 

@@ -17,11 +17,11 @@ import html
 import importlib.util
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ..errors import DependencyError, OptionError, printable
 from ..storage.local import check_target, write_file
@@ -68,28 +68,40 @@ def check(path: str | os.PathLike[str]) -> str:
     return kind
 
 
-def save(found: Tuning | Bench, path: str | os.PathLike[str]) -> None:
+def draw(found: Tuning | Bench, kind: str) -> bytes:
+    """Draw a result as the content of such a file: "png", "svg" or "html"."""
+    if kind == "html":
+        return _page(found).encode()
+    # Text stays text: a third of the bytes.
+    return render(partial(figure_of, found), kind, {"svg.fonttype": "none"}, dpi=_DPI)
+
+
+def render(
+    figure: Callable[[], Figure], kind: str, style: Mapping[Any, str], **options: Any
+) -> bytes:
+    """Make a figure in matplotlib's settings `style`, and return it as "png" or "svg".
+
+    options: of savefig. The same figure gives the same bytes: there is no date in them, and their
+    names do not depend on the moment.
+    """
+    import matplotlib
+
+    out = io.BytesIO()
+    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "shardio", **style}):
+        figure().savefig(out, format=kind, metadata=metadata, **options)
+    return out.getvalue()
+
+
+def save(
+    found: Any, path: str | os.PathLike[str], draw: Callable[[Any, str], bytes] = draw
+) -> None:
     """Draw a result into a file, whose ending says as what. A file that exists is replaced.
 
     Raises OptionError, DependencyError, StorageError.
     """
     folder, name = os.path.split(os.path.abspath(path))
     write_file(folder, name, draw(found, check(path)), replace=True)
-
-
-def draw(found: Tuning | Bench, kind: str) -> bytes:
-    """Draw a result as the content of such a file: "png", "svg" or "html"."""
-    if kind == "html":
-        return _page(found).encode()
-    import matplotlib
-
-    out = io.BytesIO()
-    # The same bytes for the same result: no date, and names that do not depend on the moment.
-    # Text stays text: a third of the bytes.
-    with matplotlib.rc_context({"svg.hashsalt": "shardio", "svg.fonttype": "none"}):
-        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        figure_of(found).savefig(out, format=kind, dpi=_DPI, metadata=metadata)
-    return out.getvalue()
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -110,6 +122,7 @@ def _titled(title: str, height: float, size: int) -> Figure:
 
 
 def _mixing_and_cost(tuning: Tuning) -> Figure:
+    """Draw a tuning: how well each buffer mixes, and below the requests it costs."""
     figure = _titled(_headline(tuning), 6.6, 14)
     if not tuning.rows:
         figure.text(0.5, 0.5, "\n".join(tuning.notes), ha="center", wrap=True)
@@ -202,6 +215,7 @@ def _others(axes: Axes, tuning: Tuning, places: Places) -> None:
 
 
 def _mixing(axes: Axes, tuning: Tuning) -> None:
+    """Label the axis of the mixing, and mark what is as good as a uniform shuffle."""
     axes.set_ylabel("mixing, % of a uniform shuffle")
     axes.set_ylim(0, 106)  # whatever the values: what looks small is small
     axes.set_yticks(range(0, 101, 20))
@@ -230,6 +244,7 @@ def _cost(axes: Axes, x: Floats, ladder: Sequence[Row]) -> None:
 
 
 def _buffers(axes: Axes, tuning: Tuning, places: Places) -> None:
+    """Label the axis of the buffers, each with its memory."""
     axes.set_xscale("log")
     least, most = min(places.values()), max(places.values())
     margin = max(1.4, (most / least) ** 0.08)
@@ -245,6 +260,7 @@ def _buffers(axes: Axes, tuning: Tuning, places: Places) -> None:
 
 
 def _short(row: Row) -> str:
+    """Write a buffer in a few characters, to fit under a tick: 10k, 2M."""
     buffer = row.shuffle_buffer
     if buffer is None:
         return "all"
@@ -281,6 +297,7 @@ def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: Places) -> None:
 
 
 def _caption(tuning: Tuning) -> str:
+    """Return the call to make, or the command that helps instead."""
     said = "shardio pack SRC OUT" if tuning.best is None and tuning.in_class_order else tuning.call
     return (said or "nothing to set").replace("$", r"\$")  # no formula
 
@@ -306,7 +323,11 @@ def _bars(bench: Bench) -> Figure:
         rates = np.array([row.images_per_s for row in rows])
         bounds = np.array([(min(row.rates, default=0.0), max(row.rates, default=0.0))
                            for row in rows])  # fmt: skip
-        _barred(left, rows, rates)
+        colours = [_LOADERS[row.loader] for row in rows]
+        for axes, lengths in ((left, rates), (right, [row.cpu_ms or 0.0 for row in rows])):
+            axes.barh(range(len(rows)), lengths, height=0.72, color=colours)
+            axes.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
+            axes.grid(axis="x", alpha=0.25)
         whiskers: dict[str, Any] = {"ecolor": _GREY, "capsize": 2.5, "linewidth": 1}
         left.errorbar(
             rates, range(len(rows)), xerr=np.abs(bounds.T - rates), fmt="none", **whiskers
@@ -319,18 +340,10 @@ def _bars(bench: Bench) -> Figure:
             weight = "bold" if row is bench.best else None
             _note(left, text, (most, place), 5, 8, fontweight=weight)
         left.set_xlim(0, 2.1 * max(1e-9, bounds.max()))
-        _barred(right, rows, [row.cpu_ms or 0.0 for row in rows])
         right.set_yticks([])
-        for axes in (left, right):
-            axes.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
-            axes.grid(axis="x", alpha=0.25)
     panels[-1][0].set_xlabel(f"{bench.unit}; whiskers: least and most")
     panels[-1][1].set_xlabel("CPU ms each, all processes")
     return figure
-
-
-def _barred(axes: Axes, rows: Sequence[BenchRow], lengths: ArrayLike) -> None:
-    axes.barh(range(len(rows)), lengths, height=0.72, color=[_LOADERS[row.loader] for row in rows])
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -347,6 +360,7 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
 
 
 def _page(found: Tuning | Bench) -> str:
+    """Write an HTML page: the picture, the notes, the call, and all rows as a table."""
     svg = draw(found, "svg").decode()
     svg = svg[svg.index("<svg") :]  # without what only a file of its own may have
     rows: list[tuple[Row | BenchRow, tuple[str, ...]]]  # each with its cells
@@ -376,5 +390,6 @@ def _page(found: Tuning | Bench) -> str:
 
 
 def _line_of(values: Iterable[str], is_best: bool) -> str:
+    """Write one row of a table in HTML."""
     mark = ' class="best"' if is_best else ""
     return f"<tr{mark}>" + "".join(f"<td>{html.escape(value)}</td>" for value in values) + "</tr>\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -72,11 +71,6 @@ class Simulation:
     batch_size: int
     sample: Sample
 
-    @cached_property
-    def _starts(self) -> Int64s:
-        """Return the number of each shard's first record: (shards,)."""
-        return np.cumsum(self.counts) - self.counts
-
     def epoch(self, buffer: int | None, unit: int, number: int) -> Epoch:
         """Make an epoch of these options. buffer: records; None: "all"."""
         return Epoch(
@@ -93,13 +87,14 @@ class Simulation:
         the part that shared a batch in the epoch before, and the places that a record moved.
         """
         size = self.batch_size
+        starts = np.cumsum(self.counts) - self.counts  # (shards,) numbers of first records
         mixture, pairs, moved = np.zeros(2), 0, 0.0
         before = self.epoch(buffer, unit, 0)
         for number in range(1, self.sample.passes + 1):
             now = self.epoch(buffer, unit, number)
             flat, virtual = self._look(now)
             shards, places = now.locate(virtual)
-            numbers = self._starts[shards] + places
+            numbers = starts[shards] + places
             mixture += batch_mixture(self.classes[numbers].reshape(-1, size)).sum(axis=0)
             earlier = flat_positions(before, before.virtual_position(shards, places))
             pairs += equal_pairs((earlier // size).reshape(-1, size))

@@ -31,6 +31,7 @@ class Result(Plain):
 
 
 def _as_json(value: Any) -> Any:
+    """Return a value as plain JSON: results as objects, tuples as lists."""
     if isinstance(value, Plain):
         return value.as_dict()
     if isinstance(value, (tuple, list)):

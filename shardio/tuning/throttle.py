@@ -144,6 +144,7 @@ def _enable(folder: str) -> bool:
 
 
 def _disable(folder: str) -> None:
+    """Take the controller back from groups in a folder, if that can be."""
     with contextlib.suppress(OSError):
         _write(os.path.join(folder, "cgroup.subtree_control"), "-io")
 
@@ -190,8 +191,5 @@ def disk(path: str) -> str:
 
 def _write(path: str, text: str) -> None:
     """Write a file in one system call: each is a command to the kernel."""
-    file = os.open(path, os.O_WRONLY)
-    try:
-        os.write(file, text.encode())
-    finally:
-        os.close(file)
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())

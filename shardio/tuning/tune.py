@@ -215,6 +215,7 @@ class Tuning(Result, Uniform):
         return min(cheap or self.rows, key=self._badness, default=None)
 
     def _badness(self, row: Row) -> float:
+        """Return how far a row is from what is as good as a uniform shuffle; 0: not at all."""
         return self.off(row.classes, row.even) + max(0.0, row.again - self.chance - AGAIN)
 
     @property
@@ -284,6 +285,7 @@ class Tuning(Result, Uniform):
         return "\n\n".join(blocks)
 
     def _head(self) -> str:
+        """Write what was simulated, and what a uniform shuffle does."""
         readers = show_count(self.num_workers, "worker") if self.num_workers else "one process"
         if self.world_size > 1:
             readers = f"{self.world_size:,} ranks of {readers}"
@@ -315,9 +317,11 @@ class Tuning(Result, Uniform):
         return f"{value:,.{self.decimals}f}"
 
     def _show(self, band: Band) -> str:
+        """Write the two ends of a band."""
         return " to ".join(map(self.show, band))
 
     def _table(self, rows: Sequence[Row], title: str) -> str:
+        """Write rows as a table; the default and the recommended row are pointed at."""
         lines: list[tuple[str, ...]] = [self.columns]
         for row in rows:
             marks = ", ".join(name for name, one in self.marks() if row == one)
@@ -542,6 +546,7 @@ class _Search:
         ]
 
     def _row(self, buffer: int | None, unit: int) -> Row:
+        """Simulate a buffer and a unit, and judge them."""
         plan, mean_bytes = self.plan, self.plan.mean_bytes
         classes, alike, again, moved = self.simulation(buffer, unit)
         epoch = self.simulation.epoch(buffer, unit, 0)

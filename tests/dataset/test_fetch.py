@@ -68,7 +68,7 @@ def test_every_way_gives_the_order_of_the_share(
     of = share(COUNTS, batch_size, shuffle_buffer=shuffle_buffer)
     got = Fetch(reader(packed(COUNTS), policy == "network"), of)
     if shuffle_buffer is not None and shuffle_buffer < 100:
-        assert got.policy == policy
+        assert got.plan.policy == policy
     check(read(got), expected(of))
     assert sorted(expected(of)) == list(range(N))
 
@@ -198,7 +198,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     counts = [500] * 4
     of = share(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
     got = Fetch(reader(packed(counts), policy == "network"), of)
-    assert got.policy == policy and (of.touched, of.sharers) == (1, 2)
+    assert got.plan.policy == policy and (of.touched, of.sharers) == (1, 2)
     window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
     last = 0
     for rows in got:
@@ -371,7 +371,7 @@ def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
         selection=chosen,
         local_consumers=consumers,
     )
-    assert got._exact == exact
+    assert got.plan.exact == exact
     numbers = [int(chosen.numbers[place]) for place in expected(got.share)]
     check(read(got), numbers)
 
@@ -692,7 +692,7 @@ def run(buffer):
         for _ in map(read, got.rows(rows)):
             pass
         most = max(most, private())
-    return got.policy, most
+    return got.plan.policy, most
 before = private()
 policy, most = run(int(sys.argv[2]))
 print(policy, most - before)

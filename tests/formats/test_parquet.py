@@ -36,7 +36,7 @@ from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
 from shardio.packing.verify import verify
 from shardio.storage.location import locate
-from shardio.tuning.cost import Job
+from shardio.tuning.cost import TrainingJob
 from shardio.tuning.explain import explain_job
 
 pa = pytest.importorskip("pyarrow")
@@ -729,7 +729,7 @@ def test_files_that_disagree_on_classes_are_refused(tmp_path: Path) -> None:
 def explained(folder: Path, available: int, **options: Any) -> Any:
     made = manifest.load(locate(folder))
     given = RequestedOptions(**{"batch_size": 8, **options}).resolve(made.mean_bytes)
-    return explain_job(Job(made, given, available_bytes=available))
+    return explain_job(TrainingJob(made, given, available_bytes=available))
 
 
 def row_group_warnings(found: Any) -> list[Any]:

@@ -38,6 +38,8 @@ FIELDS = ((KEY, "key"), ("image", "image"), ("label", "int"))
 class Bytes:
     """A File in memory that also remembers the most that was asked for at once."""
 
+    descriptor = -1
+
     def __init__(self, data: bytes, name: str = "here.shard") -> None:
         self.name, self.size, self.data, self.most = name, len(data), bytes(data), 0
 

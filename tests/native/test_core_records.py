@@ -417,6 +417,76 @@ def test_samples_of_all_kinds_are_those_of_python(
     block, ends = b"".join(shard.hold(0, shard.records)), shard.sizes.cumsum()
     made = core().samples(block, ends, seed_of(shard), shard.schema.names, letters_of(shard))
     assert len(made) == len(given_samples)  # none was left to Python
+    with open(shards(out)[0], "rb") as file:
+        alone = [one_sample(shard, file.fileno(), i) for i in range(shard.records)]
+    assert repr(alone) == repr(made)
+    assert repr(list(map(shard.read, range(shard.records)))) == repr(made)
+
+
+def one_sample(shard: RecordShard, file: int, record: int, **other: int) -> Any:
+    """What the core reads of one record of a file."""
+    place = {"start": shard.offset(record), "size": int(shard.sizes[record])} | other
+    number = seed_of(shard) + record
+    return core().sample(file, *place.values(), number, shard.schema.names, letters_of(shard))
+
+
+@reads
+def test_a_record_is_read_by_the_core_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw_data(tmp_path / "out", [5])
+    shard = opened(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "core", None)
+        by_python = opened(tmp_path / "out")
+    expected = [by_python.read(i) for i in range(5)]
+    monkeypatch.setattr(os, "pread", None)  # Python's
+    assert [shard.read(i) for i in (3, 0, 1)] == [expected[i] for i in (3, 0, 1)]
+    with pytest.raises(TypeError):
+        by_python.read(0)
+
+
+@reads
+def test_a_damaged_record_alone_is_told_as_python_tells_it(tmp_path: Path) -> None:
+    raw_data(tmp_path / "out", [5])
+    [path] = shards(tmp_path / "out")
+    shard = opened(tmp_path / "out")
+    start, size = shard.offset(2), int(shard.sizes[2])
+    for at in range(size):
+        flip(path, start + at)
+        with pytest.raises(DamageError) as told:
+            shard.read(2)
+        assert f"record 2 at byte {start} " in str(told.value), at
+        flip(path, start + at)
+    shard.read(2)
+    os.truncate(path, start + size - 1)
+    with pytest.raises(DamageError, match="The file was cut short"):
+        shard.read(2)
+    assert shard.read(1)["label"] == raw_sample(1)["label"]
+
+
+@reads
+def test_a_place_where_no_record_is(tmp_path: Path) -> None:
+    raw_data(tmp_path / "out", [3])
+    shard = opened(tmp_path / "out")
+    start, size = shard.offset(1), int(shard.sizes[1])
+    with open(shards(tmp_path / "out")[0], "rb") as file:
+        at = file.fileno()
+        assert one_sample(shard, at, 1)["label"] == raw_sample(1)["label"]
+        for other in (-1, 0, start + 1, start - 1, 1 << 62, -(1 << 63)):
+            assert one_sample(shard, at, 1, start=other) is None
+        for other in (-(1 << 63), -1, 0, 1, 15, 16, size - 1, size + 1, (1 << 63) - 1):
+            assert one_sample(shard, at, 1, size=other) is None
+        assert one_sample(shard, at, 2, start=start, size=size) is None  # of another number
+        assert one_sample(shard, -1, 1) is None
+        some = (at, start, size, seed_of(shard) + 1)
+        for names, kinds in (((), b""), (("a",), b""), (("a", "b"), b"k")):
+            with pytest.raises(ValueError):
+                core().sample(*some, names, kinds)
+        for names in (["a"], None):
+            with pytest.raises(TypeError):
+                core().sample(*some, names, b"k")
+        assert core().sample(*some, ("a",), b"k") is None
 
 
 @reads
@@ -500,6 +570,11 @@ def test_heads_that_are_wrong_under_right_checksums(tmp_path: Path, head: bytes,
         b"".join(records), ends, seed_of(shard), shard.schema.names, letters_of(shard)
     )
     assert made == [{"__key__": b"k", "image": bytes(5), "text": "hi", "label": 7}]
+    (tmp_path / "records").write_bytes(b"".join(records))
+    with open(tmp_path / "records", "rb") as file:
+        bounds = {"start": int(ends[0]), "size": len(records[1])}
+        assert one_sample(shard, file.fileno(), 1, **bounds) is None
+        assert [one_sample(shard, file.fileno(), 0, start=0, size=int(ends[0]))] == made
     with pytest.raises(DamageError, match="its checksum is right, but"):
         shard.decode(1, records[1])
 

@@ -29,7 +29,7 @@ from shardio.order.options import RequestedOptions
 from shardio.storage.location import locate
 from shardio.tuning import cost, simulate
 from shardio.tuning.advice import mixture_seen
-from shardio.tuning.cost import Job, free_consumers
+from shardio.tuning.cost import TrainingJob, free_consumers
 from shardio.tuning.explain import Explanation, explain, explain_job
 from shardio.tuning.tune import recommend
 
@@ -57,10 +57,10 @@ def imagined(counts: list[int], size: int | list[int] = 1000, **header: Any) -> 
 
 
 def told(made: Manifest, job: dict[str, Any] | None = None, **given: Any) -> Explanation:
-    """Of a machine with much memory; `job`: keywords of Job."""
+    """Of a machine with much memory; `job`: keywords of TrainingJob."""
     mean = max(1.0, made.size / max(1, made.records))
     job = {"available_bytes": 1 << 50, "files_limit": 256} | (job or {})
-    return explain_job(Job(made, RequestedOptions(**given).resolve(mean), **job))
+    return explain_job(TrainingJob(made, RequestedOptions(**given).resolve(mean), **job))
 
 
 def codes(e: Explanation) -> list[str]:
@@ -133,7 +133,9 @@ def test_what_is_said_is_what_all_consumers_do(
         spans=spans,
         unit=1 if units is None else unit,
     ).resolve(1.0)
-    e = explain_job(Job(made, options, num_workers=workers, world_size=ranks, available_bytes=GiB))
+    e = explain_job(
+        TrainingJob(made, options, num_workers=workers, world_size=ranks, available_bytes=GiB)
+    )
     found = seen(made, options, ranks, max(1, workers))
     rows = list(found.rows.values())
     distinct = {row for part in rows for row in part}
@@ -259,7 +261,7 @@ def test_the_policy_is_what_fetch_does(
     reader = Reader(storage, manifest.load(storage))
     chosen = {"batch_size": 8, "unit": 4, "shuffle_buffer": 40, "spans": 4} | given
     options = RequestedOptions(**chosen).resolve(1.0)
-    job = Job(
+    job = TrainingJob(
         reader.manifest,
         options,
         num_workers=workers,
@@ -281,8 +283,8 @@ def test_the_policy_is_what_fetch_does(
         local_consumers=each * here,
         machines=-(-ranks // here),
     )
-    assert (e.policy, job.plan.exact) == (got.policy, got._exact)
-    assert ("only those of the next batches" in " ".join(str(e).split())) == got._exact
+    assert (e.policy, job.plan.exact) == (got.plan.policy, got.plan.exact)
+    assert ("only those of the next batches" in " ".join(str(e).split())) == got.plan.exact
     most = 0
     for rows in got:
         list(map(read, got.rows(rows)))
@@ -335,7 +337,7 @@ def test_with_fewer_files_than_are_said_to_be_needed_shards_are_opened_again(
         share = options.partition(options.epoch(reader.manifest.shard_records, 0))
         for rows in (got := Fetch(reader, share)):
             list(map(read, got.rows(rows)))
-        return len(misses), explain_job(Job(reader.manifest, options, files_limit=limit))
+        return len(misses), explain_job(TrainingJob(reader.manifest, options, files_limit=limit))
 
     few, e = opened(8)
     assert "files_reopened" in codes(e)
@@ -538,7 +540,7 @@ def test_the_classes_of_a_batch_are_about_those_it_will_have():
     made = imagined(counts, classes=[str(i) for i in range(classes)], options={"shuffle": False})
     labels = np.arange(4000) // 100
     options = RequestedOptions(batch_size=64, shuffle_buffer=400).resolve(1.0)
-    e = explain_job(Job(made, options, available_bytes=GiB))
+    e = explain_job(TrainingJob(made, options, available_bytes=GiB))
     advice = next(advice for advice in e.warnings if advice.code == "class_order")
     assert advice.change == {"shuffle_buffer": "all"}
     starts = np.cumsum(counts) - counts
@@ -619,7 +621,7 @@ def test_a_writers_dataset_is_judged_by_the_labels_of_few_shards(
         return reader.shard(number).columns.get("label")
 
     options = RequestedOptions(batch_size=64, shuffle_buffer=300).resolve(1.0)
-    e = explain_job(Job(reader.manifest, options, labels=labels, available_bytes=GiB))
+    e = explain_job(TrainingJob(reader.manifest, options, labels=labels, available_bytes=GiB))
     assert ("class_order" in codes(e)) == ordered
     assert 1 <= len(asked) <= 3
     said = shardio_json("explain", folder, "--batch-size", "64", "--shuffle-buffer", "300")
@@ -671,7 +673,7 @@ def test_the_default_of_a_small_dataset_is_read_whole_wherever_it_lies():
     """Nobody is warned of it on a network file system, nor of classes that it mixes."""
     options = RequestedOptions(batch_size=256).resolve(TINY.mean_bytes, records=TINY.records)
     for network, how in ((False, "announced"), (True, "read")):
-        job = Job(TINY, options, num_workers=8, is_network=network, available_bytes=GiB)
+        job = TrainingJob(TINY, options, num_workers=8, is_network=network, available_bytes=GiB)
         e = explain_job(job)
         text = " ".join(str(e).split())
         assert not codes(e)
@@ -769,7 +771,7 @@ def test_the_command_says_what_explain_says(
     options = RequestedOptions(
         batch_size=16, shuffle_buffer=200, unit=4, tail="drop", spans=4
     ).resolve(reader.mean_bytes)
-    asked = Job(reader.manifest, options, num_workers=2, world_size=2, local_world_size=1)
+    asked = TrainingJob(reader.manifest, options, num_workers=2, world_size=2, local_world_size=1)
     e = explain_job(asked)
 
     def said(*arguments: Any, code: int = 0) -> str:
