@@ -43,7 +43,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
-from ...images.filetype import image_type
 from ...names import KEY
 from ...storage.base import Storage
 from ..lmdb import BRANCH_PAGE, LEAF_PAGE, META_PAGE, OVERFLOW_PAGE, PAGE_HEAD, RUN_HEAD, TREE
@@ -145,10 +144,15 @@ def _kind(file: LmdbFile, value: bytes) -> str:
 
 
 def _is_image(start: bytes) -> bool:
-    """Return True for an image file; of a BMP, two letters alone say too little."""
-    if start.startswith(b"BM"):
-        return len(start) > 26 and start[6:10] == bytes(4)
-    return image_type(start[:32]) is not None
+    """Return True for a JPEG, PNG, GIF, WebP, BMP, TIFF, JPEG 2000, AVIF or HEIF, by signature."""
+    return (
+        start.startswith(
+            (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
+        )
+        or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+        or (start[:2] == b"BM" and len(start) > 26 and start[6:10] == bytes(4))
+        or start[4:8] == b"ftyp"
+    )
 
 
 # How pickles begin: of protocols 2 to 5, and of the older, textual ones.
