@@ -20,10 +20,10 @@ from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest, choose_split, load
 from ..formats.sample import Sample
 from ..order.rng import Int64s
-from ..storage.base import Storage
+from ..storage.base import Location
 from ..storage.local import memory_available
 from ..storage.location import locate
-from ..storage.options import Storage as StorageOptions
+from ..storage.options import Storage
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
 # user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
@@ -69,10 +69,10 @@ class Reader:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Location,
         manifest: Manifest,
         *,
-        root: Storage | None = None,
+        root: Location | None = None,
         verify: bool = True,
         limit: int | None = None,
     ) -> None:
@@ -168,7 +168,7 @@ class Reader:
         return open_shard(self.manifest.format, self._opening, info)
 
 
-def open_reader(path: str | os.PathLike[str], split: str | None, options: StorageOptions) -> Reader:
+def open_reader(path: str | os.PathLike[str], split: str | None, options: Storage) -> Reader:
     """Open the dataset at a path, or the one of that split within it.
 
     Raises NotPackedError, DamageError, VersionError, OptionError.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..storage.base import Storage
+from ..storage.base import Location
 from .sample import Sample, Schema
 
 Column = np.ndarray[Any, Any]
@@ -35,8 +35,8 @@ class ShardInfo:
 class Opening:
     """A request to open a shard: all that is needed besides its entry in the manifest."""
 
-    storage: Storage  # where the shards are
-    index: Storage  # where manifest and sidecars are: the same, but for data indexed elsewhere
+    storage: Location  # where the shards are
+    index: Location  # where manifest and sidecars are: the same, but for data indexed elsewhere
     dataset_id: bytes
     schema: Schema
     options: Mapping[str, Any]  # of the manifest: how the dataset was packed or indexed

@@ -37,8 +37,8 @@ from ..errors import (
 )
 from ..names import file_name, from_file_name, key_bytes
 from ..storage import lock
-from ..storage.base import Storage
-from ..storage.local import LocalStorage
+from ..storage.base import Location
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from .base import MAX_RECORDS, Opening, ShardInfo
 from .sample import MAX_DEPTH, Schema, check_schema
@@ -117,7 +117,7 @@ class Manifest:
         return max(1.0, self.size / max(1, self.records))
 
     def opening(
-        self, index: Storage, root: Storage | None = None, *, verify: bool = True
+        self, index: Location, root: Location | None = None, *, verify: bool = True
     ) -> Opening:
         """Return how shards are opened: the manifest is in `index`, they in `root` or there."""
         shards = index if root is None else root
@@ -163,7 +163,7 @@ def shard_name(number: int, sha256: bytes, format: str = "record") -> str:
     return f"{number:05d}-{sha256[:4].hex()}{SUFFIXES[format]}"
 
 
-def load(storage: Storage) -> Manifest:
+def load(storage: Location) -> Manifest:
     """Read and check a dataset's manifest.
 
     Raises NotPackedError (naming the splits, when it is their parent), DamageError, VersionError.
@@ -174,7 +174,7 @@ def load(storage: Storage) -> Manifest:
     return found
 
 
-def load_if_packed(storage: Storage) -> Manifest | None:
+def load_if_packed(storage: Location) -> Manifest | None:
     """Read a dataset's manifest as `load` does; return None where no dataset is."""
     try:
         data = storage.read(MANIFEST, MAX_MANIFEST)
@@ -193,7 +193,7 @@ def parse(data: bytes, where: str) -> Manifest:
         raise DamageError(f"{where}: not a manifest: {type(error).__name__}: {error}") from None
 
 
-def load_splits(storage: Storage) -> list[str] | None:
+def load_splits(storage: Location) -> list[str] | None:
     """Return the names of the splits packed under a folder; None if it holds none.
 
     Raises NotPackedError for a file, DamageError, VersionError.
@@ -292,8 +292,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _refuse_file(storage: Storage) -> None:
-    if isinstance(storage, LocalStorage) and os.path.isfile(storage.root):
+def _refuse_file(storage: Location) -> None:
+    if isinstance(storage, LocalDirectory) and os.path.isfile(storage.root):
         shown, folder = printable(storage.url), os.path.dirname(storage.root)
         if os.path.lexists(os.path.join(folder, MANIFEST)):
             above = printable(os.path.dirname(storage.url.rstrip("/")) or os.curdir)
@@ -304,13 +304,13 @@ def _refuse_file(storage: Storage) -> None:
         )
 
 
-def _missing(storage: Storage) -> str:
+def _missing(storage: Location) -> str:
     shown = printable(storage.url)
     if splits := load_splits(storage):
         return _several(shown, splits)
     if storage.exists(lock.JOURNAL):
         return f"{shown}: not packed: {_unfinished(storage.url)}"
-    planned = planned_splits(storage.url) if isinstance(storage, LocalStorage) else []
+    planned = planned_splits(storage.url) if isinstance(storage, LocalDirectory) else []
     if planned:
         return (
             f"{shown}: not packed: a packing of splits ({', '.join(map(printable, planned))}) was "
@@ -320,7 +320,7 @@ def _missing(storage: Storage) -> str:
     if splits := _splits_in(storage):
         return _several(shown, splits)
     if not storage.exists(""):
-        above = os.path.dirname(storage.root) if isinstance(storage, LocalStorage) else ""
+        above = os.path.dirname(storage.root) if isinstance(storage, LocalDirectory) else ""
         beside = (load_splits(locate(above)) if above else None) or []
         name = os.path.basename(storage.url.rstrip("/"))
         more = f"; of the splits beside it {there_are(beside, name)}" if beside else ""
@@ -331,17 +331,17 @@ def _missing(storage: Storage) -> str:
     )
 
 
-def _splits_in(storage: Storage) -> list[str]:
+def _splits_in(storage: Location) -> list[str]:
     """List the datasets in the folders of a folder. Raises as `load_splits`."""
     splits = load_splits(storage)
-    if splits is None and isinstance(storage, LocalStorage):
+    if splits is None and isinstance(storage, LocalDirectory):
         with contextlib.suppress(OSError):
             found = [name for name in sorted(os.listdir(storage.root)) if _is_in(storage, name)]
             splits = [from_file_name(name) for name in found]
     return splits or []
 
 
-def _is_in(storage: Storage, folder: str) -> bool:
+def _is_in(storage: Location, folder: str) -> bool:
     """Return True if a folder of this one holds a dataset, by how its manifest begins."""
     try:
         file = storage.open(f"{folder}/{MANIFEST}")

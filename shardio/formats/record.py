@@ -195,7 +195,10 @@ class RecordShard:
         self._file = file
         self.name = file.name
         start, end = self._describe(file, info, dataset_id)
-        self._offsets = np.cumsum(np.append(start, self.sizes))
+        self._offsets = np.empty(self.records + 1, np.int64)
+        self._offsets[0] = start
+        np.cumsum(self.sizes, out=self._offsets[1:])
+        self._offsets[1:] += start
         if self._offsets[-1] != end:
             raise DamageError(
                 f"{file.name}: its {self.records:,} records end at byte {self._offsets[-1]}, but "

@@ -114,7 +114,7 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
     """Return a finished shard, if it is whole, and holds all that the plan gives it."""
     plan = work.plan
     try:
-        with contextlib.closing(local.LocalStorage(work.directory).open(name)) as file:
+        with contextlib.closing(local.LocalDirectory(work.directory).open(name)) as file:
             digest = file.sha256()
             if manifest.shard_name(number, digest, plan.options.format) != name:
                 return None

@@ -30,9 +30,9 @@ from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
 from ..storage import local
-from ..storage.base import Storage
+from ..storage.base import Location
 from ..storage.location import local_path, locate
-from ..storage.memory import MemoryStorage
+from ..storage.memory import MemoryLocation
 from ..units import show_count, show_size
 from . import journal, output_dir
 from .options import PackOptions
@@ -170,7 +170,7 @@ def in_memory(
     fields: Mapping[str, str],
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> tuple[manifest.Manifest, Storage, Storage, list[str]]:
+) -> tuple[manifest.Manifest, Location, Location, list[str]]:
     """Index files as `index` does, but write nothing: for reading a dataset once.
 
     Returns the manifest, where the index is, where the data is, and the fields that were left out
@@ -185,7 +185,7 @@ def in_memory(
         for shard in scanned
         if shard.info is not None
     }
-    return index_manifest, MemoryStorage(found.root, indexes), locate(found.root), left_out
+    return index_manifest, MemoryLocation(found.root, indexes), locate(found.root), left_out
 
 
 def is_sidecar(folder: str, name: str) -> bool:

@@ -71,7 +71,7 @@ def load(directory: str) -> Receipt:
     with contextlib.suppress(
         OSError, ShardioError, LookupError, TypeError, ValueError, AttributeError, RecursionError
     ):  # none can be read, or it has another shape
-        data = local.LocalStorage(directory).read(NAME, _LIMIT)
+        data = local.LocalDirectory(directory).read(NAME, _LIMIT)
         value: Any = json.loads(data)
         files = {
             str(path): frozenset((int(size), str(seal)) for size, seal in fingerprints)

@@ -1,7 +1,7 @@
 """Bytes at rest: named files that are read by byte range. Nothing here knows samples or shards.
 
-A `Storage` is a place (a directory today; a bucket later) and a `File` an immutable object in it.
-Files are opened after a fork, never inherited: a Storage can be pickled, a File cannot.
+A `Location` is a place (a directory today; a bucket later) and a `File` an immutable object in it.
+Files are opened after a fork, never inherited: a Location can be pickled, a File cannot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class File(Protocol):
         """Give the descriptor back; closing twice does no harm."""
 
 
-class Storage(Protocol):
+class Location(Protocol):
     """A place that holds files by name."""
 
     url: str  # as the user gave it, for messages

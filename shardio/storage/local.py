@@ -35,7 +35,7 @@ _COMPRESSING = ("btrfs", "zfs", "bcachefs")
 _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
 
 
-class LocalStorage:
+class LocalDirectory:
     """A directory. Names of files in it are stored names (names.py), whatever the locale."""
 
     __slots__ = ("_network", "root", "url")

@@ -1,4 +1,4 @@
-"""Which storage a URL or path names. The table has one row; object stores add theirs."""
+"""Which location a URL or path names. The table has one row; object stores add theirs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
-from .base import Storage
-from .local import LocalStorage
+from .base import Location
+from .local import LocalDirectory
 
 
-def locate(url: str | os.PathLike[str]) -> Storage:
-    """Return the storage behind a path or a file:// URL. Raises OptionError for other schemes."""
+def locate(url: str | os.PathLike[str]) -> Location:
+    """Return the location behind a path or a file:// URL. Raises OptionError for other schemes."""
     text = os.fspath(url)
     if isinstance(text, bytes):
         text = os.fsdecode(text)
     scheme, separator, rest = text.partition("://")
     if not separator or "/" in scheme:
-        return LocalStorage(text)
+        return LocalDirectory(text)
     if scheme == "file":
         host, _, path = rest.partition("/")
         if host not in ("", "localhost"):  # "file://data/train" would read /train
             raise OptionError(f"{printable(text)}: expected file:///PATH, with three slashes")
-        return LocalStorage("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))))
+        return LocalDirectory("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))))
     raise OptionError(
         f"{printable(text)}: {printable(scheme)}:// is not supported yet; expected a directory, "
         "local or mounted, or a file:// URL. Copy what is to be read to one first; write into one, "
@@ -37,4 +37,4 @@ def local_path(path: str | bytes | os.PathLike[Any]) -> str:
     if not text:
         raise OptionError("an empty path: a variable that is not set? Expected a directory")
     storage = locate(text)
-    return storage.root if "://" in text and isinstance(storage, LocalStorage) else text
+    return storage.root if "://" in text and isinstance(storage, LocalDirectory) else text

@@ -1,4 +1,4 @@
-"""Small files that were written nowhere, as a Storage: indexes that are used once."""
+"""Small files that were written nowhere, as a Location: indexes that are used once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import DamageError
 from .base import File
 
 
-class MemoryStorage:
+class MemoryLocation:
     """Files by name. They are read whole; `open` has nothing to open."""
 
     def __init__(self, url: str, files: Mapping[str, bytes]) -> None:

@@ -29,7 +29,7 @@ from .. import machine
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
-from ..storage.local import LocalStorage, memory_available
+from ..storage.local import LocalDirectory, memory_available
 from ..storage.location import locate
 from ..storage.options import Storage
 from ..units import check_int, quoted, show_count, show_size
@@ -294,7 +294,7 @@ def read_first(found: ShardSequence, batch_size: int, quick: bool, most: int = 0
 def files_of(found: ShardSequence, where: str | os.PathLike[str], records: int) -> list[str]:
     """Return the files of the first records; none, where they are no files of this machine."""
     storage, manifest = locate(where), found.manifest
-    if not isinstance(storage, LocalStorage):
+    if not isinstance(storage, LocalDirectory):
         return []
     if manifest.format == "imagefolder":
         return [storage.path(key) for key in found[:records].keys()]  # noqa: SIM118

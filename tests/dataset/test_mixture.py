@@ -702,7 +702,6 @@ def test_options_that_were_not_given_come_from_the_state(folders: list[Path]) ->
             for folder in folders[:1] + folders[2:]
         ]
 
-
     state = through_json(saved.state_dict(3))
     own = parts()
     on = ShardDataset.mix(own, length=60)

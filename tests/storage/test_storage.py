@@ -18,7 +18,7 @@ import pytest
 
 from shardio.errors import DamageError, ExistsError, OptionError, StorageError
 from shardio.storage import local
-from shardio.storage.local import Draft, LocalStorage, RangeLock, open_file, token, write_file
+from shardio.storage.local import Draft, LocalDirectory, RangeLock, open_file, token, write_file
 from shardio.storage.location import locate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -517,7 +517,7 @@ def test_network_file_systems_are_told_by_their_mount(
 
     monkeypatch.setattr(local, "open", mounts, raising=False)
     assert local._file_system(place) == kind
-    assert LocalStorage(place).is_network() is network
+    assert LocalDirectory(place).is_network() is network
 
 
 def test_where_mounts_cannot_be_read_nothing_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,7 +526,7 @@ def test_where_mounts_cannot_be_read_nothing_is_assumed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(local, "open", missing, raising=False)
     assert local._file_system("/x") == ""
-    assert LocalStorage("/x").is_network() is False
+    assert LocalDirectory("/x").is_network() is False
 
 
 def test_this_machine_s_mounts_are_understood(tmp_path: Path) -> None:

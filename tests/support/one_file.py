@@ -7,7 +7,7 @@ from shardio.storage.base import File
 
 
 class OneFile:
-    """A Storage that opens one file, whatever name is asked for."""
+    """A Location that opens one file, whatever name is asked for."""
 
     url = "here"
 

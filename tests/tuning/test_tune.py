@@ -23,7 +23,7 @@ from shardio.errors import OptionError
 from shardio.order.epoch import Epoch, default_unit
 from shardio.order.options import SHUFFLE_BUFFER
 from shardio.order.partition import Partition
-from shardio.storage.local import LocalStorage
+from shardio.storage.local import LocalDirectory
 from shardio.storage.options import Storage
 from shardio.tuning import simulate
 from shardio.tuning.cost import REQUEST, first_batch_bytes
@@ -652,7 +652,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
     network: bool, workers: int, packed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small records wait in the process, so the windows of a batch's spans come before it."""
-    monkeypatch.setattr(LocalStorage, "is_network", lambda self: network)
+    monkeypatch.setattr(LocalDirectory, "is_network", lambda self: network)
     out = packed([2000, 1500])
     reader = Reader(sequence.open(out).reader.storage, sequence.open(out).manifest)
     for buffer, unit in ((800, 4), (800, 32), (200, 16), (None, 8)):

@@ -31,7 +31,7 @@ import numpy as np
 
 from ...errors import DamageError, ShardioError, StorageError, VersionError, printable
 from ...names import KEY, key_bytes
-from ...storage.base import File, Storage
+from ...storage.base import File, Location
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo
 from ..index import SCALARS, checksum, key_hash, pack_columns, take_columns
 from ..sample import MAX_KEY, Sample, pack, unpack, with_text_keys
@@ -97,7 +97,7 @@ class ForeignFile(WrappedFile):
     memory = 0  # bytes that the file takes while it is open, where those are many
 
     def __init__(
-        self, storage: Storage, name: str, extra: bytes = b"", *, sweep: bool = False
+        self, storage: Location, name: str, extra: bytes = b"", *, sweep: bool = False
     ) -> None:
         file = storage.open(name)
         super().__init__(Sweep(file) if sweep else file)
@@ -108,7 +108,7 @@ class ForeignFile(WrappedFile):
             file.close()
             raise
 
-    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+    def _open(self, storage: Location, name: str, extra: bytes) -> None:
         """Take up what a format needs besides the file. The file is closed if this raises."""
 
     def scan(self) -> Iterator[tuple[int, int]]:
@@ -266,7 +266,7 @@ def sidecar_name(number: int, index_checksum: int) -> str:
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
 
 
-def load(storage: Storage, info: ShardInfo, dataset_id: bytes) -> Sidecar:
+def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
     """Read and check the index of a shard. Raises DamageError, StorageError, VersionError."""
     name = sidecar_name(info.number, info.index_checksum)
     where = printable(f"{storage.url.rstrip('/')}/{name}", 4096)

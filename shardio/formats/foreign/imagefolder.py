@@ -27,7 +27,7 @@ import numpy as np
 from ...errors import DamageError, SourceError, StorageError, printable
 from ...images.filetype import image_type
 from ...names import KEY, file_name, key_text
-from ...storage.base import File, Storage
+from ...storage.base import File, Location
 from ...units import show_count
 from ..base import Column, Opening, ShardInfo
 from ..sample import pack, unpack
@@ -47,7 +47,7 @@ class ImageRun(ForeignFile):
     """A run of image files as one. What it holds is said when it is opened, also to index it."""
 
     def __init__(
-        self, storage: Storage, name: str, extra: bytes = b"", *, sweep: bool = False
+        self, storage: Location, name: str, extra: bytes = b"", *, sweep: bool = False
     ) -> None:
         self._storage = storage
         self.name = printable(f"{storage.url.rstrip('/')}/{name}", 4096)

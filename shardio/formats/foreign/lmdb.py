@@ -44,7 +44,7 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import Storage
+from ...storage.base import Location
 from ..lmdb import BRANCH_PAGE, LEAF_PAGE, META_PAGE, OVERFLOW_PAGE, PAGE_HEAD, RUN_HEAD, TREE
 from ..sample import pack, unpack
 from .base import ForeignFile, Values
@@ -73,7 +73,7 @@ class LmdbFile(ForeignFile):
     `label`, an int; `image` where values are image files; `data` where they are other bytes.
     """
 
-    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+    def _open(self, storage: Location, name: str, extra: bytes) -> None:
         self.take("bytes", b"", b"")
         if extra:
             try:

@@ -50,7 +50,7 @@ import numpy as np
 
 from ...errors import DamageError, DependencyError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File, Storage
+from ...storage.base import File, Location
 from ..sample import MAX_DIMENSIONS
 from .base import ForeignFile, Values, parse_json
 
@@ -74,7 +74,7 @@ class MdsFile(ForeignFile):
     A column called `__key__`, str, bytes or int, is the key.
     """
 
-    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+    def _open(self, storage: Location, name: str, extra: bytes) -> None:
         if extra:
             self._open_known(name, extra)
         else:
@@ -92,7 +92,7 @@ class MdsFile(ForeignFile):
         self.description = extra[_EXTRA.size :]
         self._decode = _decoder(_columns(self.description, self.name))
 
-    def _open_new(self, storage: Storage, name: str) -> None:
+    def _open_new(self, storage: Location, name: str) -> None:
         """Open a shard that is to be indexed: all that index.json says of it is compared."""
         where, listed = _listed(storage, name)
         if listed.get("format") != "mds":
@@ -216,7 +216,7 @@ def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
 # --- index.json -----------------------------------------------------------------------------------
 
 
-def _listed(storage: Storage, name: str) -> tuple[str, dict[str, Any]]:
+def _listed(storage: Location, name: str) -> tuple[str, dict[str, Any]]:
     """Return where a shard is listed, for messages, and its entry there.
 
     A list that was merged from those of subfolders lies above them; both are heeded. Each shard

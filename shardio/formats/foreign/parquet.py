@@ -47,7 +47,7 @@ import numpy as np
 from ...errors import DamageError, DependencyError, SampleError, SourceError, printable
 from ...machine import processors
 from ...names import KEY
-from ...storage.base import File, Storage
+from ...storage.base import File, Location
 from ...storage.local import memory_available
 from ..base import MAX_RECORDS, Opening, ShardInfo
 from ..index import checksum
@@ -104,7 +104,7 @@ class ParquetFile(ForeignFile):
 
     ranges = False
 
-    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+    def _open(self, storage: Location, name: str, extra: bytes) -> None:
         arrow = self.arrow = _pyarrow()
         footer = self._footer()
         found = checksum(footer)

@@ -28,7 +28,7 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY, key_bytes
-from ...storage.base import Storage
+from ...storage.base import Location
 from ..base import Column
 from ..sample import MAX_KEY, pack, unpack
 from .base import ForeignFile, Values
@@ -54,7 +54,7 @@ class RecordIOFile(ForeignFile):
     IRHeader is `data`, bytes.
     """
 
-    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+    def _open(self, storage: Location, name: str, extra: bytes) -> None:
         self._storage, self._path = storage, name.removesuffix(".rec")
         self._prefix = key_bytes(self._path)
         keys = unpack(extra) if extra else None

@@ -34,7 +34,7 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File, Storage
+from ...storage.base import File, Location
 from ..sample import MAX_DIMENSIONS, MAX_FIELDS
 from .base import ForeignFile, Values, Walked, parse_json
 
@@ -87,7 +87,7 @@ class _Unusable(ValueError):
 class TarFile(ForeignFile):
     """A tar file as webdataset writes and reads them."""
 
-    def _open(self, storage: Storage, name: str, extra: bytes) -> None:
+    def _open(self, storage: Location, name: str, extra: bytes) -> None:
         self._alike = _Alike()
 
     def scan(self) -> Iterator[tuple[int, int]]:
