@@ -55,6 +55,13 @@ def check_given(options: Any, **bounds: tuple[int, ...]) -> None:
     check_fields(options, **given)
 
 
+def check_bool(**flags: Any) -> None:
+    """Check options, by name, that are True or False, also numpy's. Raises OptionError."""
+    for name, value in flags.items():
+        if type(value).__name__ not in ("bool", "bool_"):
+            raise OptionError(f"{name} is {printable(repr(value))}: expected True or False")
+
+
 def check_size(name: str, value: Any, least: int = 1) -> int:
     """Check an option that is a size: bytes, or as `parse_size` reads them.
 

@@ -127,6 +127,12 @@ GC = Command(
     _gc,
     "packing.gc:gc",
     OUT,
-    option("--keep", "AGE", dest="keep_s"),
+    option(
+        "--keep",
+        "AGE",
+        "a file goes only when it, and the manifest that does not name it, are older: 90m, 24h, "
+        "7d; default: a day",
+        dest="keep_s",
+    ),
     option("--dry-run"),
 )

@@ -1,1 +1,23 @@
-"""Read packed datasets. Records are fetched, decoded and collated to batches."""
+"""Read packed datasets: records are fetched, decoded and collated to batches.
+
+Its files:
+
+    shard_dataset  ShardDataset: what users construct, and the batches of one consumer
+    stream         its base: epochs, ranks, states, torch; also of mixtures
+    mixture        several datasets as one
+    protocol       what loaders and mixtures ask of a dataset
+    epoch_state    which epoch is read, shared by the processes of a DataLoader
+    iteration      one pass in one process
+    stateful       saved states
+    ranks          who reads an epoch together
+    reader         open shards
+    fetch          the rows of each batch, and what is read ahead of them
+    buffering      where bytes wait: page cache or process
+    window         the windows of the spans, as they move on
+    decode         a sample to what the user asked for
+    batch_decode   small images straight into a batch
+    assemble       rows to items, items to batches
+    collate        items to one batch
+    sequence       shardio.open: a dataset as a sequence, without torch
+    whereabouts    where makers of batches are, for the message when one hangs
+"""

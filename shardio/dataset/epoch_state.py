@@ -258,8 +258,9 @@ class EpochState:
         """Begin a pass that was decided, unless a later one was begun, or an epoch set, since."""
         if self.moves != decision.moves or decision.verdict == "spent":
             return
-        if self._earlier == decision.number:
-            return  # it was begun before the epoch was set; a worker of it starts only now
+        if self._earlier == decision.number:  # it was begun before the epoch was set, or moved on
+            self._consumers = consumers
+            return
         if self._pass != decision.before and not 0 < self._pass < decision.number:
             return
         self._consumers = consumers

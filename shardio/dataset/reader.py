@@ -134,7 +134,7 @@ class Reader:
                         f"shard, of {info.records:,} records, but it is not there. "
                         + (
                             "Restore it from a copy, or pack again"
-                            if self.manifest.format in SUFFIXES
+                            if self.manifest.format in SUFFIXES and self.storage is self.index
                             else "If the data lies elsewhere (`shardio index --out`), say where: "
                             "--root, in Python storage=shardio.Storage(root=...); else restore it, "
                             "or index anew"

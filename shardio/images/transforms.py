@@ -30,7 +30,7 @@ import numpy as np
 from .. import native
 from ..errors import DecodeError, OptionError, printable
 from ..order.rng import word
-from ..units import check_int
+from ..units import check_bool, check_int
 from . import decode, jpeg_tiles
 from .decode import UPRIGHT, Box, Turn, decode_errors, pil_module, raw_pixels, to_rgb
 
@@ -85,6 +85,7 @@ class Transform:
             )
         pair = tuple(check_int(f"{where}: size", side, 1, 2**15) for side in pair)
         object.__setattr__(self, "size", pair)
+        check_bool(**{f"{where}: fast": self.fast, f"{where}: upright": self.upright})
         if self.interpolation not in _SUPPORTS:
             raise OptionError(
                 f"{where}: interpolation is {self.interpolation!r}, expected one of "
@@ -359,6 +360,7 @@ class RandomResizedCrop(Transform):
     def __post_init__(self) -> None:
         """Check the options. Raises OptionError."""
         super().__post_init__()
+        check_bool(**{"RandomResizedCrop: flip": self.flip})
         object.__setattr__(self, "scale", _check_range("scale", self.scale, 1.0))
         object.__setattr__(self, "ratio", _check_range("ratio", self.ratio, math.inf))
 

@@ -127,7 +127,8 @@ static PyObject *sample_of(const core_value *values, PyObject *names, const char
 {
     PyObject *sample = PyDict_New();
     for (Py_ssize_t f = 0; sample && f < PyTuple_GET_SIZE(names); f++) {
-        PyObject *one = kinds[f] == CORE_KEY ? key_text(values + f) : object(values + f);
+        bool text = kinds[f] == CORE_KEY && values[f].kind == CORE_BYTES;
+        PyObject *one = text ? key_text(values + f) : object(values + f);
         if (!one || PyDict_SetItem(sample, PyTuple_GET_ITEM(names, f), one) < 0)
             Py_CLEAR(sample);
         Py_XDECREF(one);

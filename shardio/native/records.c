@@ -103,7 +103,11 @@ static size_t read_some(int file, uint8_t *to, size_t size, int64_t at)
 
 int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed)
 {
-    return read_some(file, out, size, at) == size && core_head(out, size, seed) >= 0;
+    size_t done = 0;
+    for (ssize_t got; done < size; done += (size_t)got)
+        if ((got = pread(file, out + done, size - done, (off_t)(at + (int64_t)done))) <= 0)
+            return 0; /* after a signal, too: Python, which reads it then, runs the handlers */
+    return core_head(out, size, seed) >= 0;
 }
 
 int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size)

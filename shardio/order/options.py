@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..units import check_given, check_size
+from ..units import check_bool, check_given, check_size
 from .epoch import Epoch, Tail, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -168,17 +168,18 @@ class RequestedOptions:
             state = options.state()
             for name, key in _SAVED_AS.items():
                 if state[key] != saved[key]:
+                    given = f"order=Order({name}=...)" if name in vars(Order()) else name
                     raise StateError(
                         f"{name} is {printable(repr(state[key]))}, but the state was saved with "
-                        f"{printable(repr(saved[key]))}: leave {name} out to go on in the order "
+                        f"{printable(repr(saved[key]))}: leave {given} out to go on in the order "
                         "of the saved run, or start a new one"
                     )
         return options
 
     def _check_shuffle(self) -> None:
         """Raise OptionError when the options of shuffling contradict, or shuffle nothing."""
-        if not isinstance(self.shuffle, (bool, np.bool_, type(None))):
-            raise OptionError(f"shuffle is {self.shuffle!r}: expected True or False")
+        if self.shuffle is not None:
+            check_bool(shuffle=self.shuffle)
         if self.shuffle is not None and not self.shuffle:
             for name in ("shuffle_buffer", "spans"):
                 if getattr(self, name) is not None:

@@ -1,4 +1,25 @@
-"""Packs datasets: from a source, by a plan, to shards and the commit.
+"""Pack datasets: from a source, by a plan, to shards and the commit.
 
-Indexes, exports, unpacks, verifies and cleans what was packed.
+Its files:
+
+    pack           the sentence: request, plans, owners, shards, commit
+    options        what users ask for, and what a dataset records of it
+    sources/       what can be packed; a new kind is a file there, and a row
+    plan           which record goes into which shard
+    output_dir     who owns the directory, and what is refused there
+    journal        the unfinished packing on disk, which is gone on with
+    job            one dataset on its way into one directory
+    process_pool   tasks on all cores
+    build_shard    one shard of a plan
+    reencode       images written anew: smaller, as pixels, as tiles
+    shard_writer   one shard on its way to disk
+    packed         the result, and how it is told
+    writer         Writer: any stream of samples
+    index          files of other formats, read where they are
+    scan           what is in them
+    verify         every byte is checked
+    unpack         shards back to files
+    export         shards to other formats
+    receipt        which files an export wrote
+    gc             what no manifest names goes
 """

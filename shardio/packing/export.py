@@ -29,7 +29,7 @@ from ..names import KEY, file_name, from_file_name, key_bytes
 from ..storage import local
 from ..storage.location import local_path
 from ..storage.staging import Staging
-from ..units import check_size, show_count, show_size
+from ..units import check_bool, check_size, show_count, show_size
 from . import receipt
 from .process_pool import Progress
 from .receipt import Receipt
@@ -99,6 +99,7 @@ def export(
     DamageError, OptionError (a field or key that the format cannot hold), SampleError (a value that
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
+    check_bool(overwrite=overwrite)
     source, target = local_path(path), local_path(directory)
     kind = exporter(format)
     if keys not in ("own", "number"):

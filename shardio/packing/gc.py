@@ -22,7 +22,7 @@ from ..formats.foreign.base import sidecar_name
 from ..storage import local
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
-from ..units import show_count, show_size
+from ..units import check_bool, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
 
@@ -62,6 +62,7 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
 
     Raises NotPackedError where nothing is packed, BusyError while a packer works.
     """
+    check_bool(dry_run=dry_run)
     done = Cleaned(dry_run=dry_run)
     for folder in manifest.datasets(local_path(path)).values():
         manifest.load(locate(folder))  # without one, nothing says what may go

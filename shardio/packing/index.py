@@ -33,7 +33,7 @@ from ..storage import local
 from ..storage.base import Location
 from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
-from ..units import show_count, show_size
+from ..units import check_bool, show_count, show_size
 from . import journal, output_dir
 from .options import PackOptions
 from .plan import make_plan
@@ -127,6 +127,7 @@ def index(
     Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
     """
     began = time.perf_counter()
+    check_bool(overwrite=overwrite)
     wanted = dict(fields or {})
     target, numbering = (None if one is None else local_path(one) for one in (out, classes))
     found = _find(local_path(directory), format, files, numbering, target)

@@ -18,7 +18,7 @@ from ..names import key_bytes
 from ..storage import local, lock
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
-from ..units import check_group, refuse_options
+from ..units import check_bool, check_group, refuse_options
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
@@ -72,6 +72,7 @@ def pack(
     read = check_group("read", read, SourceOptions)
     images = check_group("images", images, ImageOptions)
     plan = check_group("plan", plan, PlanOptions)
+    check_bool(overwrite=overwrite, dry_run=dry_run)
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
@@ -128,6 +129,7 @@ def commit(
 
     Raises NotPackedError when shards are missing (naming the parts to run), and as `pack` does.
     """
+    check_bool(overwrite=overwrite)
     run, out = Run(processes(jobs), overwrite, PlanOptions()), local_path(out)
     unfinished = os.path.lexists(os.path.join(out, JOURNAL))
     splits = [] if unfinished else manifest.planned_splits(out)

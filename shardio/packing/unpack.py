@@ -34,7 +34,7 @@ from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
 from ..storage import local
 from ..storage.location import local_path
-from ..units import show_count, show_size
+from ..units import check_bool, show_count, show_size
 from .process_pool import Progress
 from .reencode import ORIGINAL
 from .sources.trees import stem_of
@@ -94,6 +94,7 @@ def unpack(
     OptionError (no field holds files, or keys that are no names of files side by side; then nothing
     was written), StorageError.
     """
+    check_bool(overwrite=overwrite)
     source, target = local_path(path), local_path(directory)
     datasets = []
     for name, folder in manifest.datasets(source).items():

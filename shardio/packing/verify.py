@@ -25,7 +25,7 @@ from ..images.decode import pil_info
 from ..images.decode import stored as decode_stored
 from ..names import KEY, key_text
 from ..storage.location import locate
-from ..units import check_int, show_count, show_size
+from ..units import check_bool, check_int, show_count, show_size
 from .process_pool import Progress, Report, processes, run
 
 Bad = DamageError | StorageError
@@ -107,6 +107,7 @@ def verify(
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
+    check_bool(decode=decode, sha256=sha256)
     jobs = processes(jobs)
     storages = [*map(locate, manifest.datasets(os.fspath(path)).values())]
     shards = None if root is None else locate(root)

@@ -27,7 +27,7 @@ from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
 from ..storage import local
 from ..storage.location import local_path, locate
-from ..units import check_int, check_size, show_count
+from ..units import check_bool, check_int, check_size, show_count
 from . import journal, output_dir
 from .plan import SHARD_SIZE
 from .shard_writer import ShardWriter
@@ -72,6 +72,7 @@ class Writer:
     ) -> None:
         if max_records is not None:
             max_records = check_int("max_records", max_records, 1, MAX_RECORDS)
+        check_bool(overwrite=overwrite)
         if isinstance(classes, (str, bytes)):
             raise OptionError(f"classes is {classes!r}; expected a list of names")
         if not isinstance(id, (str, type(None))):

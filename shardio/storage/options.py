@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY, dataclass
 
 from ..errors import OptionError, printable
-from ..units import check_int, check_size
+from ..units import check_bool, check_int, check_size
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,7 @@ class Storage:
         """Check the options, and turn buffer_bytes into bytes. Raises OptionError."""
         if self.root is not None and not isinstance(self.root, (str, bytes, os.PathLike)):
             raise OptionError(f"root is {printable(repr(self.root))}: expected a directory")
-        if not isinstance(self.verify_open, bool):
-            raise OptionError(
-                f"verify_open is {printable(repr(self.verify_open))}: expected True or False"
-            )
+        check_bool(verify_open=self.verify_open)
         if self.buffer_bytes is not None:
             object.__setattr__(
                 self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)

@@ -1,1 +1,18 @@
-"""Advises. Explains and measures how a dataset is read, and says what to set."""
+"""Advise: explain and measure how a dataset is read, and say what to set.
+
+Its files:
+
+    explain        what training with these options will be like
+    cost           the arithmetic of it: reads, memory, steps
+    advice         the rules that warn
+    tune           which shuffle buffer to set
+    simulate       the order for any buffer, without bytes
+    bench          what this machine can do with a dataset
+    bench_process  one repeat, in a process of its own
+    bench_row      a row of the result, and what limits it
+    contest        the ways to read that the demo compares
+    meter          watch: waiting beside working, in the training loop
+    plot           the pictures
+    text           the tables and the JSON
+    throttle       a disk that is held to few reads
+"""

@@ -191,5 +191,5 @@ def disk(path: str) -> str:
 
 def _write(path: str, text: str) -> None:
     """Write a file in one system call: each is a command to the kernel."""
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "r+b", buffering=0) as file:
         file.write(text.encode())

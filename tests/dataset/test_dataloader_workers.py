@@ -397,10 +397,21 @@ def test_a_worker_that_starts_after_set_epoch_begins_no_pass_anew() -> None:
     assert (second.epoch, second.verdict) == (0, "chosen")  # and not "left"
     state.begin(second, 2)
     state.begin(first, 2)  # by the other worker
+    assert not state.complete
     for number, complete in ((1, False), (2, True)):
         for consumer in range(2):
             state.ended(number, consumer)
         assert state.complete is complete
+
+
+def test_a_pass_that_moved_on_before_it_began_is_not_complete() -> None:
+    state = EpochState(1)
+    state.set_epoch(2)
+    decision = state.decide(1, fixed=False)
+    state.moved_on(1, 2, 0)  # by a worker that loads a state
+    state.begin(decision, 2)  # by another one
+    assert not state.complete
+    assert state.next_place(fixed=False) == (2, 0, "chosen")
 
 
 def test_two_datasets_of_one_folder_are_read_at_once(packed: Packed) -> None:

@@ -365,6 +365,8 @@ def test_values_are_plain_and_owned(tmp_path: Path, kind: str, data: bytes, valu
         ("str_decimal", b"one", "'one' is no decimal number"),
         ("json", b"", "Expecting value"),
         ("json", b"\xff\xfe1\x00", "utf-8"),
+        ("json", b"\xef\xbb\xbf1", "UTF-8 BOM"),
+        ("json", '{"a":1}'.encode("utf-16-le"), "enclosed in double quotes"),
         ("json", b"[" * 100_000, "nested too deep"),
         ("pil", b"12345678901", "an image of 11 bytes"),
         ("pil", struct.pack("<III", 1, 1, 1) + b"Lab", "takes 1 bytes; there are 2"),

@@ -169,6 +169,19 @@ def f(a, b):  # code, with a comment
 # ------------------------------------------------------------------------------ where tests stand
 
 
+def test_a_room_s_docstring_lists_its_files() -> None:
+    listed = 0
+    for room in sorted((ROOT / "shardio").glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(room.read_text()), clean=False) or ""
+        names = re.findall(r"^    (\w+)/? {2,}\S", text, re.M)
+        if names:
+            listed += 1
+            files = [*room.parent.glob("*.py"), *room.parent.glob("*/__init__.py")]
+            there = {one.parent.name if one.stem == "__init__" else one.stem for one in files}
+            assert sorted(names) == sorted(there - {room.parent.name}), room
+    assert listed >= 5
+
+
 def test_the_tests_mirror_the_rooms() -> None:
     rooms = {path.name for path in (ROOT / "shardio").iterdir() if path.is_dir()}
     others = {"system", "support", "golden", "fuzz", "frameworks", "format_tools", "without_core"}

@@ -328,12 +328,15 @@ def only(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def parse_json(data: bytes) -> Any:
-    """Decode a value that is JSON. Raises ValueError, too, if it is large or nested deep."""
+def parse_json(data: bytes, encoding: str | None = None) -> Any:
+    """Decode a value that is JSON. Raises ValueError, too, if it is large or nested deep.
+
+    encoding: the only one that it may be in; None: any that JSON may be in.
+    """
     if len(data) > MAX_JSON:
         raise ValueError(f"JSON of {len(data):,} bytes; at most {MAX_JSON:,} are decoded")
     try:
-        return json.loads(data)
+        return json.loads(data if encoding is None else data.decode(encoding))
     except RecursionError:
         raise ValueError("its JSON is nested too deep") from None
 

@@ -43,7 +43,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -534,12 +534,6 @@ def _decimal(data: bytes) -> str:
     return text
 
 
-def _json(data: bytes) -> Any:
-    value = parse_json(data)
-    data.decode("utf-8")  # it is in no other encoding
-    return value
-
-
 # --- arrays, pixels, lists ------------------------------------------------------------------------
 
 DTYPES = {  # by the number in a value whose column does not say the dtype
@@ -664,7 +658,13 @@ def _list(convert: Convert, *, head: int) -> Convert:
 
 
 _ENCODINGS: dict[str, Convert] = {  # those without a fixed size
-    **{"bytes": bytes, "jpeg": bytes, "png": bytes, "str": bytes.decode, "json": _json},
+    **{
+        "bytes": bytes,
+        "jpeg": bytes,
+        "png": bytes,
+        "str": bytes.decode,
+        "json": partial(parse_json, encoding="utf-8"),
+    },
     "str_int": lambda data: int(_digits(data)),
     "str_float": lambda data: float(_digits(data)),
     "str_decimal": _decimal,

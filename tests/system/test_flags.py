@@ -1,0 +1,60 @@
+"""Options that are True or False refuse all else: "no" is true, and would replace a dataset."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import OptionError
+from shardio.packing.gc import gc
+
+GROUPS = [
+    (shardio.Storage, "verify_open"),
+    (shardio.ImageOptions, "jpeg_tiles"),
+    (shardio.ImageOptions, "keep_original"),
+    (shardio.PlanOptions, "shuffle"),
+    (shardio.PlanOptions, "restart"),
+]
+FUNCTIONS: list[tuple[Callable[..., Any], int, str]] = [
+    (shardio.pack, 2, "overwrite"),
+    (shardio.pack, 2, "dry_run"),
+    (shardio.commit, 1, "overwrite"),
+    (shardio.index, 1, "overwrite"),
+    (shardio.unpack, 2, "overwrite"),
+    (gc, 1, "dry_run"),
+    (shardio.verify, 1, "decode"),
+    (shardio.verify, 1, "sha256"),
+    (shardio.Writer, 1, "overwrite"),
+]
+TRANSFORMS = [
+    (shardio.RandomResizedCrop, "flip"),
+    (shardio.RandomResizedCrop, "fast"),
+    (shardio.CenterCrop, "upright"),
+]
+
+
+@pytest.mark.parametrize("value", ["no", "", 0.1, 1, [True]])
+def test_flags_are_true_or_false(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "a").mkdir()
+    places = [str(tmp_path / "a"), str(tmp_path / "b")]
+    for group, name in GROUPS:
+        with pytest.raises(OptionError, match=f"^{name} is .*: expected True or False$"):
+            group(**{name: value})
+    for transform, name in TRANSFORMS:
+        with pytest.raises(OptionError, match=f"{name} is .*: expected True or False$"):
+            transform(8, **{name: value})
+    for function, given, name in FUNCTIONS:
+        with pytest.raises(OptionError, match=f"^{name} is .*: expected True or False$"):
+            function(*places[:given], **{name: value})
+    with pytest.raises(OptionError, match=r"^overwrite is .*: expected True or False$"):
+        shardio.export(*places, format="mds", overwrite=value)
+    assert not list((tmp_path / "a").iterdir()) and not (tmp_path / "b").exists()
+
+
+def test_numpy_s_flags_are_taken() -> None:
+    for group, name in GROUPS[:2]:
+        for value in (np.True_, np.False_):
+            assert bool(getattr(group(**{name: value}), name)) == bool(value)
