@@ -46,6 +46,8 @@ class SourceOptions:
     classes: PathLike | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, (str, type(None))):
+            raise OptionError(f"kind is {printable(repr(self.kind))}: expected a kind's name")
         names = {} if self.fields is None else self.fields
         if not (isinstance(names, Mapping) and all(isinstance(one, str) for one in names.values())):
             raise OptionError(

@@ -13,9 +13,7 @@ from .local import LocalDirectory
 
 def locate(url: str | os.PathLike[str]) -> Location:
     """Return the location behind a path or a file:// URL. Raises OptionError for other schemes."""
-    text = os.fspath(url)
-    if isinstance(text, bytes):
-        text = os.fsdecode(text)
+    text = path_text(url)
     scheme, separator, rest = text.partition("://")
     if not separator or "/" in scheme:
         return LocalDirectory(text)
@@ -31,9 +29,16 @@ def locate(url: str | os.PathLike[str]) -> Location:
     )
 
 
+def path_text(path: Any) -> str:
+    """Return a path or URL as a str. Raises OptionError for what is none."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise OptionError(f"{printable(repr(path))} is no path: expected a str or a pathlib.Path")
+    return os.fsdecode(path)
+
+
 def local_path(path: str | bytes | os.PathLike[Any]) -> str:
     """Return a directory as the operating system takes it. Raises OptionError for other URLs."""
-    text = os.fsdecode(os.fspath(path))
+    text = path_text(path)
     if not text:
         raise OptionError("an empty path: a variable that is not set? Expected a directory")
     storage = locate(text)

@@ -143,7 +143,7 @@ def open_dataset(
         found = printable(repr(dataset))
         raise OptionError(
             f"{function}: expected a ShardDataset, or the path of a packed dataset, found {found}; "
-            "of a mixture, ask each of its datasets"
+            "of a mixture, ask each of its datasets; of a loader, its dataset"
         )
     own = [name for name, value in {**options, "root": root}.items() if value is not None]
     if own:

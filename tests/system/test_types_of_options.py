@@ -1,4 +1,4 @@
-"""Options that are True or False refuse all else: "no" is true, and would replace a dataset."""
+"""Options of other types are refused: "no" is true, and would replace a dataset."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,3 +58,21 @@ def test_numpy_s_flags_are_taken() -> None:
     for group, name in GROUPS[:2]:
         for value in (np.True_, np.False_):
             assert bool(getattr(group(**{name: value}), name)) == bool(value)
+
+
+@pytest.mark.parametrize("value", [3, None, ["out"], {}])
+def test_what_is_no_path_is_refused(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "images").mkdir()
+    for call in (
+        lambda: shardio.open(value),
+        lambda: shardio.ShardDataset(value),
+        lambda: shardio.pack(value, tmp_path / "out"),
+        lambda: shardio.pack(tmp_path / "images", value),
+        lambda: shardio.verify(value),
+        lambda: shardio.unpack(value, tmp_path / "out"),
+        lambda: shardio.Writer(value),
+    ):
+        with pytest.raises(OptionError, match="is no path: expected a str or "):
+            call()
+    with pytest.raises(OptionError, match="kind is 3: expected a kind's name"):
+        shardio.SourceOptions(kind=3)  # type: ignore[arg-type]
