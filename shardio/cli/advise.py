@@ -14,21 +14,41 @@ if TYPE_CHECKING:
     from ..tuning.tune import Tuning
 
 
-def _explain(output: Output, *, world_size: int = 1, **call: Any) -> int:
+def _explain(
+    output: Output,
+    *,
+    world_size: int = 1,
+    spans: int | None = None,
+    unit: int | None = None,
+    root: str | None = None,
+    **call: Any,
+) -> int:
+    from ..order.options import Order
+    from ..storage.options import Storage
     from ..tuning.advice import advice_text
     from ..tuning.explain import explain
 
-    found = explain(**call, world_size=world_size)
+    order = None if spans is None and unit is None else Order(spans=spans, unit=unit)
+    found = explain(**call, world_size=world_size, order=order, storage=Storage(root=root))
     brief = advice_text(found.warnings) if found.warnings else ""
     return output.show(found, facts=found.as_dict(), brief=brief)
 
 
-def _tune(output: Output, *, plot: str | None = None, batch_size: int = 256, **call: Any) -> int:
+def _tune(
+    output: Output,
+    *,
+    plot: str | None = None,
+    batch_size: int = 256,
+    root: str | None = None,
+    **call: Any,
+) -> int:
+    from ..storage.options import Storage
     from ..tuning.tune import tune
 
     _check_plot(plot)
+    where = Storage(root=root)
     with output.progress("simulating", unit=" orders", scale=1, delay_s=2) as progress:
-        found = tune(**call, batch_size=batch_size, progress=progress)
+        found = tune(**call, batch_size=batch_size, progress=progress, storage=where)
     return _answer(output, found, plot)
 
 
@@ -112,7 +132,7 @@ TUNE = Command(
     "tune",
     "say which shuffle buffer to set, by simulating the order",
     _tune,
-    "tuning.tune:tune",
+    "tuning.tune:tune storage.options:Storage",
     option("dataset", "OUT", "the packed directory"),
     option("--batch-size", "N", "of each rank (default 256)"),
     WORKERS,

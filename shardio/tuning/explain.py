@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ..dataset.reader import Reader, open_reader
 from ..errors import OptionError, printable
 from ..order.epoch import Tail, default_unit
-from ..order.options import RequestedOptions
+from ..order.options import Order, RequestedOptions
 from ..storage.options import Storage
-from ..units import show_count, show_size
+from ..units import check_group, grouped_in, refuse_options, show_count, show_size
 from .advice import WIDTH, Advice, advice_text, advise
 from .cost import Memory, TrainingJob, WorkerReads, divisors
 from .text import Result, paragraph, show_choices, show_range, show_sizes
@@ -71,6 +71,7 @@ class Explanation(Result):
         return self._text
 
 
+@refuse_options("explain", grouped_in("order", Order) | grouped_in("storage", Storage))
 def explain(
     dataset: ShardDataset | str | os.PathLike[str],
     *,
@@ -80,9 +81,8 @@ def explain(
     batch_size: int | None = None,
     shuffle_buffer: int | str | None = None,
     tail: Tail | None = None,
-    spans: int | None = None,
-    unit: int | None = None,
-    root: str | os.PathLike[str] | None = None,
+    order: Order | None = None,
+    storage: Storage | None = None,
 ) -> Explanation:
     """Say what training from a dataset will be like: `print(shardio.explain(ds, num_workers=8))`.
 
@@ -94,13 +94,18 @@ def explain(
     num_workers       of each rank's loader
     world_size        ranks; default: those of a ShardDataset's job, and 1 for a path
     local_world_size  ranks on each machine; default: all, up to 8
-    batch_size, shuffle_buffer, tail, spans, unit, root    for a path: as ShardDataset
-                      has them. A ShardDataset has its own
+    batch_size, shuffle_buffer, tail, order, storage    for a path: as ShardDataset has them. A
+                      ShardDataset has its own
 
     Raises OptionError; for a path also NotPackedError, DamageError, VersionError.
     """
-    asked = RequestedOptions(batch_size, shuffle_buffer, None, tail, spans, unit)
-    reader, stream = open_dataset("explain", dataset, vars(asked), root)
+    given: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle_buffer": shuffle_buffer,
+        "tail": tail,
+    }
+    reader, stream = open_dataset("explain", dataset, storage, given | {"order": order})
+    asked = RequestedOptions(**given, **vars(check_group("order", order, Order)))
     own: dict[str, Any] = {}
     if stream is None:
         options = asked.resolve(reader.mean_bytes, records=reader.records)
@@ -128,7 +133,7 @@ def explain(
 
 
 def open_dataset(
-    function: str, dataset: object, options: Mapping[str, Any], root: str | os.PathLike[str] | None
+    function: str, dataset: object, storage: Storage | None, options: Mapping[str, Any]
 ) -> tuple[Reader, ShardDataset | None]:
     """Return the reader of a path, or that of a ShardDataset, and the ShardDataset itself.
 
@@ -136,7 +141,7 @@ def open_dataset(
     NotPackedError, DamageError, VersionError.
     """
     if isinstance(dataset, (str, os.PathLike)):
-        return open_reader(dataset, None, Storage(root=root)), None
+        return open_reader(dataset, None, check_group("storage", storage, Storage)), None
     from ..dataset.shard_dataset import ShardDataset  # it costs torch, which a path does not
 
     if not isinstance(dataset, ShardDataset):
@@ -145,7 +150,7 @@ def open_dataset(
             f"{function}: expected a ShardDataset, or the path of a packed dataset, found {found}; "
             "of a mixture, ask each of its datasets; of a loader, its dataset"
         )
-    own = [name for name, value in {**options, "root": root}.items() if value is not None]
+    own = [name for name, value in {**options, "storage": storage}.items() if value is not None]
     if own:
         raise OptionError(
             f"{function}: {', '.join(own)} with a ShardDataset, which has its own: give them to "

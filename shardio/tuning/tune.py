@@ -50,7 +50,16 @@ from ..errors import OptionError
 from ..order.epoch import default_unit
 from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, SPANS, shuffled_whole
 from ..order.partition import Partition
-from ..units import check_int, check_size, quoted, show_count, show_size
+from ..storage.options import Storage
+from ..units import (
+    check_int,
+    check_size,
+    grouped_in,
+    quoted,
+    refuse_options,
+    show_count,
+    show_size,
+)
 from .cost import cold_requests, divisors, first_batch_bytes
 from .explain import open_dataset, ranks_of
 from .simulate import (
@@ -365,6 +374,7 @@ classes    distinct ones in a batch, mean
 {_EVEN}again      pairs of a batch that shared one in the epoch before"""
 
 
+@refuse_options("tune", grouped_in("storage", Storage))
 def tune(
     dataset: ShardDataset | str | os.PathLike[str],
     *,
@@ -374,7 +384,7 @@ def tune(
     memory: int | str | None = None,
     units: bool = False,
     progress: Progress | None = None,
-    root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
 ) -> Tuning:
     """Say which shuffle buffer to set for batches of this size; mostly: none, keep the default.
 
@@ -390,11 +400,11 @@ def tune(
                  2 GiB, or what the default of shuffle_buffer takes
     units        try other units too, not only where no buffer will do
     progress     called with (done, total)
-    root         for a path: where the data lies, when `shardio index --out` put its index elsewhere
+    storage      for a path: a shardio.Storage, as ShardDataset has it
 
     Raises OptionError; also NotPackedError, DamageError, VersionError, StorageError.
     """
-    reader, stream = open_dataset("tune", dataset, {"batch_size": batch_size}, root)
+    reader, stream = open_dataset("tune", dataset, storage, {"batch_size": batch_size})
     size = batch_size if stream is None else stream.batch_size
     if size is None:
         place = "" if stream is None else " to the dataset"
@@ -422,7 +432,7 @@ def tune(
         units=units,
         progress=progress,
         path=path,
-        root=None if root is None else os.fspath(root),
+        root=None if storage is None or storage.root is None else os.fspath(storage.root),
         **options,
     )
 

@@ -424,13 +424,15 @@ def test_advice_needs_no_data_beside_the_index(tars: Path, tmp_path: Path) -> No
     dataset = ShardDataset(tmp_path / "idx", storage=library.Storage(root=tars), batch_size=4)
     assert explain(dataset, num_workers=2).records == N
     assert tune(dataset).records == N
-    found = tune(tmp_path / "idx", root=tars, batch_size=4)
+    found = tune(tmp_path / "idx", storage=library.Storage(root=tars), batch_size=4)
     assert (
         found.call
         == f'ShardDataset("{tmp_path}/idx", storage=Storage(root="{tars}"), batch_size=4)'
     )
     assert eval(found.call, vars(library)).records == N
-    assert tune(tmp_path / "idx", root=tars, batch_size=4).labels == "label"
+    assert (
+        tune(tmp_path / "idx", storage=library.Storage(root=tars), batch_size=4).labels == "label"
+    )
     told = shardio("explain", tmp_path / "idx", "--root", tars, "--batch-size", "4").stdout
     assert "20 records in 3 shards" in told
     with pytest.raises(DamageError, match="is not there"):

@@ -809,7 +809,9 @@ def test_a_path_is_explained_as_a_dataset_of_the_same_options(tmp_path: Path) ->
     ShardDataset = pytest.importorskip("shardio").ShardDataset
     folder = make(tmp_path / "data", [40, 0, 60])
     options: dict[str, Any] = {"batch_size": 8, "tail": "drop", "shuffle_buffer": 20, "unit": 4}
-    there = explain(folder, num_workers=3, world_size=2, **options)
+    there = explain(folder, num_workers=3, world_size=2, **grouped(options))
+    with pytest.raises(OptionError, match=r"explain takes no unit: give order=shardio.Order"):
+        explain(folder, **options)
     dataset = ShardDataset(folder, **grouped(options))
     here = explain(dataset, num_workers=3, world_size=2)
     memory = replace(there.memory, available_bytes=here.memory.available_bytes)
