@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from .errors import OptionError, printable
+from .errors import OptionError, printable, there_are
 
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{ending}": base**power
@@ -88,20 +89,32 @@ def refuse_options(
     """Decorate a function to refuse options that users bring from elsewhere, with advice.
 
     owner: what messages call the function. advice: by the option's name, what to give instead.
-    The function itself takes no **options: type checkers and signatures show the real ones.
+    The function itself takes no **options: type checkers and signatures show the real ones. Of an
+    unknown option, Python's TypeError also says which ones there are.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        known = [name for name in signature(function).parameters if name != "self"]
+
         @wraps(function)
         def refusing(*args: P.args, **options: P.kwargs) -> T:
             for name in options:
                 if name in advice:
                     raise OptionError(f"{owner} takes no {name}: {advice[name]}")
+                if name not in known:
+                    why = f"{owner} got an unexpected keyword argument {name!r}"
+                    raise TypeError(f"{why}: {there_are(known, name)}")
             return function(*args, **options)
 
         return refusing
 
     return decorate
+
+
+def refuse_unknown(group: type[T]) -> type[T]:
+    """Decorate a dataclass to refuse unknown options as `refuse_options` does."""
+    setattr(group, "__init__", refuse_options(group.__name__, {})(group.__init__))  # noqa: B010
+    return group
 
 
 def grouped_in(option: str, group: type[Any]) -> dict[str, str]:

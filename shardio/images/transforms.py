@@ -30,7 +30,7 @@ import numpy as np
 from .. import native
 from ..errors import DecodeError, OptionError, printable
 from ..order.rng import word
-from ..units import check_bool, check_int
+from ..units import check_bool, check_int, refuse_unknown
 from . import decode, jpeg_tiles
 from .decode import UPRIGHT, Box, Turn, decode_errors, pil_module, raw_pixels, to_rgb
 
@@ -343,6 +343,7 @@ class Transform:
         raise NotImplementedError
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
     """Crop a random part of the image and resize it: the standard ImageNet training crop.
@@ -370,6 +371,7 @@ class RandomResizedCrop(Transform):
         return (left, top, left + wide, top + high), flip and self.flip
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class CenterCrop(Transform):
     """Crop the centre of the image: the standard ImageNet validation crop.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..units import check_bool, check_given, check_size
+from ..units import check_bool, check_given, check_size, refuse_unknown
 from .epoch import Epoch, Tail, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -46,6 +46,7 @@ _SAVED_AS = {
 }
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class Order:
     """Choose how an epoch is cut: `ShardDataset(..., order=shardio.Order(unit=16))`.

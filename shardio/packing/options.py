@@ -15,7 +15,15 @@ from typing import Any
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..order.subset import describe_conditions
-from ..units import check_bool, check_fields, check_given, check_int, check_size, grouped_in
+from ..units import (
+    check_bool,
+    check_fields,
+    check_given,
+    check_int,
+    check_size,
+    grouped_in,
+    refuse_unknown,
+)
 
 PathLike = str | bytes | os.PathLike[Any]
 
@@ -24,6 +32,7 @@ _MAX_SQUARE = 1 << 15  # pixels on a side: 3 GiB, near to what a record may hold
 _NUMBER = 1 << 62
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class SourceOptions:
     """Choose what of a source is packed, and under which names.
@@ -56,6 +65,7 @@ class SourceOptions:
             )
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class ImageOptions:
     """Choose how images are written into shards; without any of these, as they are.
@@ -115,6 +125,7 @@ class ImageOptions:
             )
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class PlanOptions:
     """Choose which record goes to which shard, and which of the shards one call builds.

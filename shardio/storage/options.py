@@ -6,9 +6,10 @@ import os
 from dataclasses import KW_ONLY, dataclass
 
 from ..errors import OptionError, printable
-from ..units import check_bool, check_int, check_size
+from ..units import check_bool, check_int, check_size, refuse_unknown
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class Storage:
     """Say how the stored bytes of a dataset are reached, and how far they are trusted.

@@ -76,3 +76,16 @@ def test_what_is_no_path_is_refused(tmp_path: Path, value: Any) -> None:
             call()
     with pytest.raises(OptionError, match="kind is 3: expected a kind's name"):
         shardio.SourceOptions(kind=3)  # type: ignore[arg-type]
+
+
+def test_an_option_that_is_a_slip_is_told_with_what_was_meant() -> None:
+    for call, meant in (
+        (lambda: shardio.Order(span=8), "spans"),  # type: ignore[call-arg]
+        (lambda: shardio.ImageOptions(qualty=3), "quality"),  # type: ignore[call-arg]
+        (lambda: shardio.CenterCrop(8, resise=9), "resize"),  # type: ignore[call-arg]
+        (lambda: shardio.pack("a", "b", resise=3), "resize"),  # type: ignore[call-arg]
+        (lambda: shardio.ShardDataset("a", batchsize=3), "batch_size"),  # type: ignore[call-arg]
+        (lambda: shardio.explain("a", worldsize=3), "world_size"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError, match=f"unexpected keyword.*did you mean '{meant}'"):
+            call()
