@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DamageError, StorageError
+from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
@@ -175,6 +175,8 @@ def open_reader(path: str | os.PathLike[str], split: str | None, options: Storag
     """
     index = locate(choose_split(path, split))
     root = None if options.root is None else locate(options.root)
+    if root is not None and not root.exists(""):
+        raise OptionError(f"root is {printable(root.url, 4096)}: there is no such directory")
     return Reader(index, load(index), root=root, verify=options.verify_open)
 
 

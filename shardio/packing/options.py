@@ -240,7 +240,10 @@ GROUPS = {"read": SourceOptions, "images": ImageOptions, "plan": PlanOptions}  #
 
 
 # For those who give an option of a group to `pack` by itself.
-ADVICE = {"from_": "give read=shardio.SourceOptions(kind=...)"}
+ADVICE = {
+    "from_": "give read=shardio.SourceOptions(kind=...)",
+    **dict.fromkeys(("workers", "num_workers", "processes"), "give jobs="),
+}
 for _name, _kind in GROUPS.items():
     ADVICE |= grouped_in(_name, _kind)
 

@@ -89,3 +89,11 @@ def test_an_option_that_is_a_slip_is_told_with_what_was_meant() -> None:
     ):
         with pytest.raises(TypeError, match=f"unexpected keyword.*did you mean '{meant}'"):
             call()
+
+
+def test_a_root_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    with shardio.Writer(tmp_path / "out") as writer:
+        writer.write({"__key__": "a", "text": "x"})
+    shardio.ShardDataset(tmp_path / "out", storage=shardio.Storage(root=tmp_path / "out"))
+    with pytest.raises(OptionError, match=r"root is .*none: there is no such directory"):
+        shardio.ShardDataset(tmp_path / "out", storage=shardio.Storage(root=tmp_path / "none"))
