@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_OURS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
-NOT_OURS += (".hypothesis", "demo-data", ".data")
+NOT_OURS += (".hypothesis", "demo-data", "shardio-demo.*", ".data")
 
 pytest.importorskip("setuptools", "77", reason="NOT RUN: no setuptools >= 77 to build with")
 
