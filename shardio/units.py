@@ -63,6 +63,13 @@ def check_bool(**flags: Any) -> None:
             raise OptionError(f"{name} is {printable(repr(value))}: expected True or False")
 
 
+def check_flags(options: Any, *names: str) -> None:
+    """Check that fields are True or False, and turn numpy's into Python's. Raises OptionError."""
+    for name in names:
+        check_bool(**{name: getattr(options, name)})
+        object.__setattr__(options, name, bool(getattr(options, name)))
+
+
 def check_size(name: str, value: Any, least: int = 1) -> int:
     """Check an option that is a size: bytes, or as `parse_size` reads them.
 

@@ -16,8 +16,8 @@ from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..order.subset import describe_conditions
 from ..units import (
-    check_bool,
     check_fields,
+    check_flags,
     check_given,
     check_int,
     check_size,
@@ -93,7 +93,7 @@ class ImageOptions:
             raise OptionError(
                 f"encode is {printable(repr(self.encode))}; expected 'raw', or nothing"
             )
-        check_bool(jpeg_tiles=self.jpeg_tiles, keep_original=self.keep_original)
+        check_flags(self, "jpeg_tiles", "keep_original")
         check_given(self, quality=(1, 100), max_pixels=(1,))
         if self.jpeg_tiles and self.encode is not None:
             raise OptionError(
@@ -149,9 +149,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check_fields(self, seed=(0, (1 << 64) - 1))
         check_given(self, max_records=(1, MAX_RECORDS))
-        check_bool(restart=self.restart)
-        if self.shuffle is not None:
-            check_bool(shuffle=self.shuffle)
+        check_flags(self, "restart", *(() if self.shuffle is None else ("shuffle",)))
         if self.part is not None:
             object.__setattr__(self, "part", _part(self.part))
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY, dataclass
 
 from ..errors import OptionError, printable
-from ..units import check_bool, check_int, check_size, refuse_unknown
+from ..units import check_flags, check_given, check_size, refuse_unknown
 
 
 @refuse_unknown
@@ -34,10 +34,9 @@ class Storage:
         """Check the options, and turn buffer_bytes into bytes. Raises OptionError."""
         if self.root is not None and not isinstance(self.root, (str, bytes, os.PathLike)):
             raise OptionError(f"root is {printable(repr(self.root))}: expected a directory")
-        check_bool(verify_open=self.verify_open)
+        check_flags(self, "verify_open")
         if self.buffer_bytes is not None:
             object.__setattr__(
                 self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)
             )
-        if self.max_pixels is not None:
-            object.__setattr__(self, "max_pixels", check_int("max_pixels", self.max_pixels, 1))
+        check_given(self, max_pixels=(1,))
