@@ -1,1 +1,1 @@
-"""Bytes at rest: local files, atomic writes, the lock of a directory, passing descriptors."""
+"""Bytes at rest: local files, atomic writes, locks, a cache, passing descriptors."""

@@ -20,7 +20,7 @@ packing tuning < cli < __main__
 
 DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
-    "xxhash": {"formats.index", "formats.record", "packing.writer"},
+    "xxhash": {"formats.index", "formats.record", "packing.writer", "storage.cache_layout"},
     "tqdm": {"cli.output"},
     "PIL": {
         "images.decode",
