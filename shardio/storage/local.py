@@ -5,7 +5,7 @@ the GIL, and a file that shrinks is an error. An mmap is neither: its faults hol
 file truncated under it kills the process (SIGBUS).
 
 Writing is: a temporary name, `fsync`, `rename`, `fsync` of the directory. A reader sees a whole
-file or none. This module creates, locks, renames and deletes files; no other does.
+file or none. This module creates, locks, renames and deletes files; else only the cache does.
 """
 
 from __future__ import annotations
