@@ -21,6 +21,7 @@ packing tuning < cli < __main__
 DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
     "xxhash": {"formats.index", "formats.record", "packing.writer"},
+    "obstore": {"storage.client"},
     "tqdm": {"cli.output"},
     "PIL": {
         "images.decode",
