@@ -35,6 +35,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+# A test that is killed cannot stop its servers: the kernel does it, where this program is (Linux).
+_END_WITH_PARENT = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
+
+
 @contextlib.contextmanager
 def running(
     command: Sequence[str | Path],
@@ -44,12 +48,13 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in the foreground, from when it listens on its port until it has ended.
 
-    home: its working directory; `log` in it holds what it says.
+    home: its working directory; `log` in it holds what it says. It ends with the thread that
+    starts it, at the latest.
     """
     log = home / "log"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            [os.fspath(part) for part in command],
+            [*_END_WITH_PARENT, *(os.fspath(part) for part in command)],
             cwd=home,
             env=None if env is None else {**os.environ, **env},
             stdin=subprocess.DEVNULL,

@@ -235,3 +235,88 @@ def test_more_than_the_concurrency_wait_or_are_sent_away(store: Store) -> None:
         first.sendall(b"GET /x HTTP/1.1\r\n\r\n")
         store.proxy.wait(faults=1)
         assert get(store.proxy)[::4] == (429, "1")
+
+
+# ------------------------------------------------------- what nginx does not do: a store of our own
+
+
+def body_of(message: bytes) -> bytes:
+    return message.partition(b"\r\n\r\n")[2]
+
+
+@contextlib.contextmanager
+def answering(answer: bytes, *rules: Rule) -> Iterator[tuple[FaultProxy, list[bytes]]]:
+    """Run a proxy before a store that reads one request's body of 1000 bytes, and says `answer`."""
+    taken: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(ConnectionResetError):
+                data = b""
+                while len(body_of(data)) < 1000 and (more := connection.recv(9999)):
+                    data += more
+                    taken[:] = [data]
+                connection.sendall(answer)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        ThreadPoolExecutor(1) as threads,
+        fault_proxy(listener.getsockname()[1], *rules) as proxy,
+    ):
+        served = threads.submit(serve, listener)
+        yield proxy, taken
+        listener.shutdown(socket.SHUT_RDWR)
+        served.result()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+FULL = OK + b"Content-Length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        FULL,
+        OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\nA: b\r\n\r\n",
+        OK + b"\r\nok",  # up to the end of the connection
+    ],
+)
+@pytest.mark.parametrize("rules", [(), (Rule("slow", rate=1e6),)])
+def test_uploads_and_answers_of_each_framing_pass(answer: bytes, rules: tuple[Rule, ...]) -> None:
+    with nothing_left(), answering(answer, *rules) as (proxy, taken):
+        got = get(proxy, method="PUT", body=b"u" * 1000)
+        assert got[:2] == (200, b"ok")
+        assert taken[0].endswith(b"\r\n\r\n" + b"u" * 1000)
+        assert proxy.figures().received == 1000
+
+
+def test_an_upload_is_asked_to_go_on() -> None:
+    with answering(FULL) as (proxy, taken):
+        with socket.create_connection(("127.0.0.1", proxy.port), 60) as client:
+            client.sendall(
+                b"PUT /x HTTP/1.1\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n"
+            )
+            assert client.recv(9999) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(b"u" * 1000)
+            assert client.recv(9999).startswith(b"HTTP/1.1 200 OK")
+        assert b"Expect" not in taken[0]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("lost", 1000), ("reset_midway", 500), ("503", None)])
+def test_uploads_that_fail_reach_the_store_so_far(kind: str, size: int | None) -> None:
+    with answering(FULL, Rule(kind)) as (proxy, taken):
+        if size is None:
+            assert get(proxy, method="PUT", body=b"u" * 1000).status == 503
+        else:
+            with pytest.raises(ConnectionResetError):
+                get(proxy, method="PUT", body=b"u" * 1000)
+        proxy.wait(faults=1)
+    sizes = [len(body_of(one)) for one in taken]
+    if kind == "reset_midway":  # the reset may overtake what the store has not read
+        assert all(one <= 500 for one in sizes)
+    else:
+        assert sizes == ([] if size is None else [size])

@@ -2,12 +2,14 @@
 
 import base64
 import http.client
+import shutil
 import ssl
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from support import servers
+from support import programs, servers
 from support.leftovers import nothing_left
 
 BODY = bytes(range(256)) * 40
@@ -66,3 +68,22 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         servers.running(command, servers.free_port(), tmp_path),
     ):
         pass
+
+
+def test_a_server_ends_with_a_test_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("NOT TESTED HERE: no setpriv (apt-get install util-linux)")
+    servers.skip_without("nginx", package="nginx-light")
+    program = """if True:
+        import os, sys
+        from pathlib import Path
+        from support import programs, servers
+        with servers.nginx(Path(sys.argv[1])) as web:
+            os.kill(os.getpid(), 9)
+    """
+    with tempfile.TemporaryDirectory() as scratch:  # where the killed one leaves its own
+        monkeypatch.setenv("TMPDIR", scratch)
+        done = programs.run("-c", program, tmp_path, limit_s=60)
+    assert (done.code, done.left) == (-9, [])
