@@ -67,7 +67,7 @@ MAX_FIELDS_BYTES = 1 << 19  # of a list of fields; the longest that Schema allow
 # Records from this size on are read blob by blob straight into the bytes that are handed out: at
 # 110 KB 13.7 us against 15.9 us for one read and a copy; at 0.9 KB 2.3 us against 2.0.
 LARGE = 16 << 10
-_ATTEMPTS = 2  # to read a record again that came damaged over a network
+ATTEMPTS = 2  # to read again what came damaged over a network
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
@@ -309,7 +309,7 @@ class RecordShard:
                 return sample
         return self.decode(record, self._file.read(start, size))
 
-    def decode(self, record: int, held: bytes, attempts: int = _ATTEMPTS) -> Sample:
+    def decode(self, record: int, held: bytes, attempts: int = ATTEMPTS) -> Sample:
         """Decode what `hold` gave for a record. Raises DamageError.
 
         attempts: of reading a remote file's record again, where what came is damaged.
@@ -487,7 +487,7 @@ class RecordShard:
         self._file.scattered()
 
     def _read_large(self, record: int, start: int, stop: int) -> Sample:
-        if self._remote:  # a read of its head alone would be a round trip
+        if self._file.descriptor < 0:  # a read of its head alone would be a round trip
             return self.decode(record, self._file.read(start, stop - start))
         data = self._file.read(start, min(_FIRST, stop - start))
         checksum, length, head = FRAME.unpack_from(data)

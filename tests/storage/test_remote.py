@@ -251,7 +251,7 @@ def test_a_killed_helper_is_named_and_replaced(proxy: FaultProxy) -> None:
     assert first is not None
     proxy.rules(Rule("timeout", path="shard"))
     with pytest.raises(StorageError, match=r"process that reads from URLs .* ended \(signal 9\)"):
-        reading = ranges.ranges().want(there.reader.storage.end("x.shard", 10, 5))
+        reading = ranges.ranges().want(there.reader.storage.ends.request("x.shard", 10, 5))
         ranges.ranges().hurry(reading)
         os.kill(first, signal.SIGKILL)
         reading.wait()
