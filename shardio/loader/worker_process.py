@@ -60,6 +60,16 @@ class Sent(NamedTuple):
     text: str = ""  # of the error: type, message, traceback
     where: str = ""
 
+    def dump(self) -> bytes:
+        """Pickle this as plain tuples: to look up classes takes either side 10 us."""
+        return pickle.dumps(tuple(self._replace(stats=tuple(self.stats))))  # type: ignore[arg-type]
+
+    @staticmethod
+    def load(data: bytes) -> Sent:
+        """Return what `dump` pickled."""
+        sent = Sent._make(pickle.loads(data))
+        return sent._replace(stats=BatchStats._make(sent.stats))
+
 
 @dataclass(frozen=True)
 class WorkerJob:
@@ -155,7 +165,7 @@ class _Worker:
 
     def _send(self, sent: Sent, fd: int = -1) -> None:
         try:
-            self._connection.send_bytes(pickle.dumps(sent))
+            self._connection.send_bytes(sent.dump())
             if fd >= 0:
                 descriptors.send(self._socket, fd)
         except ConnectionError:  # the trainer is gone
