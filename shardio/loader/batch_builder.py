@@ -213,7 +213,10 @@ class BatchBuilder:
         self._pack = pack
         self._emit = emit
         self._assembler = assembler = Assembler(
-            stream.collate_fn, fields=stream.item_fields, exact=stream.tail == "exact"
+            stream.collate_fn,
+            fields=stream.item_fields,
+            exact=stream.tail == "exact",
+            encoded=stream.encoded_fields,
         )
         self._in_place = assembler.is_own
         self._image = stream.image_place if self._in_place else None
