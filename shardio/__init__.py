@@ -39,7 +39,7 @@ The rooms of the package; each imports only from those above it:
 
     errors.py names.py stack.py _version.py units.py machine.py   the ground of all rooms
     native/     the compiled core: its C sources, and the module that says whether it is there
-    storage/    bytes at rest: local files, atomic writes, locks; passing descriptors
+    storage/    bytes at rest: local files, object stores, a cache, atomic writes, locks
     order/      which record comes when: shuffle, epoch, partition, mixture, subsets; no bytes
     images/     bytes to pixels and back: decoding, transforms, JPEG tiles
     formats/    records in a shard: sample, manifest, index; foreign/ has the formats of others

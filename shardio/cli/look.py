@@ -34,9 +34,8 @@ def _info(output: Output, *, path: str | None = None, env: bool = False) -> int:
     from ..formats import manifest
     from ..storage.location import locate
 
-    found = {
-        name: manifest.load(locate(folder)) for name, folder in manifest.datasets(path).items()
-    }
+    datasets = manifest.datasets_in(locate(path))
+    found = {name: manifest.load(folder) for name, folder in datasets.items()}
     facts = {name: _facts(one) for name, one in found.items()}
     texts = {name: _facts_text(one) for name, one in found.items()}
     text = "\n\n".join(f"{name}\n{text}" if name else text for name, text in texts.items())

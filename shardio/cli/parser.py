@@ -11,6 +11,7 @@ from .._version import __version__
 from ..errors import printable, there_are
 from . import exit_codes
 from .advise import BENCH, DEMO, EXPLAIN, TUNE
+from .cache import CACHE
 from .command import Command
 from .convert import EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
@@ -18,6 +19,7 @@ from .pack import COMMIT, GC, PACK
 
 COMMANDS = (
     *(PACK, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, EXPLAIN, TUNE, BENCH, DEMO, GC),
+    CACHE,
 )
 
 

@@ -9,6 +9,10 @@ cheapest:
                 a machine share the pages.
     in_memory   small records, in windows that fit HELD_BYTES: each span is read in blocks, and the
                 raw bytes of each record wait in this process. 0.9 KB: 0.7 us a record less.
+    remote      of an object store no page is cached: each span is asked for ahead, in ranges of
+                8 MiB and in the order of use, and all of its window waits in this process. Where
+                spans are shared, or all is shuffled, each asks for its own records alone; but a
+                small dataset that is shuffled as a whole is kept in this process.
     network     announcements to a network file system are not to be trusted: records wait in this
                 process, up to `buffer_bytes` on this machine; where that is full, blocks are left
                 out and their records are read one by one when handed out, so nothing is read twice.
@@ -39,6 +43,8 @@ from ..order.partition import Partition, RowRanges
 from ..order.rng import Int64s
 from ..order.subset import Selection
 from ..storage.local import memory_available
+from ..storage.ranges import IN_FLIGHT, LEAST_IN_FLIGHT
+from ..storage.remote import RANGE
 
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
 SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB
@@ -65,6 +71,9 @@ WHOLE = 64 << 10
 # Calls of a consumer that announce a small dataset before the first batch: 0.1 s where all is
 # cached.
 CALLS = 1 << 14
+# Rows of an object store that are drawn ahead of use, at most: what they need is asked for in
+# the order of use. Of small records more is asked for, span by span.
+DRAWN = 4096
 # Rows that are looked up at once without a batch_size, at first and at most: 3 us each of 1 alone.
 STEPS = (64, 256)
 
@@ -72,7 +81,7 @@ STEPS = (64, 256)
 class BufferPlan(NamedTuple):
     """Say where the bytes of a consumer's windows wait. Sizes are those of the mean record."""
 
-    policy: str  # "page_cache", "in_memory" or "network"; see the module
+    policy: str  # "page_cache", "in_memory", "network" or "remote"; see the module
     exact: bool  # only the records of the next batches are announced, not the windows
     budget: int  # bytes that may be held in the process; 0: none are
     run: int  # bytes that are read or announced at a time
@@ -80,11 +89,17 @@ class BufferPlan(NamedTuple):
     cached_bytes: int  # announced, and not yet read, in the page cache of this machine
     first: bool = False  # all of the dataset is announced before the first batch; or read, where
     network: bool = False  # the storage is a network file system
+    ahead_bytes: int = 0  # that a reader of an object store asks for ahead of use
 
     @property
     def in_memory(self) -> bool:
         """Return True if blocks are read before hand-out; all else moves on after it."""
-        return self.policy == "in_memory"
+        return self.policy in ("in_memory", "remote")
+
+    @property
+    def asks(self) -> bool:
+        """Return True if blocks are asked for ahead of reading them, as windows will move on."""
+        return self.policy == "remote"
 
 
 def plan_buffering(
@@ -92,6 +107,7 @@ def plan_buffering(
     mean_bytes: float,
     *,
     network: bool,
+    remote: bool = False,
     buffer_bytes: int = BUFFER_BYTES,
     local_consumers: int = 1,
     machines: int = 1,
@@ -103,12 +119,15 @@ def plan_buffering(
 
     mean_bytes        of a record in storage
     network           whether the storage is a network file system
+    remote            whether it is an object store
     available_bytes   memory of this machine for processes and page cache; default: what it has
     batched_reads     the core reads many records at a time, so that holding them gains nothing
     calls_per_record  asked where all is shuffled: the calls that announce all records, for each
     """
     epoch, touched, sharing = share.epoch, share.touched, share.sharers
     window = epoch.window * mean_bytes
+    if remote:
+        return _plan_remote(share, mean_bytes, local_consumers)
     if not epoch.shuffles_all and sharing <= 2:
         room = (HELD_BYTES - touched * window) / touched
         budget, run = 0, RUN
@@ -141,6 +160,23 @@ def plan_buffering(
         batch = share.batch_size or STEPS[1]
         pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
     return BufferPlan("page_cache", exact, 0, RUN, 0, pages, first, network)
+
+
+def _plan_remote(
+    share: Partition | RowRanges, mean_bytes: float, local_consumers: int
+) -> BufferPlan:
+    """Decide where the bytes of an object store wait."""
+    epoch, touched = share.epoch, share.touched
+    ahead = max(LEAST_IN_FLIGHT, IN_FLIGHT // local_consumers)
+    if share.sharers == 1 and not epoch.shuffles_all:
+        held = math.ceil(touched * (epoch.window * mean_bytes + RANGE / 2))
+        return BufferPlan("remote", False, 1 << 62, RANGE, held, 0, ahead_bytes=ahead)
+    everything = math.ceil(epoch.records * mean_bytes)
+    if epoch.shuffles_all and everything <= ALL_BYTES:
+        return BufferPlan(
+            "page_cache", False, 0, RANGE, everything, 0, True, True, ahead_bytes=ahead
+        )
+    return BufferPlan("page_cache", True, 0, RANGE, ahead, 0, False, True, ahead_bytes=ahead)
 
 
 def reads_batches_in_core(manifest: Manifest) -> bool:

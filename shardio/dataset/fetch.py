@@ -25,7 +25,7 @@ from ..order.subset import Selection
 from . import buffering, window
 from .buffering import BUFFER_BYTES, calls_per_record, gap_between, plan_buffering
 from .reader import Part, Reader, Row
-from .window import NOWHERE, NUMBER, All, Buffer, Places, Span
+from .window import NOWHERE, NUMBER, PLACE, All, Buffer, Places, Span
 
 
 class Rows(NamedTuple):
@@ -78,6 +78,7 @@ class Fetch:
             share,
             mean,
             network=reader.storage.is_network(),
+            remote=reader.storage.remote,
             buffer_bytes=buffer_bytes,
             local_consumers=local_consumers,
             machines=machines,
@@ -86,6 +87,12 @@ class Fetch:
         )
         self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
         self._ahead = 0 if plan.in_memory else max(buffering.AHEAD, share.batch_size or 1)
+        self._ask_lead = 0  # records of a span that are asked for beyond those of batches drawn
+        if plan.ahead_bytes and not plan.first:
+            reader.storage.share(local_consumers)
+            rows = math.ceil(plan.ahead_bytes / mean)
+            self._ahead = max(self._ahead, min(rows, buffering.DRAWN))
+            self._ask_lead = max(0, rows - self._ahead) // share.touched
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         chunk = window.CHUNK if plan.budget or share.sharers * epoch.unit <= 50 else 0
         self._new_span = partial(Span, epoch, self._starts, chunk)
@@ -103,7 +110,10 @@ class Fetch:
     def __iter__(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
         ahead = 0
-        for drawn in starmap(self._draw, self._batches()):
+        batches = self._batches()
+        if self.plan.ahead_bytes:
+            batches = self._expect_shards(batches)
+        for drawn in starmap(self._draw, batches):
             waiting.append(drawn)
             ahead += drawn.size
             while waiting and ahead - waiting[0].size >= self._ahead:
@@ -165,6 +175,29 @@ class Fetch:
             yield pieces, repeats, turn
             done += len(some)
 
+    def _expect_shards(
+        self, batches: Iterator[tuple[_Pieces, Int64s, Int64s | None]]
+    ) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
+        """Announce the shards with which spans begin, all at once. Yield the batches as they are.
+
+        To open a shard takes a round trip.
+        """
+        epoch, some, found = self.share.epoch, [], dict[int, None]()
+        if self.plan.first:
+            found = dict.fromkeys(range(len(self._starts) - 1))
+        for batch in batches:
+            some.append(batch)
+            pieces = [piece for piece in batch[0] if piece[0] not in self._spans]
+            if not pieces or len(some) > self.share.touched:
+                break
+            for index, first, _ in pieces:
+                self._spans[index] = span = self._new_span(index, first)
+                places = np.array([span.began, min(span.began + span.window, span.records) - 1])
+                found.update(dict.fromkeys(epoch.locate(epoch.position(index, places))[0].tolist()))
+        self.reader.will_open(found)
+        yield from some
+        yield from batches
+
     def _draw(self, pieces: _Pieces, repeats: Int64s, turn: Int64s | None) -> _Drawn:
         """Find out which rows a batch has, and announce those that nothing else announced."""
         buffer = self.buffer
@@ -186,7 +219,11 @@ class Fetch:
             rows = span.take(first, count)
             done = first + count
             drawn.append((span, done, rows))
-            if self.plan.exact:
+            if self.plan.asks:
+                buffer.ask(span, done, self._ask_lead)
+                if span.began:  # left in the window of before a resume
+                    early.append(rows[:, rows[PLACE] < span.began])
+            elif self.plan.exact:
                 early.append(rows)
             elif self._all is not None:
                 early.append(self._all.beyond(rows))

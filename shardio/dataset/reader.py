@@ -8,13 +8,14 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DamageError, OptionError, StorageError, printable
-from ..formats import check_format, open_shard
+from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
 from ..formats.manifest import SUFFIXES, Manifest, choose_split, load
@@ -111,6 +112,13 @@ class Reader:
         except KeyError:
             return self._miss(number, place)
 
+    def will_open(self, numbers: Iterable[int]) -> None:
+        """Announce that these shards will be needed soon: the ends of several come at once."""
+        if self.storage.remote:
+            for number in numbers:
+                if number not in self._opened and ~number not in self._opened:
+                    expect_shard(self.manifest.format, self._opening, self.manifest.shard(number))
+
     def locate(self, number: int) -> tuple[int, int]:
         """Turn the number of a record in the dataset into its shard, and its number there."""
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
@@ -173,8 +181,8 @@ def open_reader(path: str | os.PathLike[str], split: str | None, options: Storag
 
     Raises NotPackedError, DamageError, VersionError, OptionError.
     """
-    index = locate(choose_split(path, split))
-    root = None if options.root is None else locate(options.root)
+    index = choose_split(locate(path, options), split)
+    root = None if options.root is None else locate(options.root, options)
     if root is not None and not root.exists(""):
         raise OptionError(f"root is {printable(root.url, 4096)}: there is no such directory")
     return Reader(index, load(index), root=root, verify=options.verify_open)

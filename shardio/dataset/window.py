@@ -31,7 +31,7 @@ class Span:
 
     __slots__ = (
         *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_order", "_rows", "_starts"),
-        *("ahead", "began", "done", "records", "window"),
+        *("ahead", "asked", "began", "cut", "done", "records", "window"),
     )
 
     def __init__(self, epoch: Epoch, starts: Int64s, chunk: int, index: int, first: int) -> None:
@@ -44,6 +44,8 @@ class Span:
         # Storage before place `ahead` is held or announced. After a resume, what was left in the
         # window of earlier storage is a third of it, scattered; it is read one by one.
         self.ahead = self.began = first if first >= self.window else 0
+        self.asked = self.ahead  # storage before this place is asked for, of an object store
+        self.cut = 0  # no run reaches over this place: what the first draws need comes first
         self._bottom = self.ahead  # the place of _held[0]
         self._held: list[bytes | None] = []  # records by place, up to `ahead`; None: not held
         self.done = self.began  # draws handed out, by anyone
@@ -108,6 +110,7 @@ class All:
 
     __slots__ = ("_starts", "ahead", "first", "records", "window")
     began = 0  # draws count from the first one here: a resume is ramped too
+    cut = 0
 
     def __init__(self, starts: Int64s) -> None:
         self._starts = starts
@@ -195,20 +198,15 @@ class Buffer:
             target = min(target, span.began + RAMP * (done - span.began) + self._lead)
         target = min(target, span.records)
         while span.ahead < target:
-            number, at, record = span.locate(span.ahead)
-            shard = self._reader.shard(at, self.scattered)
-            most = min(int(self._starts[at + 1]) - number, span.records - span.ahead)
-            most = min(most, 1 + int(2 * self._plan.run / self._mean))
-            chosen: slice | Int64s = slice(record, record + most)
-            if self._selection is not None:
-                first = self._reader.starts[at]
-                chosen = self._selection.numbers[number : number + most] - first
-            ends = shard.sizes[chosen].cumsum()
-            count = max(1, int(ends.searchsorted(self._plan.run, side="right")))
+            number, shard, chosen, ends = self._run(span, span.ahead)
+            count = len(ends)
             if isinstance(span, All) or not self._plan.budget:
                 for begin, end in stretches(chosen, count, self._gap):
                     if self._plan.first and self._plan.network:
-                        shard.hold(begin, end)  # and let go: it is in the page cache then
+                        if self._plan.ahead_bytes:
+                            shard.will_need(begin, end, keep=True)
+                        else:
+                            shard.hold(begin, end)  # and let go: it is in the page cache then
                     else:
                         shard.will_need(begin, end)
                 span.ahead += count
@@ -225,14 +223,52 @@ class Buffer:
                 self.held_bytes += sum(map(len, data))
                 span.hold(data)
 
+    def ask(self, span: Span, done: int, lead: int) -> None:
+        """Ask for the storage that `done` draws of a span need, and `lead` records more."""
+        target = min(done + span.window + lead, span.records)
+        if span.asked == span.began:
+            span.cut = min(done + span.window, span.records)
+        while span.asked < target:
+            _, shard, chosen, ends = self._run(span, span.asked)
+            for begin, end in self._stretches(chosen, len(ends)):
+                shard.will_need(begin, end)
+            span.asked += len(ends)
+            after = span.asked + len(ends)
+            if after < span.records:
+                self._reader.will_open([span.locate(after)[1]])
+
+    def _run(self, span: Span | All, place: int) -> tuple[int, Shard, slice | Int64s, Int64s]:
+        """Return the next records of a span's storage: as many as are read or announced at once.
+
+        The number of the first, their shard, which of its records they are (a slice, perhaps of
+        more), and where each ends, in bytes from the first.
+        """
+        number, at, record = span.locate(place)
+        shard = self._reader.shard(at, self.scattered)
+        most = min(int(self._starts[at + 1]) - number, span.records - place)
+        if place < span.cut:
+            most = min(most, span.cut - place)
+        most = min(most, 1 + int(2 * self._plan.run / self._mean))
+        chosen: slice | Int64s = slice(record, record + most)
+        if self._selection is not None:
+            first = self._reader.starts[at]
+            chosen = self._selection.numbers[number : number + most] - first
+        ends = shard.sizes[chosen].cumsum()
+        count = max(1, int(ends.searchsorted(self._plan.run, side="right")))
+        return number, shard, chosen, ends[:count]
+
+    def _stretches(self, chosen: slice | Int64s, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the first `count` of these records as (begin, end), each of which is one read."""
+        gap, most = int(buffering.GAP / self._mean), max(1, int(self._plan.run / self._mean))
+        return stretches(chosen, count, gap, most)
+
     def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> list[bytes]:
         """Read the bytes of the first `count` of these records of a shard."""
         if isinstance(chosen, slice):
             return shard.hold(chosen.start, chosen.start + count)
         data: list[bytes] = []
         records = chosen[:count].tolist()
-        gap, most = int(buffering.GAP / self._mean), max(1, int(self._plan.run / self._mean))
-        for begin, end in stretches(chosen, count, gap, most):
+        for begin, end in self._stretches(chosen, count):
             read = shard.hold(begin, end)
             while len(data) < count and records[len(data)] < end:
                 data.append(read[records[len(data)] - begin])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import OptionError, printable, there_are
+from ..errors import DamageError, OptionError, printable, there_are
 from .base import Opening, Shard, ShardInfo
 from .foreign.base import ForeignFile, ForeignShard
 from .foreign.caffe_writer import Caffe
@@ -29,7 +29,7 @@ from .foreign.webdataset_writer import WebDataset
 from .foreign.writer import Target
 from .lmdb import START, LmdbEncoder, LmdbShard
 from .manifest import SUFFIXES
-from .record import MAGIC, RecordEncoder, RecordShard
+from .record import MAGIC, RecordEncoder, RecordShard, most_of_end
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,17 @@ class PackedFormat:
 
     def open(self, opening: Opening, info: ShardInfo) -> Shard:
         """Open one shard. Raises as `open_shard`."""
-        file = opening.storage.open(info.name)
+        if opening.storage.remote:  # a network may damage what the store has undamaged
+            with contextlib.suppress(DamageError):
+                return self._open(opening, info)
+        return self._open(opening, info)
+
+    def _open(self, opening: Opening, info: ShardInfo) -> Shard:
+        file = opening.storage.open(info.name, info.size)
         try:
-            shard = self.shard(file, info, opening.dataset_id, verify=opening.verify)
+            shard = self.shard(
+                file, info, opening.dataset_id, verify=opening.verify, schema=opening.schema
+            )
             shard.check_fields(opening.schema)
             return shard
         except BaseException:
@@ -102,11 +110,17 @@ def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
     return FORMATS[format].open(opening, info)
 
 
+def expect_shard(format: str, opening: Opening, info: ShardInfo) -> None:
+    """Announce that a shard will be opened soon: an object store is asked for its end."""
+    if format in PACKED:
+        opening.storage.will_open(info.name, info.size, most_of_end(info.records, opening.schema))
+
+
 def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
     """Return the SHA-256 of a shard's file, or files, 32 bytes. Raises as opening it does."""
     if format == "imagefolder":
         return ImageFolderShard(ImageRun, opening, info).sha256()
-    with contextlib.closing(opening.storage.open(info.name)) as file:
+    with contextlib.closing(opening.storage.open(info.name, info.size)) as file:
         return file.sha256()
 
 

@@ -77,8 +77,8 @@ class Shard(Protocol):
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins, for messages."""
 
-    def will_need(self, start: int, stop: int) -> None:
-        """Announce that records [start, stop) will be read soon."""
+    def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
+        """Announce that records [start, stop) will be read soon; keep: more than once, perhaps."""
 
     def scattered(self) -> None:
         """Say that records will be read in no order, and announced by will_need."""

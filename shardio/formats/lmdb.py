@@ -44,10 +44,11 @@ from ..errors import DamageError, VersionError
 from ..storage.base import File
 from .base import Column, ShardInfo
 from .index import checksum
-from .record import FRAME, RecordEncoder, RecordShard
+from .record import FRAME, RecordEncoder, RecordShard, most_of_end
 from .sample import MAX_BODY, Buffer, Sample, Schema, with_text_keys
 
 PAGE = 4096  # written; the machine's own pages may be larger
+_OF_PAGES = 64 << 10  # bytes of pages at the end of a shard, besides the index: of 100,000 records
 _LAST = 0xFFFFFFFF  # the key of header, index and trailer; no record has this number
 _MAX_VALUE = (1 << 32) - 1  # LMDB's MAXDATASIZE
 
@@ -283,6 +284,7 @@ class LmdbShard(RecordShard):
         dataset_id: bytes | None = None,
         *,
         verify: bool = True,
+        schema: Schema | None = None,
     ) -> None:
         self._file = file
         self.name = file.name
@@ -291,6 +293,12 @@ class LmdbShard(RecordShard):
                 f"{self.name}: its size is {file.size}, but the manifest says {info.size}. The "
                 "file is not the one that was packed"
             )
+        self._remote = False
+        if info is not None and schema is not None:
+            end = most_of_end(info.records, schema) + _OF_PAGES
+            if file.keep_end(end):
+                self._remote = True
+                verify = False  # these pages lie all over the file, and no read needs them
         value = _last_value(file)
         self._describe(value, info, dataset_id)
         self._last_size = value.size

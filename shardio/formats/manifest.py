@@ -39,7 +39,7 @@ from ..names import file_name, from_file_name, key_bytes
 from ..storage import lock
 from ..storage.base import Location
 from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
+from ..storage.location import locate
 from .base import MAX_RECORDS, Opening, ShardInfo
 from .sample import MAX_DEPTH, Schema, check_schema
 
@@ -176,11 +176,14 @@ def load(storage: Location) -> Manifest:
 
 def load_if_packed(storage: Location) -> Manifest | None:
     """Read a dataset's manifest as `load` does; return None where no dataset is."""
+    where = f"{storage.url.rstrip('/')}/{MANIFEST}"
     try:
-        data = storage.read(MANIFEST, MAX_MANIFEST)
+        if storage.remote:  # a network may damage what the store has undamaged
+            with contextlib.suppress(DamageError):
+                return parse(storage.read(MANIFEST, MAX_MANIFEST), where)
+        return parse(storage.read(MANIFEST, MAX_MANIFEST), where)
     except FileNotFoundError:
         return None
-    return parse(data, f"{storage.url.rstrip('/')}/{MANIFEST}")
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -229,6 +232,12 @@ def dump_splits(
     )
 
 
+def datasets_in(storage: Location) -> dict[str, Location]:
+    """Return the datasets of a location by split; {"": storage} for one alone. Raises as load."""
+    splits = load_splits(storage)
+    return {name: storage.below(name) for name in splits} if splits else {"": storage}
+
+
 def datasets(root: str) -> dict[str, str]:
     """Return the folders of the datasets under a packed one, by split; {"": root} for one alone.
 
@@ -243,21 +252,20 @@ def split_folder(root: str, name: str) -> str:
     return os.path.join(root, file_name(name)) if name else root
 
 
-def choose_split(path: str | os.PathLike[str], split: str | None) -> str | os.PathLike[str]:
-    """Find the folder of one dataset: `path` itself, or the split of this name in it.
+def choose_split(storage: Location, split: str | None) -> Location:
+    """Find the folder of one dataset: `storage` itself, or the split of this name in it.
 
     Splits are what was packed together (shardio.json names them), or any datasets in folders of
-    `path`, as `shardio index` leaves them. None: `path`, of which `load` says what lies there.
-    Raises NotPackedError, and OptionError where `path` has no such split, listing those it has.
+    `storage`, as `shardio index` leaves them. None: `storage`, of which `load` says what lies
+    there. Raises NotPackedError, and OptionError where it has no such split, listing those it has.
     """
     if split is None:
-        return path
+        return storage
     if not isinstance(split, str):
         raise OptionError(f"split is {printable(repr(split))}: expected the name of a split")
-    storage = locate(path)
     splits = _splits_in(storage)
     if split in splits:
-        return split_folder(local_path(path), split)
+        return storage.below(split)
     shown, named = printable(storage.url), printable(repr(split))
     if splits:
         raise OptionError(f"{shown}: no split is called {named}; {there_are(splits, split)}")

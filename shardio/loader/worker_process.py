@@ -36,7 +36,7 @@ import torch
 from ..dataset.protocol import BatchReader
 from ..dataset.whereabouts import Whereabouts
 from ..order.rng import key
-from ..storage import descriptors
+from ..storage import descriptors, ranges
 from .base import Pass
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
@@ -93,6 +93,7 @@ def run_worker(connection: Connection, worker: int, job: WorkerJob) -> None:
             ends = number == signal.SIGTERM  # as multiprocessing ends what is left
             signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
     torch.set_num_threads(1)  # there is a process for each core
+    ranges.hold_client()
     _Worker(connection, worker, job).run()
 
 

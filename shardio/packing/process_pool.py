@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from ..errors import StorageError
 from ..machine import processors
+from ..storage import ranges
 from ..units import check_int
 
 Task = TypeVar("Task")
@@ -201,6 +202,7 @@ def _serve(
     parent: int,
 ) -> None:
     """Live as a worker: do tasks until the pipe ends."""
+    ranges.hold_client()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -24,7 +24,7 @@ from ..images.decode import decode as decode_main
 from ..images.decode import pil_info
 from ..images.decode import stored as decode_stored
 from ..names import KEY, key_text
-from ..storage.location import locate, path_text
+from ..storage.location import locate
 from ..units import check_bool, check_int, show_count, show_size
 from .process_pool import Progress, Report, processes, run
 
@@ -109,7 +109,7 @@ def verify(
     """
     check_bool(decode=decode, sha256=sha256)
     jobs = processes(jobs)
-    storages = [*map(locate, manifest.datasets(path_text(path)).values())]
+    storages = [*manifest.datasets_in(locate(path)).values()]
     shards = None if root is None else locate(root)
     datasets = [(storage, manifest.load(storage)) for storage in storages]
     for _, one in datasets:

@@ -1,6 +1,6 @@
 """Bytes at rest: named files that are read by byte range. Nothing here knows samples or shards.
 
-A `Location` is a place (a directory today; a bucket later) and a `File` an immutable object in it.
+A `Location` is a place (a directory, a bucket's folder) and a `File` an immutable object in it.
 Files are opened after a fork, never inherited: a Location can be pickled, a File cannot.
 """
 
@@ -25,11 +25,23 @@ class File(Protocol):
     def read(self, start: int, length: int) -> bytes:
         """Read exactly `length` bytes from `start`. Raises DamageError if the file ends before."""
 
+    def read_again(self, start: int, length: int) -> bytes:
+        """Read bytes that were damaged when they came, past all that is kept here. As `read`."""
+
     def sha256(self) -> bytes:
         """Return the SHA-256 of the whole file, 32 bytes."""
 
-    def will_need(self, start: int, length: int) -> None:
-        """Announce a range that will be read soon: a hint, which may do nothing."""
+    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
+        """Announce a range that will be read soon: a hint, which may do nothing.
+
+        keep: a remote file holds the range until it is closed, and not just until it is read.
+        """
+
+    def keep_end(self, length: int) -> bool:
+        """Read the last bytes at once where each read is a round trip; keep them while it is open.
+
+        Returns False where reads are cheap: nothing is read then.
+        """
 
     def scattered(self) -> None:
         """Say that reads will be in no order: the system is not to read ahead by itself."""
@@ -41,10 +53,22 @@ class File(Protocol):
 class Location(Protocol):
     """A place that holds files by name."""
 
-    url: str  # as the user gave it, for messages
+    url: str  # as the user gave it, for messages; without secrets
 
-    def open(self, name: str) -> File:
-        """Open a file. Raises FileNotFoundError, StorageError."""
+    def open(self, name: str, size: int | None = None) -> File:
+        """Open a file. size: the bytes that it is said to have; then none of it may be read yet.
+
+        Raises FileNotFoundError, StorageError, as the first read may then.
+        """
+
+    def will_open(self, name: str, size: int, end: int) -> None:
+        """Announce that a file of `size` bytes will be opened soon, and its last `end` read."""
+
+    def share(self, consumers: int) -> None:
+        """Say how many processes of this machine read from it, this one included."""
+
+    def below(self, name: str) -> Location:
+        """Return the folder of this name in it."""
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
@@ -54,3 +78,7 @@ class Location(Protocol):
 
     def is_network(self) -> bool:
         """Return True if reads leave this machine, so that its page cache cannot be trusted."""
+
+    @property
+    def remote(self) -> bool:
+        """Return True for an object store: every read is a request, and its bytes are held here."""

@@ -62,7 +62,7 @@ def receive(connection: Connection) -> int:
 def anonymous_memory() -> int:
     """Return a descriptor of memory without a name, of 0 bytes: `os.ftruncate` sets its size."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("shardio", os.MFD_CLOEXEC)
+        return os.memfd_create("shardio", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     file, path = tempfile.mkstemp(prefix="shardio-")  # macOS: a file that is unlinked at once
     os.unlink(path)
     return file

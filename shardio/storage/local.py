@@ -5,7 +5,7 @@ the GIL, and a file that shrinks is an error. An mmap is neither: its faults hol
 file truncated under it kills the process (SIGBUS).
 
 Writing is: a temporary name, `fsync`, `rename`, `fsync` of the directory. A reader sees a whole
-file or none. This module creates, locks, renames and deletes files; no other does.
+file or none. This module creates, locks, renames and deletes files; else only the cache does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LocalDirectory:
         """Return the path of a file."""
         return os.path.join(self.root, file_name(name))
 
-    def open(self, name: str) -> LocalFile:
+    def open(self, name: str, size: int | None = None) -> LocalFile:
         """Open a file. Raises FileNotFoundError, StorageError."""
         found = file_name(name)
         return open_file(os.path.join(self.root, found), os.path.join(self.url, found))
@@ -66,6 +66,18 @@ class LocalDirectory:
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""
         return os.path.lexists(self.path(name))
+
+    def below(self, name: str) -> LocalDirectory:
+        """Return the directory of this name in it."""
+        return LocalDirectory(os.path.join(self.url, file_name(name)))
+
+    remote = False
+
+    def will_open(self, name: str, size: int, end: int) -> None:
+        """Do nothing: it costs little to open a file."""
+
+    def share(self, consumers: int) -> None:
+        """Do nothing: the system shares its storage out."""
 
     def is_network(self) -> bool:
         """Return True if reads leave this machine."""
@@ -109,6 +121,10 @@ class LocalFile:
             )
         return b"".join(parts)
 
+    def read_again(self, start: int, length: int) -> bytes:
+        """Read bytes once more. Raises as `read`."""
+        return self.read(start, length)
+
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
         seal = hashlib.sha256()
@@ -116,7 +132,7 @@ class LocalFile:
             seal.update(self.read(start, min(_HASHED, self.size - start)))
         return seal.digest()
 
-    def will_need(self, start: int, length: int) -> None:
+    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         """Announce a range that will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
@@ -126,6 +142,10 @@ class LocalFile:
             for at in range(max(start, 0), stop, self._ahead):
                 piece = min(self._ahead, stop - at)
                 os.posix_fadvise(self.descriptor, at, piece, os.POSIX_FADV_WILLNEED)
+
+    def keep_end(self, length: int) -> bool:
+        """Return False: reads are cheap."""
+        return False
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""

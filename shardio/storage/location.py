@@ -1,4 +1,4 @@
-"""Which location a URL or path names. The table has one row; object stores add theirs."""
+"""Which location a URL or path names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
-from .base import Location
+from .client import SCHEMES, Store
 from .local import LocalDirectory
+from .options import Storage
+from .remote import RemoteLocation
 
 
-def locate(url: str | os.PathLike[str]) -> Location:
-    """Return the location behind a path or a file:// URL. Raises OptionError for other schemes."""
+def locate(
+    url: str | os.PathLike[str], options: Storage | None = None
+) -> LocalDirectory | RemoteLocation:
+    """Return the location behind a path or URL. Nothing is read yet.
+
+    Raises OptionError for schemes that are not known.
+    """
     text = path_text(url)
     scheme, separator, rest = text.partition("://")
     if not separator or "/" in scheme:
@@ -22,10 +29,12 @@ def locate(url: str | os.PathLike[str]) -> Location:
         if host not in ("", "localhost"):  # "file://data/train" would read /train
             raise OptionError(f"{printable(text)}: expected file:///PATH, with three slashes")
         return LocalDirectory("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))))
+    if scheme.lower() in SCHEMES:
+        chosen = options or Storage()
+        return RemoteLocation(Store(text, dict(chosen.options or {}), chosen.timeout_s))
     raise OptionError(
-        f"{printable(text)}: {printable(scheme)}:// is not supported yet; expected a directory, "
-        "local or mounted, or a file:// URL. Copy what is to be read to one first; write into one, "
-        "and copy that"
+        f"{printable(text)}: {printable(scheme)}:// is not known; expected a directory, a file:// "
+        f"URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"
     )
 
 
@@ -42,4 +51,9 @@ def local_path(path: str | bytes | os.PathLike[Any]) -> str:
     if not text:
         raise OptionError("an empty path: a variable that is not set? Expected a directory")
     storage = locate(text)
-    return storage.root if "://" in text and isinstance(storage, LocalDirectory) else text
+    if isinstance(storage, RemoteLocation):
+        raise OptionError(
+            f"{storage.url}: expected a directory, local or mounted, here; object stores are read, "
+            "and not yet written. Pack into a directory, and copy that"
+        )
+    return storage.root if "://" in text else text

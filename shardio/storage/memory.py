@@ -15,7 +15,7 @@ class MemoryLocation:
         self.url = url  # for messages
         self._files = files
 
-    def open(self, name: str) -> File:
+    def open(self, name: str, size: int | None = None) -> File:
         """Raise FileNotFoundError: there is nothing to open."""
         raise FileNotFoundError(name)
 
@@ -28,6 +28,20 @@ class MemoryLocation:
         if len(data) > limit:
             raise DamageError(f"{self.url}: {name}: {len(data):,} bytes; the limit is {limit:,}")
         return data
+
+    remote = False
+
+    def will_open(self, name: str, size: int, end: int) -> None:
+        """Do nothing: there is nothing to open."""
+
+    def share(self, consumers: int) -> None:
+        """Do nothing: it is this process's own."""
+
+    def below(self, name: str) -> MemoryLocation:
+        """Return the folder of this name: the files whose names begin with it."""
+        inside = {path: data for path, data in self._files.items() if path.startswith(f"{name}/")}
+        files = {path[len(name) + 1 :]: data for path, data in inside.items()}
+        return MemoryLocation(f"{self.url}/{name}", files)
 
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from ..errors import OptionError, printable
 from ..units import check_flags, check_given, check_size, refuse_unknown
+from .client import TIMEOUT_S
 
 
 @refuse_unknown
@@ -17,6 +21,9 @@ class Storage:
     root          where the data lies, when `shardio index --out` put its index elsewhere
     buffer_bytes  memory of this machine for records on network file systems, or "1GiB"; default
                   256 MiB
+    options       of an object store, by obstore's names: endpoint, region, skip_signature (for
+                  public buckets), client_options ...
+    timeout_s     seconds that a read of an object store is tried again while it fails; default 120
     verify_open   False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     max_pixels    of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF, JPEG2000,
                   HEIF and JPEG XL, whose decoders take four times the memory
@@ -27,6 +34,8 @@ class Storage:
     _: KW_ONLY
     root: str | os.PathLike[str] | None = None
     buffer_bytes: int | str | None = None
+    options: Mapping[str, Any] | None = None
+    timeout_s: float = TIMEOUT_S
     verify_open: bool = True
     max_pixels: int | None = None
 
@@ -34,7 +43,15 @@ class Storage:
         """Check the options, and turn buffer_bytes into bytes. Raises OptionError."""
         if self.root is not None and not isinstance(self.root, (str, bytes, os.PathLike)):
             raise OptionError(f"root is {printable(repr(self.root))}: expected a directory")
+        if self.options is not None and not (
+            isinstance(self.options, Mapping) and all(type(key) is str for key in self.options)
+        ):
+            raise OptionError("options: expected a dict of an object store's options, by name")
         check_flags(self, "verify_open")
+        if not isinstance(self.timeout_s, (int, float)) or not 0 < self.timeout_s < math.inf:
+            raise OptionError(
+                f"timeout_s is {printable(repr(self.timeout_s))}: expected seconds above 0"
+            )
         if self.buffer_bytes is not None:
             object.__setattr__(
                 self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)

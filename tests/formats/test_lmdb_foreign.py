@@ -201,7 +201,7 @@ def test_values_in_no_order_are_read_in_blocks_and_announced_whole(
             reads.append((start, start + length))
         return read(self, start, length)
 
-    def will_need(self: Any, start: int, length: int) -> None:
+    def will_need(self: Any, start: int, length: int, **_: bool) -> None:
         announced.append((start, start + length))
 
     monkeypatch.setattr(local.LocalFile, "read", watched)

@@ -356,36 +356,37 @@ def test_a_directory_of_splits_names_them(tmp_path: Path) -> None:
 
 
 def test_a_split_is_chosen_by_its_name(tmp_path: Path) -> None:
-    assert manifest.choose_split(tmp_path, None) == tmp_path
+    here = locate(tmp_path)
+    assert manifest.choose_split(here, None) is here
     (tmp_path / manifest.SPLITS).write_bytes(manifest.dump_splits(["train", "val"], ["a"], "1.2.3"))
     for path in (str(tmp_path), tmp_path, f"file://{tmp_path}"):
-        assert manifest.choose_split(path, "val") == f"{tmp_path}/val"
+        assert manifest.choose_split(locate(path), "val").url == f"{tmp_path}/val"
     for wrong in ("Train", "validation", "", "..", "train/", "../train"):
         with pytest.raises(
             OptionError,
             match=r"no split is called '.*'; there are train, val(: did you mean '\w+'\?)?$",
         ):
-            manifest.choose_split(tmp_path, wrong)
+            manifest.choose_split(here, wrong)
     with pytest.raises(OptionError, match=r"called 'validation'; .*: did you mean 'val'\?$"):
-        manifest.choose_split(tmp_path, "validation")
+        manifest.choose_split(here, "validation")
     with pytest.raises(OptionError, match="split is 0: expected the name"):
-        manifest.choose_split(tmp_path, 0)  # type: ignore[arg-type]
+        manifest.choose_split(here, 0)  # type: ignore[arg-type]
 
 
 def test_datasets_in_folders_of_a_folder_are_its_splits(tmp_path: Path) -> None:
     with pytest.raises(NotPackedError, match="there is no such directory"):
-        manifest.choose_split(tmp_path / "none", "train")
+        manifest.choose_split(locate(tmp_path / "none"), "train")
     for name in ("train", "test", "web"):
         (tmp_path / name).mkdir()
         (tmp_path / name / manifest.MANIFEST).write_bytes(make().dump())
     (tmp_path / "web" / manifest.MANIFEST).write_text('{"name": "another manifest.json"}')
     with pytest.raises(NotPackedError, match=r"several datasets, its splits: test, train\. Open"):
         manifest.load(locate(tmp_path))
-    assert same(manifest.load(locate(manifest.choose_split(tmp_path, "train"))), make())
+    assert same(manifest.load(manifest.choose_split(locate(tmp_path), "train")), make())
     with pytest.raises(OptionError, match=r"no split is called 'web'; there are test, train$"):
-        manifest.choose_split(tmp_path, "web")
+        manifest.choose_split(locate(tmp_path), "web")
     with pytest.raises(OptionError, match=r"holds one dataset and no splits; leave split='a' out"):
-        manifest.choose_split(tmp_path / "train", "a")
+        manifest.choose_split(locate(tmp_path / "train"), "a")
     (tmp_path / "test" / manifest.MANIFEST).unlink()
     with pytest.raises(NotPackedError, match=r"its folder train is\. Open .*/train, or in Python"):
         manifest.load(locate(tmp_path))

@@ -451,7 +451,7 @@ def test_row_groups_are_announced_as_a_whole_and_once(
     shard = shard_of(tmp_path)
     files, announced = [], []
 
-    def will_need(self: parquet.ParquetFile, start: int, length: int) -> None:
+    def will_need(self: parquet.ParquetFile, start: int, length: int, **_: bool) -> None:
         files.append(self)
         announced.append((start, length))
 

@@ -26,7 +26,9 @@ class Watched:
         self.reads: list[tuple[str, int, int]] = []
         self.scattered: set[str] = set()
 
-    def open(self, name: str) -> Any:
+    remote = False
+
+    def open(self, name: str, size: int | None = None) -> Any:
         return WatchedFile(self._storage.open(name), self)
 
     def read(self, name: str, limit: int) -> bytes:
@@ -50,9 +52,12 @@ class WatchedFile:
         self._storage.reads.append((self.name, start, start + length))
         return self._file.read(start, length)
 
-    def will_need(self, start: int, length: int) -> None:
+    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         self._storage.announced.append((self.name, start, start + length))
         self._file.will_need(start, length)
+
+    def keep_end(self, length: int) -> bool:
+        return False
 
     def scattered(self) -> None:
         self._storage.scattered.add(self.name)

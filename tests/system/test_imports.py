@@ -20,7 +20,8 @@ packing tuning < cli < __main__
 
 DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
-    "xxhash": {"formats.index", "formats.record", "packing.writer"},
+    "obstore": {"storage.client"},
+    "xxhash": {"formats.index", "formats.record", "packing.writer", "storage.cache_layout"},
     "tqdm": {"cli.output"},
     "PIL": {
         "images.decode",

@@ -69,9 +69,17 @@ class WrappedFile:
         """Return the SHA-256 of the file, 32 bytes."""
         return self._file.sha256()
 
-    def will_need(self, start: int, length: int) -> None:
+    def read_again(self, start: int, length: int) -> bytes:
+        """Read bytes that were damaged when they came. Raises as `read`."""
+        return self._file.read_again(start, length)
+
+    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         """Announce a range that will be read soon."""
-        self._file.will_need(start, length)
+        self._file.will_need(start, length, keep=keep)
+
+    def keep_end(self, length: int) -> bool:
+        """Read the last bytes at once where each read is a round trip."""
+        return self._file.keep_end(length)
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""
@@ -568,13 +576,14 @@ class ForeignShard:
         """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
-    def will_need(self, start: int, stop: int) -> None:
+    def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce that records [start, stop) will be read soon."""
         if stop - start == 1:
-            self._file.will_need(int(self._offsets[start]), int(self.sizes[start]))
+            begin, size = int(self._offsets[start]), int(self.sizes[start])
+            self._file.will_need(begin, size, keep=keep)
         elif start < stop:
             for begin, end in self._extents(start, stop):
-                self._file.will_need(begin, end - begin)
+                self._file.will_need(begin, end - begin, keep=keep)
 
     def scattered(self) -> None:
         """Say that records will be read in no order."""

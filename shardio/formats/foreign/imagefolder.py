@@ -128,7 +128,7 @@ class ImageRun(ForeignFile):
             seal.update(self.read(start, int(self.starts[record + 1]) - start))
         return seal.digest()
 
-    def will_need(self, start: int, length: int) -> None:
+    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         """Announce a range that will be read soon."""
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, start + length, side="left"))

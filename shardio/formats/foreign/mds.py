@@ -182,10 +182,10 @@ class MdsFile(ForeignFile):
         """Return the values of a record. Raises ValueError."""
         return self._decode(data)
 
-    def will_need(self, start: int, length: int) -> None:
+    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         """Announce a range that will be read soon."""
         if not self.memory:
-            super().will_need(start, length)
+            super().will_need(start, length, keep=keep)
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""

@@ -428,7 +428,7 @@ class ParquetShard(ForeignShard):
             return self._own + b"%08d" % record
         return bytes(self.read(record)[KEY])
 
-    def will_need(self, start: int, stop: int) -> None:
+    def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce the row groups; once, as rows of one are announced many times."""
         if start < stop:
             groups = self._file.group_of(start), self._file.group_of(stop - 1)
@@ -436,7 +436,7 @@ class ParquetShard(ForeignShard):
                 self._announced = groups
                 for number in range(groups[0], groups[1] + 1):
                     begin, end = self._file.extent(number)
-                    self._file.will_need(begin, end - begin)
+                    self._file.will_need(begin, end - begin, keep=keep)
 
     def _samples(self, group: Group, start: int, stop: int) -> list[Sample]:
         """Return records [start, stop) of a group, by pyarrow's own way to dicts: the fastest."""

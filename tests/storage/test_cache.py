@@ -1,0 +1,783 @@
+"""The cache of one node: what is there, who downloads, the limit, and what is never touched."""
+
+import fcntl
+import itertools
+import os
+import pickle
+import random
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.caching import (
+    DATASET,
+    RANGE,
+    arguments,
+    cache_at,
+    child,
+    content,
+    environment,
+    fill,
+    is_right,
+    key_of,
+    open_shard,
+)
+
+from shardio.errors import NotPackedError, OptionError, StorageError
+from shardio.storage import cached_file
+from shardio.storage.cache import CacheDirectory, clear, entries
+from shardio.storage.cache_layout import Layout, unpack
+from shardio.storage.cached_file import CacheFull
+
+is_root = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not is_root, reason="NOT TESTED HERE: needs root")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def on_disk(folder: Path) -> int:
+    return sum(one.lstat().st_blocks * 512 for one in folder.glob("shardio-*-*.cache"))
+
+
+def the_file(folder: Path) -> Path:
+    [found] = folder.glob("shardio-*-*.cache")
+    return found
+
+
+# --- ranges -------------------------------------------------------------------------------------
+
+
+def test_a_range_is_stored_at_its_offsets_in_the_shard(folder: Path) -> None:
+    file = open_shard(cache_at(folder))
+    assert file.layout.ranges == 11
+    assert not file.has(0, 1)
+    for number in (3, 10):  # the last one is short
+        assert fill(file, number)
+        assert file.has(number, number + 1) and is_right(file, number)
+        assert file.claim(number) is None
+    assert not file.has(3, 5) and not file.has(9, 11)
+    assert file.missing(3 * RANGE, 2 * RANGE) == [4]
+    assert file.missing(3 * RANGE + 5, RANGE - 5) == []
+    flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
+    assert flags & os.O_ACCMODE == os.O_RDONLY
+    file.close()
+    file.close()
+    assert file.descriptor == -1 and not file.has(3, 4)
+    again = open_shard(pickle.loads(pickle.dumps(cache_at(folder))))
+    assert again.has(3, 4) and is_right(again, 3) and is_right(again, 10)
+    assert the_file(folder).stat().st_blocks * 512 < 2 * RANGE + 16384  # sparse
+
+
+def test_a_shard_without_bytes_has_no_range(folder: Path) -> None:
+    file = open_shard(cache_at(folder), size=0)
+    assert file.layout.ranges == 0 and file.missing(0, 0) == []
+    with pytest.raises(OptionError, match="range 0: there are 0"):
+        file.claim(0)
+
+
+def test_a_claim_that_is_abandoned_leaves_nothing(folder: Path) -> None:
+    file = open_shard(cache_at(folder))
+    with pytest.raises(ZeroDivisionError), file.claim(1) or pytest.fail():
+        raise ZeroDivisionError
+    assert not file.has(1, 2)
+    claim = file.claim(1)
+    assert claim is not None
+    del claim  # as of a future that was cancelled
+    assert fill(file, 1)
+    with pytest.raises(AssertionError, match="5 bytes"), file.claim(2) or pytest.fail() as claim:
+        claim.store(b"short")
+    assert not file.has(2, 3) and fill(file, 2)
+
+
+def test_shards_of_one_content_in_two_datasets_do_not_meet(folder: Path) -> None:
+    cache = cache_at(folder)
+    files = [cache.open(key_of(0), RANGE, bytes([n]) * 16, n) for n in range(2)]
+    fill(files[0], 0)
+    assert files[0].has(0, 1) and not files[1].has(0, 1)
+
+
+def test_another_range_size_begins_anew(folder: Path) -> None:
+    with_old = open_shard(cache_at(folder))
+    fill(with_old, 0)
+    larger = CacheDirectory(folder, "1GiB", range_bytes=2 * RANGE)
+    with pytest.raises(CacheFull, match="in use"):  # not taken from whom reads it
+        open_shard(larger).claim(0)
+    with_old.close()
+    file = open_shard(larger)
+    assert not file.has(0, 1) and fill(file, 0) and is_right(file, 0)
+
+
+# --- who downloads ------------------------------------------------------------------------------
+
+
+def test_one_of_many_threads_and_files_gets_the_claim(folder: Path) -> None:
+    first, second = open_shard(cache_at(folder)), open_shard(cache_at(folder))
+    claim = first.claim(0)
+    assert claim is not None
+    assert first.claim(0, timeout_s=0) is None and second.claim(0, timeout_s=0) is None
+    assert not second.has(0, 1)
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(one.claim, 0) for one in (first, second)]
+        claim.store(content(0, 0, RANGE))
+        assert [one.result(20) for one in waiting] == [None, None]
+    assert second.has(0, 1) and is_right(second, 0)
+
+
+HOLD = """
+    file = open_shard(cache_at(path))
+    claim = file.claim(0)
+    print("claimed", flush=True)
+    word = sys.stdin.readline().strip()
+    if word == "store":
+        claim.store(content(0, 0, RANGE))
+    elif word == "fork":
+        if os.fork() == 0:
+            assert file.claim(0, timeout_s=0) is None  # it is the parent's
+            try:
+                claim.store(content(0, 0, RANGE))
+            except CacheFull as error:
+                assert "before a fork" in str(error)
+            print("forked", os.getpid(), flush=True)
+            sys.stdin.readline()
+            os._exit(0)
+        os.wait()
+"""
+
+
+def test_who_waits_finds_what_another_process_stored(folder: Path) -> None:
+    holder = child(HOLD, folder)
+    assert holder.stdout and holder.stdout.readline() == "claimed\n"
+    file = open_shard(cache_at(folder))
+    assert file.claim(0, timeout_s=0) is None and not file.has(0, 1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(file.claim, 0)
+        holder.communicate("store\n", timeout=20)
+        assert waiting.result(20) is None
+    assert file.has(0, 1) and is_right(file, 0)
+
+
+def test_who_waits_takes_over_from_a_killed_process(folder: Path) -> None:
+    holder = child(HOLD, folder)
+    assert holder.stdout and holder.stdout.readline() == "claimed\n"
+    file = open_shard(cache_at(folder))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(fill, file, 0)
+        holder.kill()
+        assert waiting.result(20)
+    holder.communicate()
+    assert is_right(file, 0)
+
+
+def test_a_forked_child_does_not_keep_the_claim_of_a_killed_parent(folder: Path) -> None:
+    holder = child(HOLD, folder)
+    assert holder.stdout and holder.stdin and holder.stdout.readline() == "claimed\n"
+    holder.stdin.write("fork\n")
+    holder.stdin.flush()
+    word, pid = holder.stdout.readline().split()
+    assert word == "forked"
+    holder.kill()
+    file = open_shard(cache_at(folder))
+    claim = file.claim(0, timeout_s=20)
+    os.kill(int(pid), 0)  # the child still lives
+    assert claim is not None
+    holder.communicate()
+
+
+EVERY = """
+    from concurrent.futures import ThreadPoolExecutor
+    import random
+    log = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
+    cache = cache_at(path)
+    def want(seed):
+        rng = random.Random(seed)
+        files = [open_shard(cache, shard) for shard in range(2)]
+        wanted = [(file, n) for file in files for n in range(11)]
+        rng.shuffle(wanted)
+        for file, n in wanted:
+            if fill(file, n):
+                os.write(log, b"%d %d\\n" % (file.layout.shard, n))
+            assert file.has(n, n + 1) and is_right(file, n)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(want, [int(sys.argv[3]) * 2, int(sys.argv[3]) * 2 + 1]))
+"""
+
+
+def test_processes_that_want_the_same_ranges_download_each_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    children = [child(EVERY, folder, log, str(n)) for n in range(4)]
+    for one in children:
+        assert one.stdout and one.stdout.readline() == "ready\n"
+    for one in children:
+        assert one.stdin
+        one.stdin.write("\n")
+        one.stdin.flush()
+    for one in children:
+        one.communicate(timeout=60)
+        assert one.returncode == 0
+    downloads = log.read_text().splitlines()
+    assert sorted(downloads) == sorted(f"{shard} {n}" for shard in range(2) for n in range(11))
+
+
+# --- bytes that are wrong -----------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_after_a_restart_ranges_are_compared_once_and_wrong_ones_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = open_shard(cache_at(folder))
+    for number in range(3):
+        fill(file, number)
+    file.close()
+    flip(the_file(folder), RANGE + 5)
+    monkeypatch.setattr(cached_file, "boot", lambda: 7)  # the machine started again
+    compared: list[int] = []
+    checksum = cached_file.checksum
+    monkeypatch.setattr(
+        cached_file, "checksum", lambda data: compared.append(len(data)) or checksum(data)
+    )
+    for looks in (3, 3):  # the second file trusts what the first one found
+        file = open_shard(cache_at(folder))
+        assert [file.has(n, n + 1) for n in range(4)] == [True, False, True, False]
+        assert len(compared) == looks
+    assert fill(file, 1) and is_right(file, 1)
+    again = open_shard(cache_at(folder))
+    assert again.has(0, 3)
+
+
+def test_a_range_with_damaged_records_is_never_used_again(folder: Path) -> None:
+    first, second = open_shard(cache_at(folder)), open_shard(cache_at(folder))
+    for file in (first, second):
+        fill(file, 0)
+        assert file.has(0, 1)
+    flip(the_file(folder), 5)
+    first.distrust(0)
+    assert not first.has(0, 1) and not open_shard(cache_at(folder)).has(0, 1)
+    second.distrust(0)
+    assert not second.has(0, 1)
+    assert fill(first, 0) and is_right(first, 0)
+    assert second.claim(0) is None and is_right(second, 0)
+
+
+def test_a_header_is_believed_only_as_a_whole() -> None:
+    layout = Layout(b"k" * 32, DATASET, 12, 10 * RANGE + 1, RANGE)
+    header = layout.pack()
+    assert unpack(header, layout.file_size) == layout
+    assert unpack(header, layout.file_size + 1) is None
+    assert unpack(header[:-1], layout.file_size) is None
+    for at in range(len(header)):
+        damaged = bytearray(header)
+        damaged[at] ^= 1
+        assert unpack(bytes(damaged), layout.file_size) is None
+    for size, range_bytes in [(1 << 63, RANGE), (1 << 60, 4096), (1 << 40, 0)]:  # checksums right
+        absurd = Layout(b"k" * 32, DATASET, 0, size, range_bytes)
+        assert unpack(absurd.pack(), 1 << 62) is None
+
+
+# --- the limit ----------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_shard_goes_first(folder: Path) -> None:
+    cache = cache_at(folder, ranges=25)  # two shards of 11
+    for shard in (0, 1):
+        file = open_shard(cache, shard)
+        for number in range(11):
+            fill(file, number)
+        file.close()
+        path = folder / file.layout.name
+        os.utime(path, (1000 + shard, 1000 + shard))
+    used = open_shard(cache, 0)
+    assert os.fstat(used.descriptor).st_mtime > 2000  # also if this process is killed now
+    os.utime(folder / used.layout.name, (500, 500))
+    used.close()
+    file = open_shard(cache, 2)
+    for number in range(11):
+        fill(file, number)
+        assert on_disk(folder) <= cache.limit_bytes
+    assert [one.shard for one in entries(folder)] == [0, 2]
+    assert all(is_right(open_shard(cache, shard), 4) for shard in (0, 2))
+
+
+def test_what_is_in_use_stays_and_the_rest_is_not_kept(folder: Path) -> None:
+    cache = cache_at(folder, ranges=15)
+    reader = open_shard(cache, 0)
+    for number in range(11):
+        fill(reader, number)
+    other = open_shard(cache, 1)
+    with pytest.raises(CacheFull, match="all files are in use"):
+        for number in range(11):
+            fill(other, number)
+    assert on_disk(folder) <= cache.limit_bytes
+    stored = [n for n in range(11) if other.has(n, n + 1)]
+    assert stored and all(is_right(other, n) for n in stored)
+    assert reader.has(0, 11)
+    with pytest.MonkeyPatch.context() as patched:  # nor are the files looked at again at once
+        patched.setattr(os, "scandir", pytest.fail)
+        with pytest.raises(CacheFull, match="all files are in use"):
+            fill(other, 10)
+    reader.close()
+    later = open_shard(cache_at(folder, ranges=15), 1)
+    assert fill(later, 10)
+    assert [one.shard for one in entries(folder)] == [1]
+
+
+SMALL = """
+    import random
+    log, rng = [0, 0], random.Random(int(sys.argv[2]))
+    cache = cache_at(path, ranges=20)
+    for _ in range(30):
+        with_shard = rng.randrange(4)
+        file = open_shard(cache, with_shard)
+        for n in rng.sample(range(11), 4):
+            try:
+                fill(file, n)
+            except CacheFull:
+                log[1] += 1
+                continue
+            assert file.has(n, n + 1) and is_right(file, n)
+            log[0] += 1
+        file.close()
+    print(*log)
+"""
+
+
+def test_processes_that_together_need_more_than_the_limit_go_on(folder: Path) -> None:
+    children = [child(SMALL, folder, str(n)) for n in range(2)]
+    for one in children:
+        out, _ = one.communicate(timeout=60)
+        assert one.returncode == 0
+        assert int(out.split()[0]) > 0
+    assert on_disk(folder) <= cache_at(folder, ranges=20).limit_bytes + 2 * RANGE
+
+
+def test_a_sum_that_is_wrong_is_corrected_by_a_look_at_the_files(folder: Path) -> None:
+    cache, usage = cache_at(folder, ranges=15), folder / "shardio-usage.cache"
+    file = open_shard(cache)
+    for number in range(5):
+        fill(file, number)
+    for wrong in (b"", b"shardio-usage 0\n" + bytes(16)):
+        usage.write_bytes(wrong)
+        file.distrust(0)
+        assert fill(file, 0)
+        assert len(usage.read_bytes()) == 32
+    total = int.from_bytes(usage.read_bytes()[16:24], "little")
+    assert on_disk(folder) <= total <= on_disk(folder) + 4 * RANGE
+    usage.unlink()
+    assert fill(file, 6) and usage.exists()
+    usage.write_bytes(b"somebody's own words, and not 32")
+    assert fill(file, 7)
+    assert usage.read_bytes() == b"somebody's own words, and not 32"
+
+
+def test_a_limit_below_two_ranges_is_refused(folder: Path) -> None:
+    with pytest.raises(OptionError, match="expected more than two ranges"):
+        CacheDirectory(folder, 2 * RANGE, range_bytes=RANGE)
+    with pytest.raises(OptionError, match="multiple of 4096"):
+        CacheDirectory(folder, "1GiB", range_bytes=RANGE + 1)
+    assert not folder.exists()
+
+
+# --- what is not the cache's --------------------------------------------------------------------
+
+
+def test_a_local_dataset_given_as_source_and_as_cache_stays_whole(
+    packed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """MosaicML's streaming, #988: the only copy of a dataset, its own cache, was deleted."""
+    dataset = packed([10, 7])
+    before = {one.name: one.read_bytes() for one in dataset.iterdir()}
+    with pytest.raises(OptionError, match="a cache needs another one"):
+        cache_at(dataset)
+    clear(dataset)
+    assert {one.name: one.read_bytes() for one in dataset.iterdir()} == before
+    foreign = tmp_path / "mds"  # of another format: nothing says that it is a dataset
+    foreign.mkdir()
+    (foreign / "below").mkdir()
+    for name in ("index.json", "shard.00000.mds", "00000-c6da37c1.shard", "below/x.cache"):
+        (foreign / name).write_bytes(name.encode() * 1000)
+    cache = cache_at(foreign, ranges=12)
+    for shard in range(4):
+        file = open_shard(cache, shard)
+        for number in range(11):
+            fill(file, number)
+        file.close()
+    assert len(entries(foreign)) == 1  # three were evicted
+    assert clear(foreign)[0] == 1
+    names = ["00000-c6da37c1.shard", "below", "index.json", "shard.00000.mds"]
+    assert sorted(one.name for one in foreign.iterdir()) == names
+    assert (foreign / "below" / "x.cache").read_bytes() == b"below/x.cache" * 1000
+    assert (foreign / "shard.00000.mds").read_bytes() == b"shard.00000.mds" * 1000
+
+
+HOSTILE: dict[str, Callable[[Path, Path], object]] = {
+    "fifo": lambda path, _: os.mkfifo(path),
+    "folder": lambda path, _: path.mkdir(),
+    "link": lambda path, ours: path.symlink_to(ours),
+    "dangling link": lambda path, ours: path.symlink_to(ours.parent / "nowhere"),
+    "words": lambda path, _: path.write_bytes(b"somebody's own words" * 100),
+    "another shard's": lambda path, ours: shutil.copy(ours, path),
+    "cut short": lambda path, ours: path.write_bytes(ours.read_bytes()[:-1]),
+    "no map": lambda path, ours: path.write_bytes(ours.read_bytes()[: 10 * RANGE + 77]),
+    "absurd": lambda path, ours: (path.touch(), os.truncate(path, 1 << 43)),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_lies_under_its_name_is_neither_followed_nor_removed(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    cache = cache_at(folder, ranges=25)
+    theirs = open_shard(cache_at(outside), 5)  # a file of a cache, that is right elsewhere
+    fill(theirs, 0)
+    ours = the_file(outside)
+    before = ours.read_bytes()
+    named = folder / Layout(bytes.fromhex(key_of(0)), DATASET, 0, 10 * RANGE + 77, RANGE).name
+    HOSTILE[kind](named, ours)
+    was = named.lstat()
+    file = open_shard(cache)
+    assert not file.has(0, 11)
+    with pytest.raises(CacheFull, match=r"cannot keep"):
+        file.claim(0)
+    file.distrust(0)
+    for shard in range(1, 4):  # the limit is reached, and files are evicted
+        other = open_shard(cache, shard)
+        for number in range(11):
+            fill(other, number)
+        other.close()
+    left = [one.shard for one in entries(folder)]
+    assert left in ([3], [2, 3])
+    assert clear(folder)[0] == len(left)
+    now = named.lstat()
+    assert (now.st_ino, now.st_size, now.st_mtime_ns) == (was.st_ino, was.st_size, was.st_mtime_ns)
+    assert ours.read_bytes() == before and ours.stat().st_nlink == 1
+    assert list((tmp_path / "outside").iterdir()) != []
+    assert not (tmp_path / "outside" / "nowhere").exists()
+
+
+def test_an_empty_file_of_a_killed_process_is_taken_over(folder: Path) -> None:
+    cache = cache_at(folder)
+    name = Layout(bytes.fromhex(key_of(0)), DATASET, 0, 10 * RANGE + 77, RANGE).name
+    (folder / name).touch(0o600)
+    file = open_shard(cache)
+    assert fill(file, 0) and is_right(file, 0)
+
+
+def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="found a file"):
+        cache_at(tmp_path / "file")
+    with pytest.raises(OptionError, match="expected a directory"):
+        CacheDirectory("s3://bucket/cache", "1GiB")
+    with pytest.raises(NotPackedError, match="no such directory"):
+        clear(tmp_path / "nowhere")
+
+
+# --- disks that are full, gone, read-only -------------------------------------------------------
+
+
+def test_readers_go_on_when_the_cache_is_cleared(folder: Path) -> None:
+    cache = cache_at(folder)
+    reader = open_shard(cache)
+    fill(reader, 2)
+    claim = reader.claim(3)
+    assert claim is not None and not reader.is_removed()
+    files, size = clear(folder)
+    assert files == 1 and size >= RANGE and not any(folder.iterdir())
+    assert reader.has(2, 3) and is_right(reader, 2) and reader.is_removed()
+    with pytest.raises(CacheFull, match="was removed"):
+        claim.store(content(0, claim.start, claim.length))
+    with pytest.raises(CacheFull):
+        reader.claim(4)
+    reader.distrust(2)
+    assert not reader.has(2, 3)
+    again = open_shard(cache)
+    assert not again.has(2, 3) and fill(again, 2) and is_right(again, 2)
+    with pytest.raises(CacheFull, match="another one is there"):
+        reader.claim(5)  # not stored under the new file's locks
+
+
+def test_a_file_that_is_evicted_while_it_is_opened_is_begun_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(open_shard(cache_at(folder)), 0)
+    lock, removed = cached_file.lock, []
+
+    def late(descriptor: int, kind: int, start: int, length: int) -> bool:
+        if kind == cached_file.SHARED and not removed:
+            removed.append(the_file(folder))
+            removed[0].unlink()
+        return lock(descriptor, kind, start, length)
+
+    monkeypatch.setattr("shardio.storage.cache.lock", late)
+    file = open_shard(cache_at(folder))
+    assert removed and not file.is_removed() and not file.has(0, 1)
+    assert fill(file, 0)
+
+
+def test_a_stopped_holder_of_the_lock_is_waited_for_in_vain_but_not_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_at(folder)
+    file = open_shard(cache)
+    holder = os.open(folder, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with monkeypatch.context() as patched:
+        ticks = itertools.count()
+        patched.setattr(time, "monotonic", lambda: float(next(ticks)))
+        with pytest.raises(CacheFull, match="is it stopped"):
+            fill(file, 0)
+        late = open_shard(cache, 1)
+        with pytest.raises(CacheFull, match="is it stopped"):
+            late.claim(0)
+    os.close(holder)
+    assert fill(file, 0) and fill(open_shard(cache, 1), 0)
+
+
+def test_a_directory_that_vanishes_is_no_error_of_the_reader(folder: Path) -> None:
+    cache = cache_at(folder)
+    reader = open_shard(cache)
+    fill(reader, 0)
+    claim = reader.claim(1)
+    assert claim is not None
+    shutil.rmtree(folder)
+    assert reader.has(0, 1) and is_right(reader, 0)
+    with pytest.raises(CacheFull, match="No such file"):
+        claim.store(content(0, claim.start, claim.length))
+    late = open_shard(cache, 1)
+    assert late.descriptor == -1 and not late.has(0, 1)
+    with pytest.raises(CacheFull, match="No such file"):
+        late.claim(0)
+    late.close()
+
+
+def in_mount(code: str, folder: Path, mount: str) -> None:
+    """Run a child in which a directory is mounted otherwise; skips where nothing can be mounted."""
+    unshare = shutil.which("unshare")
+    if unshare is None or not is_root:
+        pytest.skip("NOT TESTED HERE: nothing can be mounted")
+    script = f'{mount} && exec "$@"'
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", script, "sh", *arguments(code, folder)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "mount" in done.stderr and "Traceback" not in done.stderr:
+        pytest.skip(f"NOT TESTED HERE: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_told_and_what_is_there_stays_right(folder: Path) -> None:
+    code = """
+        cache = cache_at(path)
+        file = open_shard(cache, size=100 * RANGE)
+        stored = 0
+        try:
+            for n in range(100):
+                fill(file, n)
+                stored += 1
+        except CacheFull as error:
+            assert "No space left on device" in str(error), error
+        assert 5 < stored < 20, stored
+        assert not file.has(stored, stored + 1)
+        assert all(file.has(n, n + 1) and is_right(file, n) for n in range(stored))
+        assert file.claim(stored, timeout_s=0) is not None  # not held for ever
+        again = open_shard(cache, size=100 * RANGE)
+        assert again.missing(0, 100 * RANGE) == list(range(stored, 100))
+        try:
+            while True:
+                os.write(os.open(path / "ballast", os.O_WRONLY | os.O_CREAT | os.O_APPEND), b"x")
+        except OSError:
+            pass
+        late = open_shard(cache, 1)
+        try:
+            late.claim(0)
+            assert not late.descriptor
+        except CacheFull as error:
+            assert "No space" in str(error), error
+    """
+    folder.mkdir()
+    in_mount(code, folder, f"mount -t tmpfs -o size=1m tmpfs {folder}")
+
+
+READ_ONLY = """
+    cache = cache_at(path)
+    file = open_shard(cache)
+    assert file.has(0, 2) and is_right(file, 0)
+    claim = file.claim(2)
+    with claim:
+        claim.store(content(0, claim.start, claim.length))
+    assert not file.has(2, 3)
+    file.distrust(1)
+    assert not file.has(1, 2) and file.claim(1) is not None
+    absent = open_shard(cache, 1)
+    assert absent.descriptor == -1 and not absent.has(0, 1)
+    with absent.claim(0) as claim:
+        claim.store(content(1, claim.start, claim.length))
+    assert not absent.has(0, 1)
+"""
+
+
+def filled(folder: Path) -> dict[str, tuple[bytes, int]]:
+    file = open_shard(cache_at(folder))
+    fill(file, 0)
+    fill(file, 1)
+    file.close()
+    return state(folder)
+
+
+def state(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {one.name: (one.read_bytes(), one.stat().st_mtime_ns) for one in folder.iterdir()}
+
+
+def test_a_read_only_mount_is_read(folder: Path) -> None:
+    before = filled(folder)
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    in_mount(READ_ONLY, folder, mount)
+    assert state(folder) == before
+
+
+@needs_root
+def test_a_directory_without_the_right_to_write_is_read(folder: Path) -> None:
+    before = filled(folder)
+    folder.chmod(0o755)
+    for one in folder.iterdir():
+        one.chmod(0o644)
+    parents = [p for p in folder.parents if p.stat().st_uid == 0 and not p.stat().st_mode & 1]
+    modes = [one.stat().st_mode for one in parents]
+    try:
+        for one in parents:
+            one.chmod(0o755)
+        done = child("    os.setuid(65534)\n" + READ_ONLY, folder)
+        done.communicate(timeout=60)
+    finally:
+        for one, mode in zip(parents, modes, strict=True):
+            one.chmod(stat.S_IMODE(mode))
+    assert done.returncode == 0
+    assert state(folder) == before
+
+
+# --- users --------------------------------------------------------------------------------------
+
+
+def test_new_directories_and_files_are_the_user_s_alone(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        fill(open_shard(cache_at(tmp_path / "new" / "cache")), 0)
+        given = tmp_path / "given"
+        given.mkdir(0o755)
+        fill(open_shard(cache_at(given)), 0)
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o2770)
+        fill(open_shard(cache_at(shared)), 0)
+    finally:
+        os.umask(old)
+    modes = [
+        {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} | {folder.stat().st_mode}
+        for folder in (tmp_path / "new" / "cache", given, shared)
+    ]
+    assert modes == [{0o600, 0o40700}, {0o600, 0o40755}, {0o660, 0o42770}]
+
+
+@needs_root
+def test_files_of_another_user_are_used_in_a_shared_directory_only(folder: Path) -> None:
+    fill(open_shard(cache_at(folder)), 0)
+    one = the_file(folder)
+    os.chown(one, 12345, 65534)
+    one.chmod(0o660)
+    for mode, expected in ((0o755, False), (0o777, False), (0o770, True)):
+        folder.chmod(mode)
+        file = open_shard(cache_at(folder))
+        assert file.has(0, 1) is expected, oct(mode)
+        file.close()
+
+
+# --- chance -------------------------------------------------------------------------------------
+
+ANY = """
+    import random
+    rng = random.Random(int(sys.argv[2]))
+    cache = cache_at(path, ranges=40)
+    files, full = {}, 0
+    for step in range(int(sys.argv[3])):
+        shard = rng.randrange(8)
+        file = files.get(shard) or files.setdefault(shard, open_shard(cache, shard))
+        n, what = rng.randrange(11), rng.random()
+        try:
+            if what < 0.06:
+                files.pop(shard).close()
+            elif what < 0.08:
+                file.distrust(n)
+            elif what < 0.10:
+                claim = file.claim(n)
+                if claim is not None:
+                    claim.abandon()
+            elif what < 0.11 and sys.argv[2] == "0":
+                from shardio.storage.cache import clear
+                clear(path)
+            elif what < 0.2:
+                fill(file, n)
+        except CacheFull:
+            full += 1
+            files.pop(shard).close()
+            continue
+        if file.has(n, n + 1):
+            assert is_right(file, n), (step, shard, n)
+"""
+
+
+def any_steps(folder: Path, seed: int, steps: int) -> None:
+    """Run four processes on a cache, kill two of them at a time by chance, and look at the end."""
+    rng = random.Random(seed)
+    children = [child(ANY, folder, str(seed * 4 + n), str(steps)) for n in range(4)]
+    for one in children[2:]:
+        try:
+            one.wait(timeout=rng.uniform(0.2, 1.0))
+        except subprocess.TimeoutExpired:
+            one.kill()
+    for number, one in enumerate(children):
+        one.communicate(timeout=120)
+        assert one.returncode == 0 or (number >= 2 and one.returncode == -9)
+    cache = cache_at(folder, ranges=40)
+    assert on_disk(folder) <= cache.limit_bytes + 4 * RANGE
+    for shard in range(8):
+        file = open_shard(cache, shard)
+        for number in range(11):
+            assert not file.has(number, number + 1) or is_right(file, number)
+            claim = file.claim(number, timeout_s=0)
+            assert claim is not None or file.has(number, number + 1)
+            del claim
+        file.close()
+
+
+def test_four_processes_do_anything(folder: Path) -> None:
+    any_steps(folder, 0, 150)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_four_processes_do_anything_for_long(folder: Path, seed: int) -> None:
+    any_steps(folder, seed, 3000)

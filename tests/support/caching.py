@@ -1,0 +1,80 @@
+"""Shards for the cache's tests: their bytes by arithmetic, and what a process does with a cache."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from shardio.storage.cache import CacheDirectory
+from shardio.storage.cached_file import CachedFile
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RANGE = 64 << 10
+DATASET = b"0123456789abcdef"
+
+
+def content(shard: int, start: int, length: int) -> bytes:
+    """Return bytes of a shard: each differs by its shard and place."""
+    begin, blocks = start // 32, (start + length) // 32 + 1
+    made = b"".join(hashlib.blake2s(b"%d %d" % (shard, n)).digest() for n in range(begin, blocks))
+    return made[start - 32 * begin :][:length]
+
+
+def key_of(shard: int) -> str:
+    return hashlib.sha256(b"%d" % shard).hexdigest()
+
+
+def cache_at(path: Path, ranges: int = 1000) -> CacheDirectory:
+    """Return a cache whose limit is so many ranges, and some room for maps."""
+    return CacheDirectory(path, ranges * (RANGE + 1024), range_bytes=RANGE)
+
+
+def open_shard(cache: CacheDirectory, shard: int = 0, size: int = 10 * RANGE + 77) -> CachedFile:
+    return cache.open(key_of(shard), size, DATASET, shard)
+
+
+def fill(file: CachedFile, number: int) -> bool:
+    """Let a range be there; True if this call "downloaded" it."""
+    claim = file.claim(number)
+    if claim is None:
+        return False
+    with claim:
+        claim.store(content(file.layout.shard, claim.start, claim.length))
+    return True
+
+
+def is_right(file: CachedFile, number: int) -> bool:
+    start, length = file.layout.span(number)
+    return os.pread(file.descriptor, length, start) == content(file.layout.shard, start, length)
+
+
+def arguments(code: str, *more: str | Path) -> list[str]:
+    """Return the command of a child process with these names at hand, and `path`: more[0]."""
+    begin = """
+        import os, sys, time
+        from pathlib import Path
+        from shardio.storage.cached_file import CacheFull
+        from support.caching import *
+        path = Path(sys.argv[1])
+    """
+    program = textwrap.dedent(begin) + textwrap.dedent(code)
+    return [sys.executable, "-W", "error", "-c", program, *map(os.fspath, more)]
+
+
+def child(code: str, *more: str | Path, **options: object) -> "subprocess.Popen[str]":
+    """Start a child process; its stdin and stdout are pipes."""
+    return subprocess.Popen(
+        arguments(code, *more),
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return os.environ | {"PYTHONPATH": paths}

@@ -1,0 +1,206 @@
+"""Stores of objects for the tests, each a real server on loopback with one bucket.
+
+    with object_stores.s3() as store:
+        store.put({"data/manifest.json": path})
+        shardio.open(f"{store.url}/data", ...store.options...)
+
+s3 is moto's server (from `tools/setup`), azurite Microsoft's own (from `tools/setup-servers`). gcs
+is moto's, too: obstore talks to Google by the XML API, which is that of S3 but for who asks and
+for conditions on generations, which moto does not know. Rejected: gcp-storage-emulator
+2026.7.19, which answers without ETag and Last-Modified, and obstore refuses that. None is fast:
+moto reads 33 MB/s; speed is measured before nginx.
+"""
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import http.client
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.servers import LIMIT_S, find_program, free_port, running
+from support.trees import environment
+
+TESTS = Path(__file__).resolve().parent.parent
+AZURITE = TESTS / "servers" / ".venv" / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+BUCKET = "shardiotests"
+# Azurite's one account, as its documentation gives it: no secret.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+S3_KEYS = ("AKIDSHARDIOTESTS", "secret of shardio's tests")  # of the store that asks for none
+
+
+class ObjectStore:
+    """A running store and its one bucket. Its methods run obstore in a process of their own.
+
+    url:      of the bucket, as users write it: s3://..., az://..., gs://...
+    options:  what obstore's `from_url` needs besides `client_options={"allow_http": True}`
+    """
+
+    def __init__(self, url: str, port: int, options: Mapping[str, Any]) -> None:
+        self.url, self.port, self.options = url, port, dict(options)
+
+    def through(self, port: int) -> "ObjectStore":
+        """Return the same store as clients see it through another port, such as a proxy's."""
+        text = json.dumps(self.options).replace(f"127.0.0.1:{self.port}", f"127.0.0.1:{port}")
+        text = text.replace(f"localhost:{self.port}", f"localhost:{port}")
+        return ObjectStore(self.url, port, json.loads(text))
+
+    def put(self, files: Mapping[str, Path]) -> None:
+        """Put files, under these names."""
+        self._ask("put", files={name: str(path) for name, path in files.items()})
+
+    def put_folder(self, folder: Path, prefix: str = "") -> None:
+        """Put all files below a folder, under their paths in it."""
+        found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        self.put({prefix + path.relative_to(folder).as_posix(): path for path in found})
+
+    def sizes(self) -> dict[str, int]:
+        """Return the names and sizes of all objects."""
+        return self._ask("list")
+
+    def get(self, names: Sequence[str], folder: Path) -> None:
+        """Copy objects into a folder, under their names."""
+        self._ask("get", names=list(names), folder=str(folder))
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects."""
+        self._ask("delete", names=list(names))
+
+    def _ask(self, do: str, **more: Any) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "support.store_client"],
+            input=json.dumps({"do": do, "url": self.url, "options": self.options, **more}),
+            env=environment(PYTHONPATH=str(TESTS)),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{do} in {self.url}: {done.stderr}")
+        return json.loads(done.stdout)
+
+
+def _need(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"NOT TESTED HERE: {', '.join(missing)} not there: tools/setup installs them")
+
+
+def _ask(port: int, method: str, path: str, body: str = "", **headers: str) -> str:
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    with contextlib.closing(client):
+        client.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        answer = client.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {answer.reason}: {text}")
+        return text
+
+
+@contextlib.contextmanager
+def _moto(program: str) -> Iterator[int]:
+    """Run moto's server with the bucket; its port."""
+    _need("moto", "flask", "flask_cors", "obstore")
+    with tempfile.TemporaryDirectory(prefix="shardio-moto-") as scratch:
+        port = free_port()
+        command = [sys.executable, "-m", program, "-H", "127.0.0.1", "-p", str(port)]
+        with running(command, port, Path(scratch), environment(PYTHONPATH=str(TESTS))):
+            _ask(port, "PUT", f"/{BUCKET}", "", **_s3_scope("s3"))
+            yield port
+
+
+@contextlib.contextmanager
+def s3(*, private: bool = False) -> Iterator[ObjectStore]:
+    """Run moto's server. private: it checks signatures, and lets only one user of its own in."""
+    with _moto("moto.server") as port:
+        keys = _private_user(port) if private else S3_KEYS
+        options = {
+            "endpoint": f"http://127.0.0.1:{port}",
+            "region": "us-east-1",
+            "access_key_id": keys[0],
+            "secret_access_key": keys[1],
+        }
+        yield ObjectStore(f"s3://{BUCKET}", port, options)
+
+
+def _s3_scope(service: str) -> dict[str, str]:
+    """Make the header by which moto knows which service is meant; it does not check it yet."""
+    scope = f"{S3_KEYS[0]}/20260101/us-east-1/{service}/aws4_request"
+    return {"Authorization": f"AWS4-HMAC-SHA256 Credential={scope}"}
+
+
+def _private_user(port: int) -> tuple[str, str]:
+    """Make a user who may do everything, and have all others refused from now on."""
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+    }
+
+    def iam(action: str, **given: str) -> str:
+        form = urllib.parse.urlencode({"Action": action, "UserName": "tests", **given})
+        kind = {"Content_Type": "application/x-www-form-urlencoded"}
+        return _ask(port, "POST", "/", form, **_s3_scope("iam"), **kind)
+
+    iam("CreateUser")
+    iam("PutUserPolicy", PolicyName="all", PolicyDocument=json.dumps(policy))
+    made = iam("CreateAccessKey")
+    found = re.findall(r"<(?:AccessKeyId|SecretAccessKey)>([^<]+)<", made)
+    _ask(port, "POST", "/moto-api/reset-auth", "0")
+    return found[0], found[1]
+
+
+@contextlib.contextmanager
+def gcs() -> Iterator[ObjectStore]:
+    """Run moto's server as what obstore takes for Google's. It asks nobody who he is."""
+    with _moto("support.moto_program") as port:
+        account = {
+            "gcs_base_url": f"http://127.0.0.1:{port}",
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        options = {"service_account_key": json.dumps(account)}
+        yield ObjectStore(f"gs://{BUCKET}", port, options)
+
+
+@contextlib.contextmanager
+def azurite() -> Iterator[ObjectStore]:
+    """Run Azurite, which checks signatures by the key of its one account."""
+    _need("obstore")
+    node = find_program("node")
+    if node is None or not AZURITE.exists():
+        pytest.skip("NOT TESTED HERE: azurite not there: tools/setup-servers installs it")
+    with tempfile.TemporaryDirectory(prefix="shardio-azurite-") as scratch:
+        port = free_port()
+        command = [node, AZURITE, "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+        command += ["--inMemoryPersistence", "--silent"]
+        # Versions of the API that are newer than it are let in: they are obstore's choice.
+        command += ["--disableTelemetry", "--skipApiVersionCheck"]
+        with running(command, port, Path(scratch)):
+            path = f"/{ACCOUNT}/{BUCKET}"
+            fields = {"x_ms_date": formatdate(usegmt=True), "x_ms_version": "2021-08-06"}
+            lines = [f"{name.replace('_', '-')}:{value}\n" for name, value in fields.items()]
+            signed = "PUT" + "\n" * 12 + "".join(lines) + f"/{ACCOUNT}{path}\nrestype:container"
+            digest = hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)
+            fields["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+            _ask(port, "PUT", f"{path}?restype=container", **fields)
+            options = {
+                "endpoint": f"http://127.0.0.1:{port}/{ACCOUNT}",
+                "account_name": ACCOUNT,
+                "account_key": KEY,
+            }
+            yield ObjectStore(f"az://{BUCKET}", port, options)
