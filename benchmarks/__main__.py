@@ -21,6 +21,7 @@ NAMES = (
     "compare",
     "loader",
     "pixels",
+    "encoded",
     "transport",
     "resident_rows",
     "slow_samples",

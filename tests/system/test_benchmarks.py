@@ -58,6 +58,7 @@ NAMES = (
         "compare",
         "loader",
         "pixels",
+        "encoded",
         "transport",
         "resident_rows",
         "slow_samples",

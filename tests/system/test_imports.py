@@ -37,6 +37,8 @@ DOORS = {  # what only these modules import
         "dataset.stream",
         "dataset.epoch_state",
         "dataset.collate",
+        "dataset.encoded",
+        "dataset.batch_join",
         "loader.device",
         "loader.normalize",
         "loader.pinned",
