@@ -30,6 +30,7 @@ NAMES = (
     "formats",
     "startup",
     "manifest",
+    "scale",
     "order",
     "shuffle",
     "workers",

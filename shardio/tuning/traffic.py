@@ -46,10 +46,13 @@ def machine_traffic(
     everything = epoch.records * mean_bytes
     part = local_world_size / share.world_size  # of the records that this machine hands out
     touched = _touched_spans(share, local_world_size) / max(1, min(epoch.spans, epoch.units))
-    # Spans begin and end within shards: a process opens those that its spans reach into.
-    opened = min(shards, math.ceil(share.touched * (1 + shards / epoch.spans)))
+    # Spans begin and end within shards: a process opens those that its spans reach into, and at
+    # most those that its units do.
+    reach = 1 + epoch.window * shards / max(1, epoch.records)
+    units = epoch.units / (share.world_size * share.num_workers)
+    opened = min(shards, share.touched * (1 + shards / epoch.spans), max(1.0, units * reach))
     if epoch.shuffles_all:
-        opened = shards
+        opened = min(shards, epoch.records / (share.world_size * share.num_workers))
     fixed = local * opened + local_world_size  # ends of shards; manifests
     handed_out = everything * part
     if plan.policy == "remote":

@@ -54,6 +54,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = (
     *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
     "shuffle",
+    "scale",
     *(
         "compare",
         "loader",
