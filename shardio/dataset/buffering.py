@@ -44,7 +44,7 @@ from ..order.rng import Int64s
 from ..order.subset import Selection
 from ..storage.local import memory_available
 from ..storage.ranges import IN_FLIGHT, LEAST_IN_FLIGHT
-from ..storage.remote import RANGE
+from ..storage.remote_file import RANGE
 
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
 SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB

@@ -78,7 +78,7 @@ class Fetch:
             share,
             mean,
             network=reader.storage.is_network(),
-            remote=reader.storage.remote,
+            remote=reader.storage.remote and reader.storage.is_network(),
             buffer_bytes=buffer_bytes,
             local_consumers=local_consumers,
             machines=machines,
@@ -88,8 +88,8 @@ class Fetch:
         self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
         self._ahead = 0 if plan.in_memory else max(buffering.AHEAD, share.batch_size or 1)
         self._ask_lead = 0  # records of a span that are asked for beyond those of batches drawn
+        reader.storage.share(local_consumers)
         if plan.ahead_bytes and not plan.first:
-            reader.storage.share(local_consumers)
             rows = math.ceil(plan.ahead_bytes / mean)
             self._ahead = max(self._ahead, min(rows, buffering.DRAWN))
             self._ask_lead = max(0, rows - self._ahead) // share.touched
@@ -111,7 +111,7 @@ class Fetch:
         waiting: deque[_Drawn] = deque()
         ahead = 0
         batches = self._batches()
-        if self.plan.ahead_bytes:
+        if self.reader.storage.remote:
             batches = self._expect_shards(batches)
         for drawn in starmap(self._draw, batches):
             waiting.append(drawn)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import DamageError, OptionError, printable, there_are
-from .base import Opening, Shard, ShardInfo
+from .base import Opening, Shard, ShardInfo, known_file
 from .foreign.base import ForeignFile, ForeignShard
 from .foreign.caffe_writer import Caffe
 from .foreign.imagefolder import ImageFolderShard, ImageRun
@@ -29,7 +29,7 @@ from .foreign.webdataset_writer import WebDataset
 from .foreign.writer import Target
 from .lmdb import START, LmdbEncoder, LmdbShard
 from .manifest import SUFFIXES
-from .record import MAGIC, RecordEncoder, RecordShard, most_of_end
+from .record import ATTEMPTS, MAGIC, RecordEncoder, RecordShard, most_of_end
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,17 @@ class PackedFormat:
 
     def open(self, opening: Opening, info: ShardInfo) -> Shard:
         """Open one shard. Raises as `open_shard`."""
-        if opening.storage.remote:  # a network may damage what the store has undamaged
-            with contextlib.suppress(DamageError):
+        # A network may damage what the store has undamaged.
+        for _ in range(ATTEMPTS if opening.storage.remote else 0):
+            try:
                 return self._open(opening, info)
+            except DamageError:
+                end = most_of_end(info.records, opening.schema)
+                opening.storage.distrust_end(known_file(opening, info), end)
         return self._open(opening, info)
 
     def _open(self, opening: Opening, info: ShardInfo) -> Shard:
-        file = opening.storage.open(info.name, info.size)
+        file = opening.storage.open(info.name, known_file(opening, info))
         try:
             shard = self.shard(
                 file, info, opening.dataset_id, verify=opening.verify, schema=opening.schema
@@ -113,14 +117,15 @@ def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
 def expect_shard(format: str, opening: Opening, info: ShardInfo) -> None:
     """Announce that a shard will be opened soon: an object store is asked for its end."""
     if format in PACKED:
-        opening.storage.will_open(info.name, info.size, most_of_end(info.records, opening.schema))
+        end = most_of_end(info.records, opening.schema)
+        opening.storage.will_open(info.name, known_file(opening, info), end)
 
 
 def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
     """Return the SHA-256 of a shard's file, or files, 32 bytes. Raises as opening it does."""
     if format == "imagefolder":
         return ImageFolderShard(ImageRun, opening, info).sha256()
-    with contextlib.closing(opening.storage.open(info.name, info.size)) as file:
+    with contextlib.closing(opening.storage.open(info.name, known_file(opening, info))) as file:
         return file.sha256()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..storage.base import Location
+from ..storage.base import KnownFile, Location
 from .sample import Sample, Schema
 
 Column = np.ndarray[Any, Any]
@@ -41,6 +41,11 @@ class Opening:
     schema: Schema
     options: Mapping[str, Any]  # of the manifest: how the dataset was packed or indexed
     verify: bool = True  # formats whose index is not checked on every read check it when opened
+
+
+def known_file(opening: Opening, info: ShardInfo) -> KnownFile:
+    """Return what the manifest knows of a shard's file."""
+    return KnownFile(info.size, info.sha256, opening.dataset_id, info.number)
 
 
 class Shard(Protocol):

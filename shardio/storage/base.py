@@ -6,7 +6,16 @@ Files are opened after a fork, never inherited: a Location can be pickled, a Fil
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class KnownFile(NamedTuple):
+    """Say what a manifest knows of a shard's file."""
+
+    size: int  # bytes
+    sha256: bytes  # of the file, 32 bytes; b"" where it is not known, and a cache keeps nothing
+    dataset_id: bytes  # 16 bytes
+    shard: int  # its number
 
 
 class File(Protocol):
@@ -55,14 +64,17 @@ class Location(Protocol):
 
     url: str  # as the user gave it, for messages; without secrets
 
-    def open(self, name: str, size: int | None = None) -> File:
-        """Open a file. size: the bytes that it is said to have; then none of it may be read yet.
+    def open(self, name: str, known: KnownFile | None = None) -> File:
+        """Open a file. Where it is known what file it is, none of it may be read yet.
 
         Raises FileNotFoundError, StorageError, as the first read may then.
         """
 
-    def will_open(self, name: str, size: int, end: int) -> None:
-        """Announce that a file of `size` bytes will be opened soon, and its last `end` read."""
+    def will_open(self, name: str, known: KnownFile, end: int) -> None:
+        """Announce that a file will be opened soon, and its last `end` bytes read."""
+
+    def distrust_end(self, known: KnownFile, end: int) -> None:
+        """Keep the last `end` bytes of a file no longer: they are damaged."""
 
     def share(self, consumers: int) -> None:
         """Say how many processes of this machine read from it, this one included."""
@@ -81,4 +93,4 @@ class Location(Protocol):
 
     @property
     def remote(self) -> bool:
-        """Return True for an object store: every read is a request, and its bytes are held here."""
+        """Return True for an object store: every read is a request, or from its cache."""

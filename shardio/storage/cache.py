@@ -50,7 +50,6 @@ from .cached_file import (
     read_layout,
     touch,
 )
-from .location import local_path
 from .lock import JOURNAL
 
 RANGE_BYTES = 8 << 20
@@ -88,7 +87,7 @@ class CacheDirectory:
 
         Raises OptionError (a limit that is too small, a dataset's own directory), StorageError.
         """
-        self.path = os.path.abspath(local_path(path))
+        self.path = _absolute(path)
         self.range_bytes = check_int("range_bytes", range_bytes, _BLOCK)
         if self.range_bytes % _BLOCK:
             raise OptionError(f"range_bytes is {range_bytes}: expected a multiple of {_BLOCK}")
@@ -291,7 +290,7 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int]:
     """
     files, size = 0, 0
     listed = _listed(path)
-    folder = os.path.abspath(local_path(path))
+    folder = _absolute(path)
     with contextlib.suppress(OSError), locked(folder):  # stopped or not: this is asked for
         for one in listed:
             with contextlib.suppress(OSError):
@@ -309,8 +308,16 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int]:
     return files, size
 
 
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """Return the path of a cache. Raises OptionError for a URL."""
+    text = os.fsdecode(path)
+    if "://" in text:
+        raise OptionError(f"the cache {printable(text)}: expected a directory of this machine")
+    return os.path.abspath(text)
+
+
 def _listed(path: str | os.PathLike[str]) -> list[_Found]:
-    folder = os.path.abspath(local_path(path))
+    folder = _absolute(path)
     if not os.path.isdir(folder):
         raise NotPackedError(f"{printable(folder, 4096)}: no such directory; expected a cache")
     try:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from ..errors import DamageError, ExistsError, StorageError, printable
 from ..names import file_name
 from ..units import show_size
+from .base import KnownFile
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
@@ -49,7 +50,7 @@ class LocalDirectory:
         """Return the path of a file."""
         return os.path.join(self.root, file_name(name))
 
-    def open(self, name: str, size: int | None = None) -> LocalFile:
+    def open(self, name: str, known: KnownFile | None = None) -> LocalFile:
         """Open a file. Raises FileNotFoundError, StorageError."""
         found = file_name(name)
         return open_file(os.path.join(self.root, found), os.path.join(self.url, found))
@@ -73,8 +74,11 @@ class LocalDirectory:
 
     remote = False
 
-    def will_open(self, name: str, size: int, end: int) -> None:
+    def will_open(self, name: str, known: KnownFile, end: int) -> None:
         """Do nothing: it costs little to open a file."""
+
+    def distrust_end(self, known: KnownFile, end: int) -> None:
+        """Do nothing: nothing is kept."""
 
     def share(self, consumers: int) -> None:
         """Do nothing: the system shares its storage out."""
@@ -162,6 +166,12 @@ class LocalFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def wrap(descriptor: int, name: str) -> LocalFile:
+    """Return a file for an open descriptor, which it closes."""
+    status = os.fstat(descriptor)
+    return LocalFile(descriptor, status.st_size, _read_ahead(status.st_dev), name)
 
 
 def open_file(path: str, name: str) -> LocalFile:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
+from .cache import CacheDirectory
 from .client import READ_ONLY, SCHEMES, Store
 from .local import LocalDirectory
 from .options import Storage
@@ -33,7 +34,10 @@ def locate(
         return LocalDirectory("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))))
     if scheme.lower() in SCHEMES:
         chosen = options or Storage()
-        return RemoteLocation(Store(text, dict(chosen.options or {}), chosen.timeout_s))
+        store = Store(text, dict(chosen.options or {}), chosen.timeout_s)
+        if chosen.cache is None or chosen.cache_bytes is None:
+            return RemoteLocation(store)
+        return RemoteLocation(store, CacheDirectory(chosen.cache, chosen.cache_bytes))
     raise OptionError(
         f"{printable(text)}: {printable(scheme)}:// is not known; expected a directory, a file:// "
         f"URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"

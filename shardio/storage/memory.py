@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import DamageError
-from .base import File
+from .base import File, KnownFile
 
 
 class MemoryLocation:
@@ -15,7 +15,7 @@ class MemoryLocation:
         self.url = url  # for messages
         self._files = files
 
-    def open(self, name: str, size: int | None = None) -> File:
+    def open(self, name: str, known: KnownFile | None = None) -> File:
         """Raise FileNotFoundError: there is nothing to open."""
         raise FileNotFoundError(name)
 
@@ -31,8 +31,11 @@ class MemoryLocation:
 
     remote = False
 
-    def will_open(self, name: str, size: int, end: int) -> None:
+    def will_open(self, name: str, known: KnownFile, end: int) -> None:
         """Do nothing: there is nothing to open."""
+
+    def distrust_end(self, known: KnownFile, end: int) -> None:
+        """Do nothing: nothing is kept."""
 
     def share(self, consumers: int) -> None:
         """Do nothing: it is this process's own."""

@@ -23,6 +23,9 @@ class Storage:
                   256 MiB
     options       of an object store, by obstore's names: endpoint, region, skip_signature (for
                   public buckets), client_options ...
+    cache         a directory of this machine that keeps what is read of an object store; all its
+                  processes share it (docs/remote.md)
+    cache_bytes   that the directory may take, or "200GiB"
     timeout_s     seconds that a read of an object store is tried again while it fails; default 120
     verify_open   False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
     max_pixels    of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF, JPEG2000,
@@ -35,6 +38,8 @@ class Storage:
     root: str | os.PathLike[str] | None = None
     buffer_bytes: int | str | None = None
     options: Mapping[str, Any] | None = None
+    cache: str | os.PathLike[str] | None = None
+    cache_bytes: int | str | None = None
     timeout_s: float = TIMEOUT_S
     verify_open: bool = True
     max_pixels: int | None = None
@@ -56,6 +61,8 @@ class Storage:
             object.__setattr__(
                 self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)
             )
+        if (self.cache is None) != (self.cache_bytes is None):
+            raise OptionError("cache and cache_bytes belong together: a directory, and its limit")
         check_given(self, max_pixels=(1,))
 
 

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -48,10 +49,15 @@ class Sender(Protocol):
 class Range:
     """A range that was asked for. It counts as in flight until it is released."""
 
-    __slots__ = ("__weakref__", "_future", "_owner", "_released", "request")
+    __slots__ = ("__weakref__", "_future", "_owner", "_released", "done", "request")
 
-    def __init__(self, owner: Ranges, request: Request) -> None:
-        self._owner, self.request = owner, request
+    def __init__(
+        self,
+        owner: Ranges,
+        request: Request,
+        done: Callable[[Future[Reply]], None] | None = None,
+    ) -> None:
+        self._owner, self.request, self.done = owner, request, done
         self._future: Future[Reply] | None = None  # None: not sent yet
         self._released = False
 
@@ -105,9 +111,14 @@ class Ranges:
         self.budget = max(LEAST_IN_FLIGHT, IN_FLIGHT // consumers)
         self.sender.share(consumers)
 
-    def announce(self, request: Request) -> Range:
-        """Ask for a range that will be read soon, as soon as there is room for it."""
-        wanted = Range(self, request)
+    def announce(
+        self, request: Request, done: Callable[[Future[Reply]], None] | None = None
+    ) -> Range:
+        """Ask for a range that will be read soon, as soon as there is room for it.
+
+        done: called when the answer is there, by a thread that others wait for.
+        """
+        wanted = Range(self, request, done)
         with self._lock:
             self._waiting.append(wanted)
             self._fill()
@@ -145,6 +156,8 @@ class Ranges:
         self._flying.add(id(wanted))
         self._bytes += wanted.request.length
         wanted._future = self.sender.submit(wanted.request, urgent=urgent)
+        if wanted.done is not None:
+            wanted._future.add_done_callback(wanted.done)
 
 
 # ------------------------------------------------------------------------- those of this process

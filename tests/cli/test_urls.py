@@ -282,7 +282,7 @@ def test_files_of_a_folder_are_asked_for_at_once(proxy: FaultProxy, tmp_path: Pa
 
 def test_what_cannot_be_read_is_not_damaged(folder: Path, proxy: FaultProxy) -> None:
     name = min(path.name for path in (folder / "record").glob("*.shard"))
-    proxy.rules(Rule("503", path=name))
+    proxy.rules(Rule("500", path=name))
     done = run("verify", f"{proxy.url}/record", "--timeout", "1", "--jobs", "1", "--json", code=1)
     found = json.loads(done.stdout)
     assert found["damages"] == [] and len(found["unread"]) == 1 and name in found["unread"][0]
@@ -291,7 +291,7 @@ def test_what_cannot_be_read_is_not_damaged(folder: Path, proxy: FaultProxy) -> 
 
 
 def test_verify_ends_soon_where_nothing_answers(folder: Path, proxy: FaultProxy) -> None:
-    proxy.rules(Rule("503", path=r"\.shard$"))
+    proxy.rules(Rule("500", path=r"\.shard$"))
     found = shardio.verify(f"{proxy.url}/record", storage=Storage(timeout_s=0.5), jobs=1)
     assert len(found.unread) == 4 and found.untried == shards(folder / "record") - 4 > 0
     assert "could not be read" in str(found) and not found.damages
@@ -316,6 +316,6 @@ def test_a_file_that_is_not_there_or_has_changed_is_damage(
 
 
 def test_unpack_names_what_cannot_be_read(proxy: FaultProxy, tmp_path: Path) -> None:
-    proxy.rules(Rule("503", path=r"\.shard$"))
-    with pytest.raises(StorageError, match=r"\.shard: cannot read bytes .*503"):
+    proxy.rules(Rule("500", path=r"\.shard$"))
+    with pytest.raises(StorageError, match=r"\.shard: cannot read bytes .*500"):
         shardio.unpack(f"{proxy.url}/record", tmp_path / "out", storage=Storage(timeout_s=0.5))

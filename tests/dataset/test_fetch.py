@@ -619,7 +619,7 @@ def test_a_forked_child_opens_its_own_descriptors(
     opened_by_child = []
     real = of.storage.open
 
-    def slow(name: str, size: int | None = None) -> Any:
+    def slow(name: str, known: Any = None) -> Any:
         opening.set()
         if os.getpid() == parent:
             go_on.wait(60)

@@ -251,7 +251,7 @@ def test_a_killed_helper_is_named_and_replaced(proxy: FaultProxy) -> None:
     assert first is not None
     proxy.rules(Rule("timeout", path="shard"))
     with pytest.raises(StorageError, match=r"process that reads from URLs .* ended \(signal 9\)"):
-        reading = ranges.ranges().want(there.reader.storage.end("x.shard", 10, 5))
+        reading = ranges.ranges().want(there.reader.storage.ends.request("x.shard", 10, 5))
         ranges.ranges().hurry(reading)
         os.kill(first, signal.SIGKILL)
         reading.wait()
@@ -390,7 +390,7 @@ def test_no_secret_of_a_url_is_in_errors(proxy: FaultProxy) -> None:
 
 
 def test_urls_are_read_only_here(web: servers.Web, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="object stores are read"):
+    with pytest.raises(OptionError, match="read only"):
         shardio.pack(tmp_path, f"{web.url}/out")
 
 

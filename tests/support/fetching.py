@@ -28,7 +28,9 @@ class Watched:
 
     remote = False
 
-    def open(self, name: str, size: int | None = None) -> Any:
+    def share(self, consumers: int) -> None: ...
+
+    def open(self, name: str, known: Any = None) -> Any:
         return WatchedFile(self._storage.open(name), self)
 
     def read(self, name: str, limit: int) -> bytes:

@@ -14,7 +14,7 @@ class OneFile:
     def __init__(self, file: Any = None) -> None:
         self._file = file or SimpleNamespace(name="nothing", size=0, read=None)
 
-    def open(self, name: str, size: int | None = None) -> File:
+    def open(self, name: str, known: Any = None) -> File:
         file: File = self._file
         return file
 

@@ -27,7 +27,7 @@ import numpy as np
 from ...errors import DamageError, SourceError, StorageError, printable
 from ...images.filetype import image_type
 from ...names import KEY, file_name, key_text
-from ...storage.base import File, Location
+from ...storage.base import File, KnownFile, Location
 from ...units import show_count
 from ..base import Column, Opening, ShardInfo
 from ..sample import pack, unpack
@@ -91,7 +91,7 @@ class ImageRun(ForeignFile):
         if self._storage.remote:  # its size is compared when it is read
             expected = self._expected.pop(record, None)
             return (
-                self._storage.open(key_text(self.key(record)), size)
+                self._storage.open(key_text(self.key(record)), KnownFile(size, b"", b"", 0))
                 if expected is None
                 else expected
             )

@@ -1,0 +1,215 @@
+"""Datasets read by URL through a cache: the same records, and nothing downloaded twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import servers
+from support.fault_proxy import FaultProxy, fault_proxy
+from support.faults import Rule
+from torch.utils.data import DataLoader
+
+import shardio
+from shardio import Order, ShardDataset, ShardLoader, Storage
+from shardio.errors import OptionError
+from shardio.storage import kept_file, ranges
+
+RECORDS, BYTES = 600, 60_000
+
+
+def image(number: int) -> bytes:
+    return b"\xff\xd8\xff" + number.to_bytes(4, "big") * (BYTES // 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("www")
+    fields = {"image": "image", "label": "int"}
+    with shardio.Writer(folder / "data", fields=fields, shard_size=12_000_000) as writer:
+        for number in range(RECORDS):
+            writer.write({"__key__": f"{number}", "image": image(number), "label": number})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_all(folder: Path) -> Iterator[FaultProxy]:
+    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
+    of_all.rules()
+    of_all.limits()
+    of_all.reset()
+    yield of_all
+    ranges.close()
+
+
+def dataset(path: Any, cache: Path | None = None, limit: str = "1GiB") -> ShardDataset:
+    storage = None if cache is None else Storage(cache=cache, cache_bytes=limit, timeout_s=20)
+    return ShardDataset(
+        str(path),
+        batch_size=20,
+        decode=None,
+        fields=("image", "label"),
+        shuffle_buffer=60,
+        order=Order(spans=4, unit=5),
+        storage=storage,
+    )
+
+
+def batches(loader: Any) -> list[Any]:
+    return [([bytes(one) for one in images], labels.tolist()) for images, labels in loader]
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "data").glob("*.shard"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_is_downloaded_once(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, workers: int
+) -> None:
+    want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
+    there = dataset(f"{proxy.url}/data", tmp_path / "cache")
+    assert batches(DataLoader(there, batch_size=None, num_workers=workers)) == want
+    shards = [one for one in proxy.figures().log if one.path.endswith(".shard")]
+    ranges_of = [(one.path, one.range) for one in shards if one.sent > 20_000]
+    assert len(ranges_of) == len(set(ranges_of))
+    assert proxy.figures().sent < 1.02 * size(folder)
+    proxy.reset()
+    again = dataset(f"{proxy.url}/data", tmp_path / "cache")
+    with ShardLoader(again, num_workers=1) as loader:
+        assert batches(loader) == want
+    assert [one.path for one in proxy.figures().log] == ["/data/manifest.json"]
+
+
+def test_two_jobs_that_start_at_once_download_each_range_once(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    program = """
+        import sys, shardio
+        from torch.utils.data import DataLoader
+        url, cache = sys.argv[1:]
+        there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("image", "label"),
+            shuffle_buffer=60, order=shardio.Order(spans=4, unit=5),
+            storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
+        labels = []
+        for images, found in DataLoader(there, batch_size=None, num_workers=2):
+            for image, label in zip(images, found.tolist()):
+                assert bytes(image[3:7]) == label.to_bytes(4, "big")
+                labels.append(label)
+        assert sorted(labels) == list(range(600))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), f"{proxy.url}/data"]
+    jobs = [subprocess.Popen([*command, str(tmp_path / "cache")]) for _ in range(2)]
+    assert [job.wait(120) for job in jobs] == [0, 0]
+    assert proxy.figures().sent < 1.05 * size(folder)
+
+
+def test_a_killed_job_leaves_what_the_next_one_can_use(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    program = """
+        import sys, shardio
+        from torch.utils.data import DataLoader
+        url, cache = sys.argv[1:]
+        there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("label",),
+            storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
+        for batch in DataLoader(there, batch_size=None, num_workers=1):
+            print(len(batch), flush=True)
+            sys.stdin.readline()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), f"{proxy.url}/data"]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "cache")], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        job.send_signal(signal.SIGKILL)
+        job.wait(60)
+    want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
+    there = dataset(f"{proxy.url}/data", tmp_path / "cache")
+    assert batches(DataLoader(there, batch_size=None, num_workers=2)) == want
+
+
+def test_damage_in_the_cache_is_downloaded_again(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
+    batches(DataLoader(dataset(f"{proxy.url}/data", cache), batch_size=None))
+    ranges.close()
+    for path in cache.glob("shardio-*-*.cache"):
+        with path.open("r+b") as file:  # as a disk would: the length stays
+            for at in (50_000, 5_000_000, 11_900_000):
+                file.seek(at)
+                file.write(b"damage")
+    for _ in range(2):
+        there = dataset(f"{proxy.url}/data", cache)
+        assert batches(DataLoader(there, batch_size=None, num_workers=1)) == want
+
+
+def test_what_the_cache_cannot_keep_is_streamed_with_one_warning(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_file, "_WARNED", False)
+    want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
+    there = dataset(f"{proxy.url}/data", tmp_path / "cache", limit="17MiB")
+    with pytest.warns(UserWarning, match="cannot keep more in this cache") as told:
+        assert batches(DataLoader(there, batch_size=None)) == want
+    assert len(told) == 1
+    used = sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").iterdir())
+    assert used <= (17 + 2 * 8) << 20
+
+
+def test_a_dataset_that_is_given_as_its_own_cache_is_not_touched(
+    folder: Path, proxy: FaultProxy
+) -> None:
+    before = {path: path.read_bytes() for path in (folder / "data").iterdir()}
+    for path in (f"{proxy.url}/data", folder / "data"):
+        if path == folder / "data":  # a local dataset needs no cache, and has none
+            there = dataset(path, folder / "data")
+            assert len(batches(DataLoader(there, batch_size=None))) == RECORDS // 20
+        else:
+            with pytest.raises(OptionError, match="dataset"):
+                dataset(path, folder / "data")
+    assert {path: path.read_bytes() for path in (folder / "data").iterdir()} == before
+
+
+def test_faults_do_not_get_into_the_cache(folder: Path, proxy: FaultProxy, tmp_path: Path) -> None:
+    want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
+    proxy.rules(
+        Rule("garbage", path="shard", numbers=(2, 5)),
+        Rule("shifted_silently", path="shard", numbers=(3,)),
+        Rule("short", path="shard", numbers=(4,)),
+    )
+    for _ in range(2):
+        there = dataset(f"{proxy.url}/data", tmp_path / "cache")
+        assert batches(DataLoader(there, batch_size=None)) == want
+    assert len(proxy.figures().faults) == 3
+    proxy.rules()
+    proxy.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        there = dataset(f"{proxy.url}/data", tmp_path / "cache")
+        assert batches(DataLoader(there, batch_size=None)) == want
+    assert proxy.figures().sent < 100_000  # the manifest
+
+
+def test_a_read_only_cache_is_read(folder: Path, proxy: FaultProxy, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    batches(DataLoader(dataset(f"{proxy.url}/data", tmp_path / "cache"), batch_size=None))
+    (tmp_path / "cache").chmod(0o500)
+    proxy.reset()
+    batches(DataLoader(dataset(f"{proxy.url}/data", tmp_path / "cache"), batch_size=None))
+    assert proxy.figures().sent < 100_000
