@@ -8,10 +8,10 @@ from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
 from .cache import CacheDirectory
-from .client import SCHEMES, Store
 from .local import LocalDirectory
 from .options import Storage
 from .remote import RemoteLocation
+from .stores import SCHEMES, Store
 
 
 def locate(
