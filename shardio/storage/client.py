@@ -177,14 +177,14 @@ class Client:
     def _explain_credentials(self, error: Exception, source: str) -> RequestError:
         """Return the error of a request for credentials.
 
-        It may pass where credentials are known to come from there: they are named, or came before.
+        It may pass where there is somebody who gives them: one is named, did before, or is busy.
         """
         text, status = str(error), _STATUS.search(str(error))
+        what = source or "this machine's identity"
+        if status and _kind_of(int(status[1])) in ("throttled", "server"):
+            said = f"the source of the credentials, {what}, answered {status[1]}"
+            return RequestError(_kind_of(int(status[1])), said)
         if source or self._worked:
-            what = source or "this machine's identity"
-            if status and _kind_of(int(status[1])) in ("throttled", "server"):
-                said = f"the source of the credentials, {what}, answered {status[1]}"
-                return RequestError(_kind_of(int(status[1])), said)
             if not status and ("kind: Connect" in text or "kind: Timeout" in text):
                 said = f"the source of the credentials, {what}, does not answer"
                 return RequestError("connect", said)

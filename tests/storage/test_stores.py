@@ -121,7 +121,7 @@ def gate(folder: Path) -> Iterator[identity_server.Identities]:
 
 @pytest.fixture
 def identities(gate: identity_server.Identities) -> identity_server.Identities:
-    gate.set(keys=["FIRST"], lives_s=3600, refuse=0, region="", echo=False, given=0, asked=[])
+    gate.set(keys=["FIRST"], lives_s=3600, refuse=[], region="", echo=False, given=0, asked=[])
     return gate
 
 
@@ -331,6 +331,16 @@ def test_identities_are_renewed_while_an_epoch_runs(
     assert dataset[0]["label"] == 0
 
 
+def test_an_identity_is_asked_again_where_too_many_ask(
+    identities: identity_server.Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", identities.url)
+    identities.set(refuse=[503, 429])
+    assert read(f"s3://bucket/{NAME}", endpoint=identities.url) == 3
+    figures = ranges.figures()
+    assert figures is not None and figures.retries == {"throttled": 2}
+
+
 def test_keys_that_end_while_an_epoch_runs_are_asked_for_anew_once(
     s3: object_stores.ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +444,14 @@ def test_the_token_of_the_hub_stays_there(
     asked = [one for one in hub.requests() if one.status < 400]
     assert {one.server for one in asked} == {"hub", "cdn"}
     assert all(one.authorized is (one.server == "hub") for one in asked)
+
+
+def test_what_is_public_on_the_hub_needs_no_login(hub: hub_server.Hub) -> None:
+    hub.set(token=None)
+    try:
+        assert read(f"hf://datasets/ORG/NAME@v1/{NAME}", endpoint=hub.url) == 3
+    finally:
+        hub.set(token="hf_CANARY")
 
 
 def test_signed_urls_that_end_are_asked_for_anew(hub: hub_server.Hub) -> None:

@@ -40,7 +40,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     state: ClassVar[dict[str, Any]] = {
         "keys": [],  # that are let in; the first one is given to who asks
         "lives_s": 3600,  # until what is given says that it ends
-        "refuse": 0,  # the status for who asks for credentials; 0: they are given
+        "refuse": [],  # the statuses for who asks for credentials next; then they are given
         "region": "",  # of the bucket: who signs for another one is sent away
         "echo": False,  # a refusal has the whole Authorization in it
         "given": 0,  # how often credentials were given
@@ -56,7 +56,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         key = state["keys"][0] if state["keys"] else ""
         if path == "/container" or path.startswith(("/latest/", "/computeMetadata/")):
             if state["refuse"]:
-                self.send(state["refuse"], b"")
+                self.send(state["refuse"].pop(0), b"")
             elif path == "/latest/api/token":
                 self.send(200, b"a session")
             elif path == "/latest/meta-data/iam/security-credentials/":
