@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from ..errors import OptionError, printable
-from ..units import check_flags, check_given, check_size, refuse_unknown
+from ..units import check_flags, check_given, check_group, check_size, refuse_unknown
 from .stores import TIMEOUT_S
 
 
@@ -64,3 +64,16 @@ class Storage:
         if (self.cache is None) != (self.cache_bytes is None):
             raise OptionError("cache and cache_bytes belong together: a directory, and its limit")
         check_given(self, max_pixels=(1,))
+
+
+def with_root(storage: Storage | None, root: str | os.PathLike[str] | None) -> Storage:
+    """Return the options that a function was given, with a root that it was given beside them.
+
+    Raises OptionError.
+    """
+    given = check_group("storage", storage, Storage)
+    if root is None:
+        return given
+    if given.root is not None:
+        raise OptionError("root is given twice: by root=, and by storage=shardio.Storage(root=...)")
+    return replace(given, root=root)

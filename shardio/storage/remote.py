@@ -57,7 +57,7 @@ class RemoteLocation:
 
         Raises FileNotFoundError, StorageError.
         """
-        if self.cache is None or known is None:
+        if self.cache is None or known is None or not known.sha256:
             return RemoteFile(self.store, name, self.ends, known)
         cached = _open_cached(self.cache, known)
         return KeptFile(self.store, name, self.ends, known, cached)
