@@ -335,8 +335,8 @@ def _missing(storage: Location) -> str:
         return f"{shown}: not packed: there is no such directory{more}"
     if storage.remote:
         return (
-            f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that holds "
-            "it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it here"
+            f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "
+            "holds it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it here"
         )
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
