@@ -14,12 +14,21 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from ..errors import DependencyError, OptionError, StorageError, printable
+from ..errors import (
+    DamageError,
+    DependencyError,
+    OptionError,
+    ShardioError,
+    StorageError,
+    printable,
+)
+from .upload import PIECE, Upload
 
 SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 READ_ONLY = ("hf", "http", "https")
@@ -29,6 +38,10 @@ TIMEOUT_S = 120.0  # of a request and all that are sent again for it
 # byte of an answer; until the last byte, which is 8 MiB at 140 KB/s.
 CONNECT_S, STALL_S, BODY_S = 5.0, 10.0, 60.0
 _AGENT = "shardio"
+# Of an upload: the name under which its SHA-256 is noted; parts that are sent at once, each of them
+# so often again: all that was sent before it would be lost with it.
+_NOTED = "sha256"
+_PARTS_AT_ONCE, _PART_RETRIES = 4, 6
 
 # Failures that may be gone with the next attempt; all others are told at once.
 TRANSIENT = frozenset(("throttled", "server", "timeout", "connect", "body", "range", "helper"))
@@ -64,7 +77,8 @@ class Request(NamedTuple):
     """Ask for `length` bytes from `start` of an object, or for what `what` says.
 
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
-          "head": just what its Reply says besides bytes
+          "head": just what its Reply says besides bytes; "noted": as its tag, the SHA-256 that was
+          noted when it was put, in hex, or ""; "put": write the object, from `upload`
     """
 
     store: Store
@@ -72,6 +86,7 @@ class Request(NamedTuple):
     start: int = 0
     length: int = 0
     what: str = "range"
+    upload: Upload | None = None
 
     @property
     def shown(self) -> str:
@@ -106,6 +121,7 @@ class Client:
     def __init__(self, store: Store) -> None:
         self._obstore = _load()
         self._store = store
+        self._writes: Any = None  # as `_target`, for uploads
         try:
             self._target = _connect(self._obstore, store)
         except (ValueError, self._obstore.exceptions.BaseError) as error:
@@ -115,6 +131,12 @@ class Client:
         """Send one request, and wait for its answer. Raises RequestError."""
         obstore, path, start, length = self._obstore, *request[1:4]
         try:
+            if request.upload is not None:
+                return self._put(path, request.upload)
+            if request.what == "noted":
+                found = obstore.get(self._target, path, options={"head": True})
+                noted = str(found.attributes.get(_NOTED, ""))
+                return Reply(memoryview(b""), found.meta["size"], noted)
             if request.what == "head":
                 meta = obstore.head(self._target, path)
                 return Reply(memoryview(b""), meta["size"], meta["e_tag"] or "")
@@ -125,6 +147,8 @@ class Client:
             if whole and meta["size"] > length:
                 return Reply(memoryview(b""), meta["size"], "")  # the caller knows the limit
             data = memoryview(result.bytes())
+        except ShardioError:  # of what is to be put
+            raise
         except Exception as error:
             raise _explained(obstore, error) from None
         expected = meta["size"] if whole else length
@@ -134,6 +158,25 @@ class Client:
                 f"the answer has {len(data):,} bytes of {expected:,}",
             )
         return Reply(data, meta["size"], meta["e_tag"] or "")
+
+    def _put(self, path: str, upload: Upload) -> Reply:
+        """Write an object, whole or not at all. Raises what obstore does, and `Upload.pieces`."""
+        if self._store.scheme in READ_ONLY:
+            raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
+        if self._writes is None:
+            self._writes = _connect(self._obstore, self._store, _PART_RETRIES)
+        pieces = upload.pieces(_read_patiently)
+        parts = upload.size > PIECE
+        done = self._obstore.put(
+            self._writes,
+            path,
+            pieces if parts else b"".join(pieces),
+            attributes={_NOTED: upload.sha256.hex()},
+            use_multipart=parts,
+            chunk_size=upload.part_bytes,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+        return Reply(memoryview(b""), upload.size, done["e_tag"] or "")
 
 
 _CLIENTS: dict[tuple[str, str], Client] = {}
@@ -147,6 +190,27 @@ def client(store: Store) -> Client:
         if key not in _CLIENTS:
             _CLIENTS[key] = Client(store)
         return _CLIENTS[key]
+
+
+def _read_patiently(store: Store, path: str, start: int, length: int) -> memoryview:
+    """Read a range for an upload, again while that fails for a reason that passes.
+
+    Raises StorageError.
+    """
+    request, began, pause, attempts = Request(store, path, start, length), time.monotonic(), 0.2, 1
+    while True:
+        try:
+            return client(store).send(request).data
+        except RequestError as error:
+            took = time.monotonic() - began
+            if error.kind == "missing":
+                raise DamageError(
+                    f"{request.shown}: it is not there, and is to be copied"
+                ) from None
+            if not error.transient or took + pause > store.timeout_s:
+                raise explain_failure(request, error, attempts, took) from None
+        time.sleep(pause)
+        pause, attempts = 2 * pause, attempts + 1
 
 
 def _forget() -> None:
@@ -169,8 +233,8 @@ def _load() -> Any:
     return obstore
 
 
-def _connect(obstore: Any, store: Store) -> Any:
-    """Return obstore's object for a store."""
+def _connect(obstore: Any, store: Store, retries: int = 0) -> Any:
+    """Return obstore's object for a store. retries: of each request."""
     options = dict(store.options)
     client_options = {
         "connect_timeout": _duration(store, CONNECT_S),
@@ -179,7 +243,10 @@ def _connect(obstore: Any, store: Store) -> Any:
         "user_agent": _AGENT,
         **options.pop("client_options", {}),
     }
-    common: dict[str, Any] = {"client_options": client_options, "retry_config": {"max_retries": 0}}
+    common: dict[str, Any] = {
+        "client_options": client_options,
+        "retry_config": {"max_retries": retries},
+    }
     kinds = obstore.store
     scheme = store.scheme
     if scheme in ("http", "https"):
@@ -279,10 +346,11 @@ def explain_failure(
 ) -> StorageError:
     """Return the error that users see for a request that failed. Its cause is `error`."""
     start, length = request.start, request.length
+    verb = "read" if request.upload is None else "write"
     what = f" bytes {start}-{start + length - 1}" if request.what == "range" else ""
     tried = f" ({attempts} attempts in {took_s:.0f} s)" if attempts > 1 else ""
     failure = StorageError(
-        f"{request.shown}: cannot read{what}: {error.text}{tried}.{_advice(error)}"
+        f"{request.shown}: cannot {verb}{what}: {error.text}{tried}.{_advice(error)}"
     )
     failure.__cause__ = error
     return failure

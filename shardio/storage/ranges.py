@@ -179,6 +179,11 @@ def ranges() -> Ranges:
         return _RANGES
 
 
+def send(request: Request) -> Future[Reply]:
+    """Send a request whose answer holds no bytes of an object: an upload, or a look at one."""
+    return ranges().sender.submit(request)
+
+
 def share(consumers: int) -> None:
     """Say how many processes of this machine read from URLs, this one included."""
     global _CONSUMERS
