@@ -333,6 +333,17 @@ class RecordShard:
             why = str(error)  # the error itself keeps what was decoded in memory
         raise self._damaged(record, held, why)
 
+    @property
+    def joined(self) -> tuple[tuple[int, Column, int], bytes] | None:
+        """Return what the core's `join` takes of a shard: (file, offsets, seed), kinds of fields.
+
+        None where the records are for Python to read.
+        """
+        file = self._file.descriptor
+        if file < 0 or not self._letters:
+            return None
+        return (file, self._offsets, self._seed), self._letters
+
     def gather(
         self,
         records: Column,

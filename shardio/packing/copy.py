@@ -29,12 +29,13 @@ from ..formats.manifest import MANIFEST, SPLITS, Manifest
 from ..names import file_name
 from ..storage import local, ranges
 from ..storage.base import File, KnownFile, Location
-from ..storage.client import READ_ONLY, Reply, Request, RequestError
+from ..storage.client import Reply, Request, RequestError
 from ..storage.local import LocalDirectory
 from ..storage.location import locate
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
+from ..storage.stores import READ_ONLY
 from ..storage.upload import Upload
 from ..units import check_bool, check_group, check_int, show_count, show_size
 from . import journal, output_dir
@@ -456,7 +457,7 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
 
 def put_request(target: RemoteLocation, name: str, upload: Upload) -> Request:
     """Return the request that writes an object; `ranges.send` sends it, and may send it again."""
-    return Request(target.store, name, 0, upload.size, "put", upload)
+    return Request(target.store.patient(), name, 0, upload.size, "put", upload)
 
 
 def _upload(item: _Item, root: Location) -> Upload:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from .. import errors
 from ..errors import ShardioError, StorageError
-from . import descriptors
+from . import credentials, descriptors
 from .client import Reply, Request, RequestError
 from .transfers import Figures, Transfers
 
@@ -67,6 +67,7 @@ class Helper:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Reply]] = {}
         self._number = 0
+        self._refused = False  # its credentials were, so that it has to know of new ones
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self.figures = Figures()
@@ -85,6 +86,11 @@ class Helper:
             connection = self._connection or self._start()
             self._number += 1
             self._pending[self._number] = future
+            if self._refused:
+                # A user who sets what the error asked for, and tries again, is not to wonder why
+                # it says the same.
+                self._refused = False
+                self._send(connection, credentials.environment())
             self._send(connection, (self._number, request, urgent))
         return future
 
@@ -152,6 +158,7 @@ class Helper:
                 future = self._pending.pop(answer.number)
                 self.figures = answer.figures
                 if answer.error[0]:
+                    self._refused = self._refused or answer.error[2] == "denied"
                     future.set_exception(_error(*answer.error))
                 elif not future.cancelled():
                     future.set_result(Reply(data, answer.size, answer.tag))
@@ -218,6 +225,9 @@ def serve(fd: int) -> None:
             message = connection.recv()
             if isinstance(message, int):
                 transfers.share(message)
+                continue
+            if isinstance(message, dict):
+                credentials.adopt(message)
                 continue
             number, request, urgent = message
             future = transfers.submit(request, urgent=urgent)

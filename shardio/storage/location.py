@@ -8,10 +8,10 @@ from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
 from .cache import CacheDirectory
-from .client import READ_ONLY, SCHEMES, Store
 from .local import LocalDirectory
 from .options import Storage
 from .remote import RemoteLocation
+from .stores import READ_ONLY, SCHEMES, Store
 
 
 def locate(

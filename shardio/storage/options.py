@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from ..errors import OptionError, printable
 from ..units import check_flags, check_given, check_group, check_size, refuse_unknown
-from .client import TIMEOUT_S
+from .stores import TIMEOUT_S
 
 
 @refuse_unknown
@@ -21,8 +21,8 @@ class Storage:
     root          where the data lies, when `shardio index --out` put its index elsewhere
     buffer_bytes  memory of this machine for records on network file systems, or "1GiB"; default
                   256 MiB
-    options       of an object store, by obstore's names: endpoint, region, skip_signature (for
-                  public buckets), client_options ...
+    options       of an object store, by obstore's names: endpoint, region, profile, token,
+                  skip_signature (for public buckets), client_options ... (docs/remote.md)
     cache         a directory of this machine that keeps what is read of an object store; all its
                   processes share it (docs/remote.md)
     cache_bytes   that the directory may take, or "200GiB"
@@ -37,7 +37,7 @@ class Storage:
     _: KW_ONLY
     root: str | os.PathLike[str] | None = None
     buffer_bytes: int | str | None = None
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] | None = field(default=None, repr=False)  # it may have secrets
     cache: str | os.PathLike[str] | None = None
     cache_bytes: int | str | None = None
     timeout_s: float = TIMEOUT_S

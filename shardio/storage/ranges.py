@@ -22,8 +22,9 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from ..errors import StorageError
-from .client import BODY_S, Reply, Request
+from .client import Reply, Request
 from .helper import Helper
+from .stores import BODY_S
 from .transfers import Figures, Transfers
 
 IN_FLIGHT = 256 << 20  # bytes of a machine: under way, or arrived and not read; processes share it

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 from ..errors import DamageError
 from . import ranges
 from .base import KnownFile
 from .cache import CacheDirectory
 from .cached_file import CachedFile
-from .client import Request, Store
+from .client import Request
 from .kept_file import KeptFile
 from .remote_file import Ends, RemoteFile, read
+from .stores import Store
 
 
 class RemoteLocation:
@@ -85,9 +84,7 @@ class RemoteLocation:
 
     def below(self, name: str) -> RemoteLocation:
         """Return the folder of this name in it."""
-        root, query, secret = self.store.url.partition("?")
-        url = f"{root.rstrip('/')}/{quote(name)}{query}{secret}"
-        return RemoteLocation(replace(self.store, url=url), self.cache)
+        return RemoteLocation(self.store.below(name), self.cache)
 
     def is_network(self) -> bool:
         """Return True if reads leave this machine: with a cache the page cache can be trusted."""

@@ -19,8 +19,9 @@ from typing import Any
 from ..errors import DamageError, StorageError
 from . import ranges
 from .base import KnownFile
-from .client import Reply, Request, RequestError, Store
+from .client import Reply, Request, RequestError
 from .ranges import Range
+from .stores import Store
 
 RANGE = 8 << 20  # bytes of one request, at most
 # Bytes that a reader in storage order has asked for ahead: twice as many with each read, up to the

@@ -165,6 +165,17 @@ def test_every_file_is_the_same_on_each_road(
         assert (done.copied, done.kept) == (0, done.files)
 
 
+@pytest.mark.parametrize("kind", [object_stores.gcs, object_stores.azurite])
+def test_other_stores_take_and_keep_what_is_copied(kind: Any, tmp_path: Path) -> None:
+    source = write(tmp_path / "source", most=3 << 20)  # shards in parts
+    with kind() as store:
+        to = Storage(options=store.options | {"client_options": {"allow_http": True}})
+        assert shardio.copy(source, f"{store.url}/out", to=to).kept == 0
+        assert shardio.copy(source, f"{store.url}/out", to=to).copied == 0
+        shardio.copy(f"{store.url}/out", tmp_path / "back", storage=to)
+    assert files(tmp_path / "back") == files(source)
+
+
 def test_a_large_object_goes_up_in_parts(
     bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ) -> None:

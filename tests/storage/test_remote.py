@@ -88,7 +88,7 @@ def dataset(path: Any, **options: Any) -> ShardDataset:
 
 
 def batches(loader: Any) -> list[Any]:
-    return [([bytes(one) for one in images], labels.tolist()) for images, labels in loader]
+    return [(images.tolist(), labels.tolist()) for images, labels in loader]
 
 
 def local(folder: Path, **options: Any) -> list[Any]:
