@@ -365,6 +365,18 @@ def test_a_copy_to_a_store_that_is_killed_goes_on_where_it_was(
     assert puts(proxy) == len(files(folder / "record")) - len(complete)
 
 
+def test_a_copy_that_is_interrupted_says_so(
+    folder: Path, bucket: ObjectStore, proxy: FaultProxy
+) -> None:
+    there = bucket.through(proxy.port)
+    given = [part for k, v in there.options.items() for part in ("--store-option", f"{k}={v}")]
+    proxy.rules(Rule("stall", method="PUT"))
+    process = start(folder / "record", f"{there.url}/out", *given)
+    proxy.wait(faults=1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130  # although its uploads are still under way
+
+
 def test_a_copy_to_a_directory_that_is_killed_goes_on_where_it_was(
     folder: Path, web: servers.Web, tmp_path: Path
 ) -> None:
