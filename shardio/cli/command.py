@@ -184,6 +184,17 @@ def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
     return found
 
 
+def take_target(call: dict[str, Any]) -> Storage | None:
+    """Take the options of the store that is copied to out of a call. Raises OptionError."""
+    from ..storage.options import Storage
+
+    pairs = call.pop("target_options", None)
+    if pairs is None:
+        return None
+    times = {name: call[name] for name in ("timeout_s",) if name in call}
+    return Storage(options=_store_options(pairs), **times)
+
+
 def take_storage(call: dict[str, Any], *, root: bool = True) -> Storage:
     """Take the options of STORE, and of ROOT if `root`, out of a call. Raises OptionError."""
     from ..storage.options import Storage

@@ -1,4 +1,4 @@
-"""`index`, `unpack` and `export`: from the files of others, and back to them."""
+"""`index`, `unpack`, `export` and `copy`: from the files of others, back to them, and elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .command import (
     option,
     read_fields,
     take_storage,
+    take_target,
 )
 from .output import Output
 
@@ -45,6 +46,15 @@ def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
     with output.progress("exporting", unit=" records", scale=1) as progress:
         done = export(**call, storage=storage, progress=progress)
+    return output.show(done)
+
+
+def _copy(output: Output, **call: Any) -> int:
+    from ..packing.copy import copy
+
+    to, storage = take_target(call), take_storage(call)
+    with output.progress("copying") as progress:
+        done = copy(**call, storage=storage, to=to, progress=progress)
     return output.show(done)
 
 
@@ -90,5 +100,27 @@ EXPORT = Command(
     OVERWRITE,
     ROOT,
     *STORE,
+    forks=False,
+)
+
+COPY = Command(
+    "copy",
+    "copy a dataset between disks and object stores, checked and resumable",
+    _copy,
+    "packing.copy:copy storage.options:Storage",
+    option("source", "SRC", "the packed or indexed directory, or its URL"),
+    option("target", "DST"),
+    OVERWRITE,
+    option("--recheck"),
+    option("--jobs", "N"),
+    ROOT,
+    *STORE,
+    option(
+        "--target-option",
+        "NAME=VALUE",
+        "of DST; default: as --store-option says, unless SRC is in another kind of store",
+        action="append",
+        dest="target_options",
+    ),
     forks=False,
 )

@@ -21,9 +21,14 @@ from .exit_codes import BUSY, DAMAGED, DONE, FAILED, INTERRUPTED, USAGE
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        return _main(arguments)
+        code = _main(arguments)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        code = _fail("interrupted", INTERRUPTED)
+    if arguments is None and "shardio.storage.ranges" in sys.modules:
+        from ..storage import ranges
+
+        ranges.leave(code)  # while Python ends, nobody knows the code any more
+    return code
 
 
 def _main(arguments: Sequence[str] | None) -> int:

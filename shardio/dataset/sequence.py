@@ -150,8 +150,11 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         """Return the key of every record, in order."""
         return [*map(key_text, self.stored_keys())]
 
-    def stored_keys(self) -> list[bytes]:
-        """Return the key of every record, in order, as the bytes that are stored."""
+    def stored_keys(self, indices: Sequence[int] | None = None) -> list[bytes]:
+        """Return the key of every record, in order, or of some, as the bytes that are stored."""
+        if indices is not None and len(indices) < len(self):
+            places = map(self.reader.locate, map(self._rows.__getitem__, indices))
+            return [self.reader.shard(shard).key(record) for shard, record in places]
         if self._rows.step == 1:
             runs = (shard.keys(start, stop) for shard, start, stop in self._opened_runs(False))
             return [*chain.from_iterable(runs)]
@@ -167,13 +170,27 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             key = key_bytes(key)
         except UnicodeEncodeError:  # half of a surrogate pair, which no key has
             raise KeyError(f"no record has the key {printable(key)}") from None
-        if self._hashes is None:
-            self._hashes = self._column(lambda shard: self.reader.shard(shard).key_hashes, "<u4")
-        for number in np.flatnonzero(self._hashes == key_hash(key)).tolist():
+        for number in np.flatnonzero(self._key_hashes() == key_hash(key)).tolist():
             shard, record = self.reader.locate(number)
             if number in self._rows and self.reader.shard(shard).key(record) == key:
                 return self._rows.index(number)
         raise KeyError(f"no record has the key {printable(key)}")
+
+    def perhaps_alike(self) -> list[int]:
+        """Return the positions of records whose keys have the hash of another record's key.
+
+        The keys of all others are unlike any; of these they may be alike, or only their hashes.
+        """
+        rows = self._rows
+        hashes = self._key_hashes()[np.arange(rows.start, rows.stop, rows.step)]
+        _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        return [int(number) for number in np.flatnonzero(counts[places] > 1)]
+
+    def _key_hashes(self) -> Column:
+        """Return the hashes of the keys of all records of the dataset."""
+        if self._hashes is None:
+            self._hashes = self._column(lambda shard: self.reader.shard(shard).key_hashes, "<u4")
+        return self._hashes
 
     def __contains__(self, item: object) -> bool:
         """Return True if a record has this key; of anything but a key, if an item equals it."""

@@ -336,7 +336,8 @@ def _missing(storage: Location) -> str:
     if storage.remote:
         return (
             f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "
-            "holds it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it here"
+            "holds it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it "
+            "here"
         )
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
@@ -383,7 +384,7 @@ def _unfinished(folder: str) -> str:
     except (OSError, StorageError, DamageError):
         writer = False
     if writer:
-        return "a Writer did not finish here, or is still at work; write it again"
+        return "a Writer, or `shardio copy`, did not finish here, or is still at work; do it again"
     return (
         "a packing was begun here and is not finished; run the same `shardio pack` again to resume "
         f"it, or `shardio commit {printable(folder)}` where parts of it were all built"

@@ -198,7 +198,9 @@ def _write(request: _Request, path: str, done: Exported) -> None:
         folder = manifest.split_folder(path, split)
         local.make_directory(folder)
         shown, key = request.chosen[split]
-        keys = list if request.numbered else dataset.stored_keys
+        # By URL each key would be a request; a failed export leaves nothing, whenever it fails.
+        unknown = request.numbered or dataset.reader.storage.remote
+        keys = list if unknown else dataset.stored_keys
         target = request.kind(
             Plan(folder, dataset.manifest, shown, key, request.shard_size, keys, request.learned)
         )

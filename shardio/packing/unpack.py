@@ -234,7 +234,10 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
     raw = _gives_raw(stored, content)
     if stored.options.get("source") == "imagefolder" and not raw:
         return
-    keys = dataset.stored_keys()
+    numbers: Sequence[int] = range(len(dataset))
+    if dataset.reader.storage.remote:  # each key would be a request; that of a folder is told later
+        numbers = dataset.perhaps_alike()
+    keys = dataset.stored_keys(numbers)
     if raw:
         keys = [key + raw_ending(key) for key in keys]
     folders = {
@@ -243,7 +246,7 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
         for at in range(1, len(parts))
     }
     seen: set[bytes] = set()
-    for number, key in enumerate(keys):
+    for number, key in zip(numbers, keys, strict=True):
         if (key in folders or key in seen) and dataset[number][content] is not None:
             what = "is the folder of another" if key in folders else "is there twice"
             raise OptionError(

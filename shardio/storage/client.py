@@ -16,13 +16,19 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from ..errors import StorageError, printable
+from ..errors import DamageError, OptionError, ShardioError, StorageError, printable
 from . import credentials, stores
 from .credentials import MissingError
 from .stores import Opened, Store
+from .upload import PIECE, Upload
+
+# Of an upload: the name under which its SHA-256 is noted; parts that are sent at once.
+_NOTED = "sha256"
+_PARTS_AT_ONCE = 4
 
 # Failures that may be gone with the next attempt; all others are told at once.
 TRANSIENT = frozenset(("throttled", "server", "timeout", "connect", "body", "range", "helper"))
@@ -32,7 +38,8 @@ class Request(NamedTuple):
     """Ask for `length` bytes from `start` of an object, or for what `what` says.
 
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
-          "head": just what its Reply says besides bytes
+          "head": just what its Reply says besides bytes; "noted": as its tag, the SHA-256 that was
+          noted when it was put, in hex, or ""; "put": write the object, from `upload`
     """
 
     store: Store
@@ -40,6 +47,7 @@ class Request(NamedTuple):
     start: int = 0
     length: int = 0
     what: str = "range"
+    upload: Upload | None = None
 
     @property
     def shown(self) -> str:
@@ -139,6 +147,12 @@ class Client:
         try:
             if self._is_web and not _is_plain(path):
                 target, path = stores.open_odd(opened, path), ""
+            if request.upload is not None:
+                return self._put(target, path, request.upload)
+            if request.what == "noted":
+                result = obstore.get(target, path, options={"head": True})
+                noted = str(result.attributes.get(_NOTED, ""))
+                return Reply(memoryview(b""), result.meta["size"], noted)
             if request.what == "head":
                 meta = obstore.head(target, path)
                 return Reply(memoryview(b""), meta["size"], meta["e_tag"] or "")
@@ -148,6 +162,8 @@ class Client:
             if whole and meta["size"] > length:
                 return Reply(memoryview(b""), meta["size"], "")  # the caller knows the limit
             data = memoryview(result.bytes())
+        except ShardioError:  # of what is to be put
+            raise
         except Exception as error:
             failure = self._explained(error, opened, path)
         if failure is not None:  # raised here: as its context, the client's would have secrets
@@ -159,6 +175,23 @@ class Client:
                 f"the answer has {len(data):,} bytes of {expected:,}",
             )
         return Reply(data, meta["size"], meta["e_tag"] or "")
+
+    def _put(self, target: Any, path: str, upload: Upload) -> Reply:
+        """Write an object, whole or not at all. Raises what obstore does, and `Upload.pieces`."""
+        if self._is_web:
+            raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
+        pieces = upload.pieces(_read_patiently)
+        parts = upload.size > PIECE
+        done = self._obstore.put(
+            target,
+            path,
+            pieces if parts else b"".join(pieces),
+            attributes={_NOTED: upload.sha256.hex()},
+            use_multipart=parts,
+            chunk_size=upload.part_bytes,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+        return Reply(memoryview(b""), upload.size, done["e_tag"] or "")
 
     def _explained(self, error: Exception, opened: Opened, path: str) -> RequestError:
         """Return the error of a request, by kind, in words that hold no secret."""
@@ -219,6 +252,27 @@ def client(store: Store) -> Client:
         if key not in _CLIENTS:
             _CLIENTS[key] = Client(store)
         return _CLIENTS[key]
+
+
+def _read_patiently(store: Store, path: str, start: int, length: int) -> memoryview:
+    """Read a range for an upload, again while that fails for a reason that passes.
+
+    Raises StorageError.
+    """
+    request, began, pause, attempts = Request(store, path, start, length), time.monotonic(), 0.2, 1
+    while True:
+        try:
+            return client(store).send(request).data
+        except RequestError as error:
+            took = time.monotonic() - began
+            if error.kind == "missing":
+                raise DamageError(
+                    f"{request.shown}: it is not there, and is to be copied"
+                ) from None
+            if not error.transient or took + pause > store.timeout_s:
+                raise explain_failure(request, error, attempts, took) from None
+        time.sleep(pause)
+        pause, attempts = 2 * pause, attempts + 1
 
 
 def _forget() -> None:
@@ -360,10 +414,11 @@ def explain_failure(
 ) -> StorageError:
     """Return the error that users see for a request that failed. Its cause is `error`."""
     start, length = request.start, request.length
+    verb = "read" if request.upload is None else "write"
     what = f" bytes {start}-{start + length - 1}" if request.what == "range" else ""
     tried = f" ({attempts} attempts in {took_s:.0f} s)" if attempts > 1 else ""
     failure = StorageError(
-        f"{request.shown}: cannot read{what}: {error.text}{tried}.{_advice(error)}"
+        f"{request.shown}: cannot {verb}{what}: {error.text}{tried}.{_advice(error)}"
     )
     failure.__cause__ = error
     return failure

@@ -180,6 +180,11 @@ def ranges() -> Ranges:
         return _RANGES
 
 
+def send(request: Request) -> Future[Reply]:
+    """Send a request whose answer holds no bytes of an object: an upload, or a look at one."""
+    return ranges().sender.submit(request)
+
+
 def share(consumers: int) -> None:
     """Say how many processes of this machine read from URLs, this one included."""
     global _CONSUMERS
@@ -261,12 +266,17 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
-@atexit.register
-def _leave() -> None:
-    """End the helper; wait for requests that are under way."""
+def leave(code: int = 0) -> None:
+    """End the helper; wait a moment for requests that are under way.
+
+    Where some still are, the process ends here, with this exit code.
+    """
     if _RANGES is not None and not _RANGES.sender.close(1.0):
         # A thread that comes back from the client while Python ends would abort the process.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(0)
+        os._exit(code)
+
+
+atexit.register(leave)

@@ -119,6 +119,13 @@ class Store:
             path = _quote(path, safe="/~!$&'()*+,;=:@-._")
         return f"{self.shown}/{printable(path, 4096)}"
 
+    def patient(self) -> Store:
+        """Return the store for uploads: each part is sent again by itself when it fails.
+
+        Else all parts before it would be lost. Readers count and space retries themselves.
+        """
+        return replace(self, options={"retry_config": {"max_retries": 6}, **self.options})
+
     def below(self, name: str) -> Store:
         """Return the folder of this name in it."""
         root, query, secret = self.url, "", ""
@@ -204,7 +211,8 @@ def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[
         **({} if pem is None else {"root_certificate": pem}),
         **given,
     }
-    return {"client_options": client_options, "retry_config": {"max_retries": 0}}
+    retries = options.pop("retry_config", None) or {"max_retries": 0}
+    return {"client_options": client_options, "retry_config": retries}
 
 
 def _duration(store: Store, most_s: float) -> str:

@@ -81,6 +81,10 @@ class _Task:
         self.answered = False
 
     @property
+    def may_hedge(self) -> bool:
+        return not self.hedged and self.request.upload is None
+
+    @property
     def small(self) -> bool:
         return self.request.length < SMALL
 
@@ -199,7 +203,7 @@ class Transfers:
                 continue
             usual = sorted(times)
             late = max(usual[int(_HEDGE_AT * (len(usual) - 1))], 2 * usual[len(usual) // 2])
-            for task in [t for t in self._active if t.small is small and not t.hedged]:
+            for task in [t for t in self._active if t.small is small and t.may_hedge]:
                 if self.figures.hedges + 1 > HEDGED * self.figures.requests:
                     return
                 if now - task.started > late and task.running == 1:
@@ -269,6 +273,8 @@ class Transfers:
     def _succeed(self, task: _Task, reply: Reply, took: float, hedge: bool, now: float) -> None:
         self._reached.add(task.request.store.url)
         self._throttled = 0
+        if task.request.upload is not None:
+            return  # it takes as long as its bytes do
         times = self._times[task.small]
         if len(times) >= _SAMPLES and took > _SLOW * sorted(times)[len(times) // 2]:
             self._decrease(now)

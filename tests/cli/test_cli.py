@@ -49,7 +49,7 @@ from shardio.storage.cache import CacheDirectory
 
 COMMANDS = (
     *("pack", "commit", "index", "unpack", "export", "info", "ls", "cat", "verify", "explain"),
-    *("tune", "bench", "demo", "gc", "cache"),
+    *("tune", "bench", "demo", "gc", "copy", "cache"),
 )
 
 
@@ -194,6 +194,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "index": [tarred(tmp_path)],
         "export": [out, tmp_path / "export", "--format", "webdataset"],
         "unpack": [out, tmp_path / "back"],
+        "copy": [out, tmp_path / "copy"],
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
@@ -338,6 +339,7 @@ def test_json_is_one_object_and_all_of_stdout(
         "index": [tarred(tmp_path)],
         "export": [out, tmp_path / "export", "--format", "webdataset"],
         "unpack": [out, tmp_path / "back"],
+        "copy": [out, tmp_path / "copy"],
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "cache": ["ls", out],
@@ -686,6 +688,7 @@ def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None
     more = {
         "export": [tmp_path / "export", "--format", "webdataset"],
         "unpack": [tmp_path / "back"],
+        "copy": [tmp_path / "copy"],
         "cat": ["0"],
         "tune": ["--batch-size", "4"],
     }.get(name, [])

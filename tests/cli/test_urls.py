@@ -258,16 +258,33 @@ def test_keys_are_listed_by_many_requests_at_once_or_few(folder: Path, proxy: Fa
     assert found.requests <= 1 + 3 * shards(folder / "small")
 
 
-@pytest.mark.parametrize("command", ["unpack", "verify"])
+@pytest.mark.parametrize("command", ["unpack", "verify", "export"])
 def test_records_are_read_in_order_by_few_requests(
     folder: Path, proxy: FaultProxy, tmp_path: Path, command: str
 ) -> None:
-    into = [tmp_path / "out"] if command == "unpack" else ["--jobs", "1"]
-    run(command, f"{proxy.url}/record", *into)
+    more: dict[str, list[Any]] = {
+        "unpack": [tmp_path / "out"],
+        "verify": ["--jobs", "1"],
+        "export": [tmp_path / "out", "--format", "webdataset"],
+    }
+    run(command, f"{proxy.url}/record", *more[command])
     # The manifest, and whether there are splits; of each shard its end, the first read, and what is
-    # read ahead. Before it writes, unpack compares the keys of what a Writer wrote.
-    keys = RECORDS if command == "unpack" else 0
-    assert proxy.figures().requests <= 10 + 4 * shards(folder / "record") + keys
+    # read ahead. No key is asked for on its own.
+    assert proxy.figures().requests <= 2 + 4 * shards(folder / "record")
+
+
+def test_keys_that_are_alike_are_told_by_url_too(
+    web: servers.Web, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "alike").mkdir()
+    for name in ("0.tar", "1.tar"):
+        write_tar(folder / "alike" / name)
+    shardio.index(folder / "alike")
+    url = f"{web.url}/alike"
+    for command in (["unpack"], ["export", "--format", "webdataset"]):
+        done = run(command[0], url, tmp_path / "out", *command[1:], code=2)
+        assert b"000" in done.stderr
+    assert not (tmp_path / "out").exists() or not files(tmp_path / "out")
 
 
 def test_files_of_a_folder_are_asked_for_at_once(proxy: FaultProxy, tmp_path: Path) -> None:

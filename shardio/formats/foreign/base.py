@@ -274,6 +274,14 @@ def sidecar_name(number: int, index_checksum: int) -> str:
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
 
 
+def sidecar_checksum(data: bytes) -> int | None:
+    """Return the checksum of an index, which is in its name; None where the bytes have another."""
+    if len(data) < _HEADER.size + 8:
+        return None
+    (sealed,) = _U64.unpack_from(data, len(data) - 8)
+    return int(sealed) if sealed == checksum(memoryview(data)[:-8]) else None
+
+
 def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
     """Read and check the index of a shard. Raises DamageError, StorageError, VersionError."""
     name = sidecar_name(info.number, info.index_checksum)
