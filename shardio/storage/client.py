@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -25,8 +26,9 @@ SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
 READ_ONLY = ("hf", "http", "https")
 
 TIMEOUT_S = 120.0  # of a request and all that are sent again for it
-# Of one attempt, and at most half of the time of all. Seconds until a connection stands; without a
-# byte of an answer; until the last byte, which is 8 MiB at 140 KB/s.
+# Of one attempt, and at most a part of the time of all: seconds until a connection stands (a
+# quarter at most), without a byte of an answer (a quarter), and until the last byte (a half), which
+# is 8 MiB at 140 KB/s.
 CONNECT_S, STALL_S, BODY_S = 5.0, 10.0, 60.0
 _AGENT = "shardio"
 
@@ -135,6 +137,26 @@ class Client:
             )
         return Reply(data, meta["size"], meta["e_tag"] or "")
 
+    def plain_address(self, path: str) -> tuple[str, dict[str, str]]:
+        """Return a URL, and headers, by which any client may read an object; "": there is none.
+
+        Both hold secrets: a signature, or what the user gave.
+        """
+        store = self._store
+        if store.scheme not in ("http", "https"):
+            if str(store.options.get("skip_signature", "")).lower() in ("true", "1", "yes"):
+                return "", {}  # or credentials would be looked for
+            try:
+                signed = self._obstore.sign(self._target, "GET", path, timedelta(minutes=2))
+            except Exception:  # a public bucket, or credentials that sign nothing
+                return "", {}
+            return str(signed), {}
+        parts = urlsplit(store.url)
+        whole = f"{parts.path.rstrip('/')}/{quote(path)}"
+        given = dict(store.options.get("client_options", {})).get("default_headers", {})
+        headers = {str(name): str(value) for name, value in dict(given).items()}
+        return urlunsplit(parts._replace(path=whole, fragment="")), headers
+
 
 _CLIENTS: dict[tuple[str, str], Client] = {}
 _LOCK = threading.Lock()
@@ -173,9 +195,9 @@ def _connect(obstore: Any, store: Store) -> Any:
     """Return obstore's object for a store."""
     options = dict(store.options)
     client_options = {
-        "connect_timeout": _duration(store, CONNECT_S),
-        "read_timeout": _duration(store, STALL_S),
-        "timeout": _duration(store, BODY_S),
+        "connect_timeout": _duration(store, CONNECT_S, 4),
+        "read_timeout": _duration(store, STALL_S, 4),
+        "timeout": _duration(store, BODY_S, 2),
         "user_agent": _AGENT,
         **options.pop("client_options", {}),
     }
@@ -192,9 +214,9 @@ def _connect(obstore: Any, store: Store) -> Any:
     return builder.from_url(store.url, **common, **options)
 
 
-def _duration(store: Store, most_s: float) -> str:
+def _duration(store: Store, most_s: float, part: int) -> str:
     """Return a time of one attempt, as obstore takes it."""
-    return f"{min(most_s, store.timeout_s / 2) * 1000:.0f}ms"
+    return f"{min(most_s, store.timeout_s / part) * 1000:.0f}ms"
 
 
 def _refuse_options(store: Store, options: Mapping[str, Any]) -> None:
