@@ -75,7 +75,7 @@ def _decoded(
         )
     else:
         result.note("Pillow beside pillow-simd (benchmarks/setup_rivals) is not there: left out")
-    measured = _contest(source, result, title, entries)
+    measured = measure(source, result, title, entries)
     what = f"{title}, warm, {size} px, batches of {batch}, workers x threads"
     found = FOLDER_PILLOW if PILLOW.exists() else FOLDER
     result.table(what, measured, COLUMNS, versus=found, by="images_per_s")
@@ -114,7 +114,7 @@ def raw(source: data.Data, result: Result) -> None:
         entries[_called(workers, threads)] = EntryProcess(
             "loader:shard_loader", workers=workers, threads=threads, **options
         )
-    measured = _contest(source, result, title, entries)
+    measured = measure(source, result, title, entries)
     what = f"{title}, warm, batches of 512, workers x threads"
     result.table(what, measured, COLUMNS, versus=SHARDS, by="images_per_s")
     best = max(map(_called, (1, 2), (1, 1)), key=lambda one: median(measured[one], "images_per_s"))
@@ -128,7 +128,7 @@ def _called(workers: int, threads: int) -> str:
     return f"{LOADER} {workers}x{threads}"
 
 
-def _contest(
+def measure(
     source: data.Data, result: Result, title: str, entries: dict[str, EntryProcess]
 ) -> dict[str, list[dict[str, Any]]]:
     try:
@@ -166,7 +166,7 @@ def _turns(result: Result, title: str, measured: dict[str, list[dict[str, Any]]]
 # --- entries --------------------------------------------------------------------------------------
 
 
-def _rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: int) -> Round:
+def rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: int) -> Round:
     """Epochs in a row, of which all but the part before `ahead` batches is measured."""
     import torch
 
@@ -185,7 +185,7 @@ def _rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: 
             epoch += 1
             iterator = iter(loader)
             for i, (images, labels) in enumerate(iterator):
-                assert len(images) == len(labels) and images.dtype == torch.uint8
+                assert len(images) == len(labels) and _are_images(images)
                 yield i, len(images)
                 del images, labels
             del iterator
@@ -235,6 +235,12 @@ def _rounds(loader: Any, set_epoch: Callable[[int], Any], workers: int, epochs: 
     return one_round
 
 
+def _are_images(images: Any) -> bool:
+    """Say whether these are pixels, or files that were not decoded: in a buffer, or a list."""
+    images = getattr(images, "buffer", images)
+    return isinstance(images, list) or str(images.dtype) == "torch.uint8"
+
+
 def _memory() -> int:
     """Bytes of this process and its descendants: anonymous, and of shared memory that is open."""
     anonymous, shared = 0, {}
@@ -278,7 +284,7 @@ def shards(
         *(dataset,), batch_size=None, num_workers=workers, prefetch_factor=AHEAD,
         persistent_workers=True,
     )  # fmt: skip
-    return _rounds(loader, dataset.set_epoch, workers, epochs)
+    return rounds(loader, dataset.set_epoch, workers, epochs)
 
 
 def shard_loader(
@@ -291,7 +297,7 @@ def shard_loader(
     loader = spelling.shard_loader(
         dataset, num_workers=workers, threads=threads, prefetch_factor=AHEAD, resident=resident
     )
-    return _rounds(loader, loader.set_epoch, workers, epochs)
+    return rounds(loader, loader.set_epoch, workers, epochs)
 
 
 def image_folder(path: str, size: int, batch: int, workers: int, pil: str = "") -> Round:
@@ -306,4 +312,4 @@ def image_folder(path: str, size: int, batch: int, workers: int, pil: str = "") 
         *(rivals.Folder(path, _transform(size)),), batch_size=batch, shuffle=True,
         num_workers=workers, prefetch_factor=AHEAD, persistent_workers=True, collate_fn=collate,
     )  # fmt: skip
-    return _rounds(loader, lambda _: None, workers, 1)
+    return rounds(loader, lambda _: None, workers, 1)

@@ -17,6 +17,7 @@ Train
     RandomResizedCrop  Crop a random part of each image, for training.
     CenterCrop         Crop the centre of each image, for validation.
     collate            Stack samples to a batch.
+    EncodedImages      Hold the image files of a batch in one buffer, as decode=None gives them.
     normalize          Cast and normalise a batch of uint8 images, on the CPU or the GPU.
     prefetch           Copy batches to the GPU while the step before computes.
     watch              Measure whether training waits for data, and say why.
@@ -80,6 +81,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from .dataset.collate import collate as collate
+    from .dataset.encoded import EncodedImages as EncodedImages
     from .dataset.sequence import open as open
     from .dataset.shard_dataset import ShardDataset as ShardDataset
     from .images.transforms import CenterCrop as CenterCrop
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
 # replace it.
 _HOMES = {
     "CenterCrop": "images.transforms",
+    "EncodedImages": "dataset.encoded",
     "ImageOptions": "packing.options",
     "Order": "order.options",
     "PerformanceWarning": "native",

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .command import FIELDS, JOBS, OUT, OVERWRITE, ROOT, Command, option, read_fields
+from .command import (
+    FIELDS,
+    JOBS,
+    OUT,
+    OVERWRITE,
+    ROOT,
+    STORE,
+    Command,
+    option,
+    read_fields,
+    take_storage,
+)
 from .output import Output
 
 
@@ -19,19 +30,21 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
 def _unpack(output: Output, **call: Any) -> int:
     from ..packing.unpack import unpack
 
+    storage = take_storage(call)
     with output.progress("unpacking") as progress:
-        done = unpack(**call, progress=progress)
+        done = unpack(**call, storage=storage, progress=progress)
     return output.show(done)
 
 
 def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
     from ..packing.export import export
 
+    storage = take_storage(call)
     if fields is not None:  # NAME alone: it is called so there, too, as far as possible
         named = read_fields(fields, alone=True)
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
     with output.progress("exporting", unit=" records", scale=1) as progress:
-        done = export(**call, progress=progress)
+        done = export(**call, storage=storage, progress=progress)
     return output.show(done)
 
 
@@ -59,6 +72,8 @@ UNPACK = Command(
     option("directory", "DIR", "where the files go"),
     OVERWRITE,
     ROOT,
+    *STORE,
+    forks=False,
 )
 
 EXPORT = Command(
@@ -74,4 +89,6 @@ EXPORT = Command(
     option("--keys", choices=("own", "number")),
     OVERWRITE,
     ROOT,
+    *STORE,
+    forks=False,
 )

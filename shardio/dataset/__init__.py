@@ -16,8 +16,10 @@ Its files:
     window         the windows of the spans, as they move on
     decode         a sample to what the user asked for
     batch_decode   small images straight into a batch
+    batch_join     image files straight into a batch
     assemble       rows to items, items to batches
     collate        items to one batch
+    encoded        the image files of a batch, in one buffer
     sequence       shardio.open: a dataset as a sequence, without torch
     whereabouts    where makers of batches are, for the message when one hangs
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ class Assembler:
     collate_fn  a list of items to a batch
     fields      the names of the fields of items that are tuples, where they are known
     exact       each item gets the field `valid`: tail="exact"
+    encoded     the fields of items that are image files, by name or place
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Assembler:
         *,
         fields: Sequence[str] | None,
         exact: bool,
+        encoded: Collection[int | str] = (),
     ) -> None:
         ragged = ragged_fields(collate_fn)
         self.is_own = ragged is not None  # whether collate_fn is `collate`
         self.ragged = frozenset(ragged or ())  # fields that become lists
         self.fields = fields
         self.exact = exact
+        self._encoded = encoded
         self._collate_fn = collate_fn
 
     def assemble(self, pending: PendingBatch, work: Progress) -> Any:
@@ -90,7 +93,7 @@ class Assembler:
         """
         names = Names(pending.records, self.fields) if self.is_own else None
         try:
-            with collating_into(memory, names):
+            with collating_into(memory, names, self._encoded if self.is_own else ()):
                 return self._collate_fn(items)
         except Exception as error:
             if names is None and pending.records is not None:

@@ -4,6 +4,7 @@
     numpy arrays of one shape and plain dtype   (B, ...) tensor of that dtype
     torch tensors of one shape and dtype        torch.stack; images that lie in memory as (H, W, 3)
                                                 keep channels_last strides
+    the bytes of image files (decode=None)      EncodedImages: one uint8 buffer, and offsets
     int                                         (B,) int64
     float (ints among them)                     (B,) float64
     bool                                        (B,) bool
@@ -11,8 +12,9 @@
     anything else: PIL, bytes, str, dicts,      a list
     lists; and the fields of `ragged`
 
-Arrays or tensors that differ in shape or dtype, and a None among arrays or numbers, are an error:
-they would be a tensor in one batch and a list in the next.
+Arrays or tensors that differ in shape or dtype, and a None among arrays, numbers or image files,
+are an error: they would be a tensor in one batch and a list in the next. Which bytes are image
+files the dataset says, to its own batches: to others that call `collate` all bytes are alike.
 
 Bytes cross to the GPU; floats are made there. Each array is copied once, straight into the batch;
 in a DataLoader worker the batch lies in the shared memory that takes it to the trainer.
@@ -31,6 +33,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..errors import CollateError, OptionError, printable
+from .encoded import PICKLED, EncodedImages
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -59,19 +62,26 @@ class _Here(threading.local):
 
     memory: Memory | None = None
     names: Names | None = None
+    encoded: Collection[int | str] = ()
 
 
 _here = _Here()
 
 
 @contextmanager
-def collating_into(memory: Memory | None, names: Names | None = None) -> Iterator[None]:
-    """Put what this thread collates meanwhile into that memory, and name items so."""
-    _here.memory, _here.names = memory, names
+def collating_into(
+    memory: Memory | None, names: Names | None = None, encoded: Collection[int | str] = ()
+) -> Iterator[None]:
+    """Put what this thread collates meanwhile into that memory, and name items so.
+
+    encoded: the fields of items, by name or place, that become EncodedImages.
+    """
+    _here.memory, _here.names, _here.encoded = memory, names, encoded
     try:
         yield
     finally:
         _here.memory = _here.names = None
+        _here.encoded = ()
 
 
 def ragged_fields(collate_fn: Any) -> tuple[int | str, ...] | None:
@@ -105,27 +115,40 @@ def collate(items: Sequence[Any], *, ragged: Sequence[int | str] = ()) -> Any:
         return {
             name: [item[name] for item in items]
             if name in lists
-            else _column([item[name] for item in items], items, name)
+            else _field_of([item[name] for item in items], items, name)
             for name in first
         }
     if isinstance(first, tuple):
-        return _tuple(items, lists)
+        return _tuple(items, lists, _field_of)
     _check_ragged(lists, [])
     return _column(items, items, None)
 
 
-def _tuple(items: Sequence[Any], lists: Sequence[int | str] = ()) -> tuple[Any, ...]:
+def _tuple(
+    items: Sequence[Any], lists: Sequence[int | str], make: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """Collate tuples; make: a column, as _column does it."""
     first = items[0]
     for i, item in enumerate(items):
         if not isinstance(item, tuple) or len(item) != len(first):
             raise _odd(items, i)
     places = places_of(lists, first, _fields(len(first))) if lists else frozenset()
     columns = [
-        list(column) if i in places else _column(column, items, i)
+        list(column) if i in places else make(column, items, i)
         for i, column in enumerate(zip(*items, strict=True))
     ]
     named = hasattr(first, "_fields")
     return type(first)(*columns) if named else tuple(columns)
+
+
+def _field_of(values: Sequence[Any], items: Sequence[Any], name: int | str) -> Any:
+    """Make one field of a batch, of the items themselves: it may be one of image files."""
+    kinds = set(map(type, values)) if name in _here.encoded else set()
+    if bytes not in kinds:
+        return _column(values, items, name)
+    if len(kinds) > 1:
+        raise _unequal(values, items, name)
+    return EncodedImages.join(values, empty_files)
 
 
 def _column(values: Sequence[Any], items: Sequence[Any], name: int | str | None) -> Any:
@@ -141,7 +164,7 @@ def _column(values: Sequence[Any], items: Sequence[Any], name: int | str | None)
     if len(kinds) == 1 and kinds <= TENSORS:
         return torch.from_numpy(np.array(values))
     if all(issubclass(kind, tuple) for kind in kinds):
-        return _tuple(values)
+        return _tuple(values, (), _column)
     if all(issubclass(kind, torch.Tensor) for kind in kinds):
         return _tensors(values, items, name)
     if all(issubclass(kind, np.ndarray) for kind in kinds):
@@ -238,6 +261,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     )
 
 
+def empty_files(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Take memory for the image files of a batch: as `empty`, but where they are pickled whole."""
+    if _here.memory is None and shape[0] < PICKLED:
+        return torch.empty(shape, dtype=dtype)
+    return empty(shape, dtype)
+
+
 def images(
     count: int, height: int, width: int, empty: Empty
 ) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
@@ -327,6 +357,8 @@ def _like(value: Any) -> str:
     """Describe what two values must have alike to be rows of one tensor."""
     if value is None:
         return "None"
+    if isinstance(value, bytes):
+        return "an image file"
     if isinstance(value, _ARRAYS):
         return f"{tuple(value.shape)} {_dtype(value)}"
     return f"a {type(value).__name__}" if not isinstance(value, int | float) else "a number"

@@ -90,8 +90,9 @@ class Decoder:
 
     `wants_draw`: whether the transform, or map, is given a random word. `draws`: whether the item
     depends on it; of a transform of the user's own nobody knows. `only_arrays`: whether nothing
-    is done but to decode images to arrays. `maps`: whether items are what a user's map makes of
-    samples. Raises OptionError.
+    is done but to decode images to arrays. `only_picks`: whether nothing is done to fields at all.
+    `encoded`: the fields of items that are image files, by name, or by place in tuples. `maps`:
+    whether items are what a user's map makes of samples. Raises OptionError.
     """
 
     def __init__(
@@ -132,12 +133,29 @@ class Decoder:
         self.draws = self._map_draws or isinstance(transform, transforms.RandomResizedCrop)
         self.wants_draw = self._map_draws or self._crop is not None
         users = any(one is not None for one in (transform, target_transform, map))
+        self.only_picks = not (self._decoded or users)
+        self.encoded = self._files(functions, cropped, names)
         self.only_arrays = not (users or limit) and functions.get(IMAGE) is _MAIN["numpy"]
-        self.plain = not (self._decoded or users or self.fields)
+        self.plain = self.only_picks and not self.fields
         # Where nothing is done but to pick fields: 0.5 us less a record.
         self.pick: Callable[[Sample], tuple[Any, ...]] | None = None
-        if len(self.fields or ()) > 1 and not (self._decoded or users or self._keyed):
+        if len(self.fields or ()) > 1 and self.only_picks and not self._keyed:
             self.pick = itemgetter(*names)
+
+    def _files(
+        self, functions: Mapping[str, _Function], cropped: Sequence[str], names: Sequence[str]
+    ) -> frozenset[int | str]:
+        """Return the fields of items that are image files, by name or by place.
+
+        functions: what decodes each image field; None: nothing. names: of an item's fields.
+        """
+        files = {name for name, one in functions.items() if one is None} - {*cropped}
+        if self._transform is not None:
+            files.discard(self._main)
+        if self.maps:  # what its items hold nobody knows
+            files.clear()
+        by_name = self.fields is None
+        return frozenset(name if by_name else i for i, name in enumerate(names) if name in files)
 
     @property
     def image_place(self) -> int | str | None:

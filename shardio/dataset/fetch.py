@@ -139,6 +139,10 @@ class Fetch:
                 last, shard = at, self.reader.shard(at, self.buffer.scattered)
             yield number, shard, record, held
 
+    def shard(self, number: int) -> Shard:
+        """Give a shard, opened with the advice that these reads need."""
+        return self.reader.shard(number, self.buffer.scattered)
+
     def parts(self, rows: Rows) -> list[Part]:
         """Sort these rows by shard, in storage order, to be read many at a time."""
         parts = []
@@ -154,7 +158,7 @@ class Fetch:
         records = numbers[order] - self.reader.starts[shards]
         cuts = (np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist()
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
-            yield self.reader.shard(int(shards[a]), self.buffer.scattered), records[a:b], order[a:b]
+            yield self.shard(int(shards[a])), records[a:b], order[a:b]
 
     def _batches(self) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
         """Yield of each batch pieces, repeats, and the row of each row of the pieces.

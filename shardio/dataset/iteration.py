@@ -124,7 +124,10 @@ class Iteration(BatchIterator):
         else:
             reads = stream.read_batches(share, consumers(share.world_size, self._workers))
             assembler = Assembler(
-                stream.collate_fn, fields=stream.item_fields, exact=stream.tail == "exact"
+                stream.collate_fn,
+                fields=stream.item_fields,
+                exact=stream.tail == "exact",
+                encoded=stream.encoded_fields,
             )
             one_by_one = stream.batch_size is None
             self._items = assembled(assembler, reads, self._work, one_by_one=one_by_one)

@@ -53,6 +53,8 @@ class Mixture(Stream):
         self._datasets: Sequence[Component] = list(datasets)
         places = {dataset.image_place for dataset in self._datasets}
         self.image_place = places.pop() if len(places) == 1 else None
+        encoded = [frozenset(dataset.encoded_fields) for dataset in self._datasets]
+        self.encoded_fields = frozenset.intersection(*encoded)
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
         self.length = epoch_rows(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])

@@ -10,7 +10,7 @@ ShardDataset is the first three; a mixture is the first two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..order.epoch import Tail
@@ -44,6 +44,10 @@ class BatchReader(Protocol):
     @property
     def item_fields(self) -> tuple[str, ...] | None:
         """Return the names of the fields of items that are tuples, where they are known."""
+
+    @property
+    def encoded_fields(self) -> Collection[int | str]:
+        """Return the fields of items that are the bytes of image files, by name or place."""
 
     def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""

@@ -197,7 +197,11 @@ def open_reader(path: str | os.PathLike[str], split: str | None, options: Storag
 
     Raises NotPackedError, DamageError, VersionError, OptionError.
     """
-    index = choose_split(locate(path, options), split)
+    return open_index(choose_split(locate(path, options), split), options)
+
+
+def open_index(index: Location, options: Storage) -> Reader:
+    """Open the dataset whose manifest lies in a location. Raises as `open_reader` does."""
     root = None if options.root is None else locate(options.root, options)
     if root is not None and not root.exists(""):
         raise OptionError(f"root is {printable(root.url, 4096)}: there is no such directory")

@@ -30,6 +30,7 @@ from ..storage.options import Storage
 from ..units import check_group, grouped_in, refuse_options, show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
+from .batch_join import encoded_images
 from .buffering import BUFFER_BYTES, reads_batches_in_core
 from .collate import planes
 from .decode import LABEL, Decode, Decoder, Progress, record_name
@@ -158,6 +159,7 @@ class ShardDataset(ManifestInfo, Stream):
             planes=planes,
         )
         self.draws, self.image_place = self._decoder.draws, self._decoder.image_place
+        self.encoded_fields = self._decoder.encoded
         if tail == "exact" and fields is None and VALID in self.manifest.schema.names:
             raise OptionError(
                 f"tail='exact' adds the field {VALID!r}, which this dataset has already; choose "
@@ -165,7 +167,8 @@ class ShardDataset(ManifestInfo, Stream):
             )
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
-        self._raw = raw_pixels(self.manifest, self._decoder)
+        pixels = raw_pixels(self.manifest, self._decoder)
+        self._whole = pixels or encoded_images(self.manifest, self._decoder)
         buffer = stored.buffer_bytes
         self.buffer_bytes = BUFFER_BYTES if buffer is None else int(buffer)
         self._requested = RequestedOptions(
@@ -186,7 +189,7 @@ class ShardDataset(ManifestInfo, Stream):
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
         advise_boxes(self.manifest, self._decoder.fields, transform)
-        advise_core(self.reader, self._raw if batch_size is not None else None, transform)
+        advise_core(self.reader, pixels if batch_size is not None else None, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
         self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 
@@ -269,7 +272,7 @@ class ShardDataset(ManifestInfo, Stream):
     def batched_reads(self) -> bool:
         """Return True if the core reads many records at a time: to hold them gains nothing."""
         return reads_batches_in_core(self.manifest) or (
-            self._raw is not None and native.records() is not None
+            self._whole is not None and native.records() is not None
         )
 
     def read_batches(
@@ -292,8 +295,8 @@ class ShardDataset(ManifestInfo, Stream):
         make = partial(self._item, reads.epoch.seed, reads.epoch.epoch, hands_out)
         for rows in fetch:
             at_once = None
-            if self._raw is not None and self.batch_size is not None:
-                at_once = partial(self._raw.batch, fetch, rows)
+            if self._whole is not None and self.batch_size is not None:
+                at_once = partial(self._whole.batch, fetch, rows)
             records = partial(self._records, rows)
             yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, at_once, records)
 

@@ -23,7 +23,7 @@ import os
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -98,6 +98,7 @@ class Stream(IterableDataset[Any]):
 
     draws = False  # whether a record's item is known to be another in each epoch
     image_place: int | str | None = None  # the field of an item that a built-in transform makes
+    encoded_fields: Collection[int | str] = frozenset()  # of items, that are bytes of image files
 
     @property
     @abstractmethod

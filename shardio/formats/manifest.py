@@ -536,12 +536,12 @@ def _unhex(text: Any, size: int) -> bytes:
     return value
 
 
-def classes_of(other: str) -> tuple[str, ...]:
+def classes_of(other: Location) -> tuple[str, ...]:
     """Return the names of the classes of another dataset, or of splits. Raises OptionError."""
     try:
-        there = load(locate(next(iter(datasets(other).values()))))
+        there = load(next(iter(datasets_in(other).values())))
     except NotPackedError as error:
         raise NotPackedError(f"--classes: expected a dataset. {error}") from None
     if there.classes is None:
-        raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
+        raise OptionError(f"--classes {printable(other.url)}: that dataset has no classes")
     return there.classes

@@ -38,6 +38,7 @@ _Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tenso
 Layout = dict[int | str, _Like]  # by place in a tuple, or by name
 
 _ARRAYS = (np.ndarray, torch.Tensor)
+LISTEN_S = 0.005  # between rows of a batch, at least: a pass that is left is to end soon
 _LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
 
 
@@ -190,6 +191,8 @@ class BatchBuilder:
                          is one, with the Failure that ends the pass in place of a batch
     places               where each thread says what it is at
     interrupts           `turn` is called by the training loop: Ctrl-C passes
+    listen(wait)         asks what the trainer says, which calls `more` or `drop`; wait: until it
+                         says something. None: others call them
 
     `more` and `drop` are for any thread; `turn` builds a row, `run` all of them.
     """
@@ -205,15 +208,21 @@ class BatchBuilder:
         *,
         places: Sequence[Place],
         interrupts: bool = False,
+        listen: Callable[[bool], None] | None = None,
     ) -> None:
         self.layout = layout  # of the batch before
         self._places = places
         self._interrupts = interrupts
+        self._listen = listen
+        self._listened = 0.0  # when that was asked last
         self._buffers = buffers
         self._pack = pack
         self._emit = emit
         self._assembler = assembler = Assembler(
-            stream.collate_fn, fields=stream.item_fields, exact=stream.tail == "exact"
+            stream.collate_fn,
+            fields=stream.item_fields,
+            exact=stream.tail == "exact",
+            encoded=stream.encoded_fields,
         )
         self._in_place = assembler.is_own
         self._image = stream.image_place if self._in_place else None
@@ -277,6 +286,8 @@ class BatchBuilder:
         try:
             work.number = -1
             with self._pulling:
+                if self._listen is not None and perf_counter() - self._listened > LISTEN_S:
+                    self._ask(self._listen, False)
                 task = None if self._dropped else next(self._tasks, None)
             if task is None:
                 return False
@@ -338,11 +349,20 @@ class BatchBuilder:
 
     def _wait(self) -> bool:
         """Wait until one more batch is wanted. Returns False if none is."""
+        if self._listen is not None:
+            self._ask(self._listen, False)
+            while not (self._wanted or self._dropped):
+                self._ask(self._listen, True)
         with self._more:
             while not (self._wanted or self._dropped):
                 self._more.wait()
             self._wanted -= 1
             return not self._dropped
+
+    def _ask(self, listen: Callable[[bool], None], wait: bool) -> None:
+        """Ask what the trainer says, and note when."""
+        listen(wait)
+        self._listened = perf_counter()
 
     def _finish(self, batch: Batch) -> None:
         """Collate a batch whose rows are built, and hand it over."""

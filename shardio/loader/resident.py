@@ -21,6 +21,7 @@ import torch
 
 from ..dataset.assemble import mark_all
 from ..dataset.collate import collate, places_of, ragged_fields
+from ..dataset.encoded import EncodedImages
 from ..dataset.mixture import Mixture
 from ..dataset.stream import Stream
 from ..errors import OptionError
@@ -187,6 +188,20 @@ class _ListColumn(_Column):
         return column
 
 
+class _FileColumn(_ListColumn):
+    """Hold the image files of all records, as bytes."""
+
+    def put(self, name: int | str, rows: torch.Tensor, values: Any) -> None:
+        """Take up the files of some rows. Raises OptionError for others than the first were."""
+        if not isinstance(values, EncodedImages):
+            raise _odd(name, "image files")
+        super().put(name, rows, values.tolist())
+
+    def take(self, rows: torch.Tensor) -> Any:
+        """Return the files of a batch, in a buffer of their own."""
+        return EncodedImages.join([self._values[row] for row in rows.tolist()])
+
+
 def _check(stream: Stream) -> None:
     """Raise OptionError for what cannot be resident."""
     if isinstance(stream, Mixture):
@@ -215,6 +230,8 @@ def _column(name: int | str, values: Any, records: int, ragged: bool) -> _Column
         return _Column(values, records)
     if isinstance(values, list):
         return _ListColumn(values, records, ragged)
+    if isinstance(values, EncodedImages):
+        return _FileColumn(values.tolist(), records, ragged)
     raise OptionError(
         f"resident: field {name!r} comes as a {type(values).__name__} of columns: expected one "
         "value a sample; give a transform that returns one array, or leave resident out"

@@ -102,7 +102,7 @@ class WorkerConnection:
         """Return what it sends next, awaited since then. Raises WorkerError when late, or gone."""
         try:
             self._wait(since)
-            sent: Sent = pickle.loads(self.connection.recv_bytes())
+            sent = Sent.load(self.connection.recv_bytes())
             fd = -1
             if sent.fresh:
                 self._wait(since)

@@ -18,14 +18,15 @@ import os
 import pickle
 import random
 import re
+import select
 import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from time import process_time
 from typing import Any, NamedTuple, NoReturn
 
@@ -59,6 +60,16 @@ class Sent(NamedTuple):
     error: bytes | None = None  # a pickled exception; None: it could not be
     text: str = ""  # of the error: type, message, traceback
     where: str = ""
+
+    def dump(self) -> bytes:
+        """Pickle this as plain tuples: to look up classes takes either side 10 us."""
+        return pickle.dumps(tuple(self._replace(stats=tuple(self.stats))))  # type: ignore[arg-type]
+
+    @staticmethod
+    def load(data: bytes) -> Sent:
+        """Return what `dump` pickled."""
+        sent = Sent._make(pickle.loads(data))
+        return sent._replace(stats=BatchStats._make(sent.stats))
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,9 @@ class _Worker:
         os.register_at_fork(after_in_child=self._socket.close)
         self._worker, self._job = worker, job
         self._buffers = BufferPool()
-        self._passes: SimpleQueue[tuple[int, Pass]] = SimpleQueue()
+        self._passes: deque[tuple[int, Pass]] = deque()
+        self._said = select.poll()
+        self._said.register(connection.fileno(), select.POLLIN)
         self._lock = threading.Lock()
         self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
         self._building = -1  # the pass of the builder
@@ -109,9 +122,11 @@ class _Worker:
 
     def run(self) -> NoReturn:
         """Build pass after pass."""
-        threading.Thread(target=self._listen, name="shardio-listen", daemon=True).start()
+        threading.Thread(target=self._watch, name="shardio-watch", daemon=True).start()
         while True:
-            self._build(*self._passes.get())
+            while not self._passes:
+                self._listen(True)
+            self._build(*self._passes.popleft())
 
     def _build(self, number: int, what: Pass) -> None:
         """Build the batches of one pass."""
@@ -126,6 +141,7 @@ class _Worker:
         builder = BatchBuilder(
             *(job.stream, reads, self._buffers, wrap, emit, self._layout),
             places=job.whereabouts.places(self._worker),
+            listen=self._listen,
         )
         with self._lock:
             wanted = self._wanted.pop(number, None)
@@ -158,7 +174,7 @@ class _Worker:
 
     def _send(self, sent: Sent, fd: int = -1) -> None:
         try:
-            self._connection.send_bytes(pickle.dumps(sent))
+            self._connection.send_bytes(sent.dump())
             if fd >= 0:
                 descriptors.send(self._socket, fd)
         except ConnectionError:  # the trainer is gone
@@ -167,18 +183,30 @@ class _Worker:
             traceback.print_exc()
             _leave(1)
 
-    def _listen(self) -> NoReturn:
-        """Do what the trainer says; leave when it is gone, whatever the other threads are at."""
+    def _watch(self) -> NoReturn:
+        """Leave when the trainer is gone, whatever the other threads are at."""
+        # Asked for nothing, poll tells of the socket's end alone. A thread that reads what the
+        # trainer says would be woken for each batch, and wait for the GIL: a fourth of all CPU time
+        # where a batch takes 0.3 ms.
+        gone = select.poll()
+        gone.register(self._connection.fileno(), 0)
+        gone.poll()
+        _leave(0)
+
+    def _listen(self, wait: bool) -> None:
+        """Do all that the trainer has said; wait: until it has said something. One thread at a
+        time."""
         try:
-            while True:
+            while wait or self._said.poll(0):
                 try:
                     message = self._connection.recv_bytes()
-                except (EOFError, OSError):
+                except (EOFError, ConnectionError):
                     _leave(0)
                 self._do(*pickle.loads(message))
+                wait = False
         except BaseException:
             traceback.print_exc()
-        _leave(1)
+            _leave(1)
 
     def _do(
         self,
@@ -202,7 +230,7 @@ class _Worker:
                     # more the builder sees that there is none.
                     self._builder.more() if follows else self._builder.drop()
                 self._wanted[number] = wanted
-                self._passes.put((number, what))
+                self._passes.append((number, what))
             elif self._builder is not None and number == self._building:
                 self._builder.more(wanted)
             elif number in self._wanted:

@@ -25,7 +25,7 @@ core: ModuleType | None = None
 missing = ""
 try:
     core = import_module("shardio.native._core")
-    if getattr(core, "interface", 0) != 3:  # of an editable install: left from other sources
+    if getattr(core, "interface", 0) != 4:  # of an editable install: left from other sources
         missing = f"{core.__file__} was built from other sources: install shardio again"
         core = None
 except ModuleNotFoundError:
@@ -39,7 +39,7 @@ except ImportError as error:
 
 
 def records() -> ModuleType | None:
-    """Give the core where it reads records, and checks them: by `gather`, `blobs`, `sample(s)`."""
+    """Give the core where it reads records, and checks them: `gather`, `join`, `sample` ..."""
     return core if hasattr(core, "gather") else None
 
 

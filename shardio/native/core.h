@@ -62,6 +62,38 @@ int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count
 int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
                 core_value *values);
 
+/* What a batch of encoded images is read from: rows of several shards. */
+typedef struct {
+    int64_t number, first; /* of the shard; of its first record */
+    core_shard shard;
+} core_source;
+
+typedef struct {
+    const core_source *sources; /* by number, ascending */
+    size_t count;
+    const int64_t *shards, *numbers; /* of each row its shard, and the number of its record */
+    int64_t rows;
+    const char *kinds;    /* of the fields of a record */
+    size_t fields, blob;  /* how many, and which one is the image */
+    void *const *columns; /* of each where its values go, 8 bytes a row, of a bool 1; NULL: nowhere */
+} core_rows;
+
+/* The keys of rows: text up to ends[row]. */
+typedef struct {
+    uint8_t *text; /* to free() */
+    size_t used, room;
+    size_t *ends;
+} core_keys;
+
+/* The bytes that the images of these rows take at the most; 0: a row is of no shard that is there. */
+int core_room(const core_rows *rows, size_t *room);
+
+/* The images of rows to `out`, one behind the other, and where each begins to `offsets`, which has
+ * one more than there are rows: the end. keys: NULL: nobody wants them. How many were right before
+ * one was not. */
+int64_t core_join(const core_rows *rows, uint8_t *out, size_t room, int64_t *offsets,
+                  core_keys *keys);
+
 /* headers.c: what the header of a JPEG says, up to its first scan. */
 typedef struct {
     int sof;                         /* the marker of its frame: 0xC0 ... */

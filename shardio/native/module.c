@@ -98,6 +98,132 @@ static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
     return found;
 }
 
+PyDoc_STRVAR(join_doc,
+             "join(shards: list of (number: int, first: int, file: int, offsets: int64 array,\n"
+             "     seed: int), which: int64 array, numbers: int64 array, kinds: bytes, blob: int,\n"
+             "     columns: tuple of writable arrays or None, offsets: writable int64 array,\n"
+             "     keys: list | None, empty: callable, /) -> int\n\n"
+             "The blobs of one field of records, one behind the other, to what empty(bytes) gives;\n"
+             "where each begins, and the end, to `offsets`; other values to the column of their\n"
+             "field, 8 bytes each, of a bool 1; keys as str to `keys`. shards: by number, each with\n"
+             "the number of its first record. How many were right, and without None, from the first.");
+
+/* A writable, contiguous array of so many values of `size` bytes. */
+static int column_of(PyObject *given, Py_buffer *array, Py_ssize_t size, int64_t count)
+{
+    if (PyObject_GetBuffer(given, array, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return 0;
+    if (array->itemsize == size && array->len / size == count)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "join: a column is not of one value for each row");
+    PyBuffer_Release(array);
+    return 0;
+}
+
+/* Take the shards of a list apart: how many; -1: an exception, and those before it are taken. */
+static Py_ssize_t sources_of(PyObject *list, core_source *sources, Py_buffer *held, Py_ssize_t *taken)
+{
+    for (Py_ssize_t count = PyList_GET_SIZE(list); *taken < count; ++*taken) {
+        core_source *one = sources + *taken;
+        long long number, first;
+        unsigned long long seed;
+        PyObject *item = PyList_GET_ITEM(list, *taken);
+        if (!PyTuple_Check(item)) {
+            PyErr_SetString(PyExc_TypeError, "join: a shard is not a tuple");
+            return -1;
+        }
+        if (!PyArg_ParseTuple(item, "LLiO&K:join", &number, &first, &one->shard.file, int64_array,
+                              held + *taken, &seed))
+            return -1;
+        one->number = number, one->first = first, one->shard.seed = seed;
+        one->shard.offsets = held[*taken].buf, one->shard.records = held[*taken].len / 8 - 1;
+    }
+    return *taken;
+}
+
+static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    core_rows rows = {0};
+    Py_buffer which, numbers, places, out = {0};
+    PyObject *given, *columns, *bounds, *keys, *empty, *memory = NULL, *found = NULL;
+    Py_ssize_t fields, blob, taken = 0, filled = 0;
+    if (!PyArg_ParseTuple(args, "O!O&O&y#nO!OOO:join", &PyList_Type, &given, int64_array, &which,
+                          int64_array, &numbers, &rows.kinds, &fields, &blob, &PyTuple_Type,
+                          &columns, &bounds, &keys, &empty))
+        return NULL;
+    PyObject *list = PyList_GetSlice(given, 0, PyList_GET_SIZE(given)); /* no other thread has it */
+    Py_ssize_t count = list ? PyList_GET_SIZE(list) : 0;
+    core_source *sources = PyMem_New(core_source, count + 1);
+    Py_buffer *held = PyMem_New(Py_buffer, count + 1), *arrays = PyMem_New(Py_buffer, fields + 1);
+    void **into = PyMem_New(void *, fields + 1);
+    core_keys texts = {0};
+    size_t room;
+    rows.sources = sources, rows.count = (size_t)count, rows.columns = into;
+    rows.shards = which.buf, rows.numbers = numbers.buf, rows.rows = which.len / 8;
+    rows.fields = (size_t)fields, rows.blob = (size_t)blob;
+    if (!list || !column_of(bounds, &places, 8, rows.rows + 1))
+        goto free;
+    if (!sources || !held || !arrays || !into ||
+        !(texts.ends = PyMem_New(size_t, rows.rows + 1))) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    if (numbers.len != which.len || PyTuple_GET_SIZE(columns) != fields || blob < 0 ||
+        blob >= fields || rows.kinds[blob] != CORE_BLOB ||
+        (keys != Py_None && (!PyList_Check(keys) || rows.kinds[0] != CORE_BYTES))) {
+        PyErr_SetString(PyExc_ValueError, "join: rows, fields or keys do not fit");
+        goto end;
+    }
+    for (; filled < fields; filled++) {
+        PyObject *one = PyTuple_GET_ITEM(columns, filled);
+        char kind = rows.kinds[filled];
+        arrays[filled] = (Py_buffer){0};
+        bool plain = kind == CORE_INT || kind == CORE_FLOAT || kind == CORE_BOOL;
+        if (one != Py_None && !plain) {
+            PyErr_SetString(PyExc_ValueError, "join: a column is of no field of numbers");
+            goto end;
+        }
+        if (one != Py_None && !column_of(one, arrays + filled, kind == CORE_BOOL ? 1 : 8, rows.rows))
+            goto end;
+        into[filled] = arrays[filled].buf;
+    }
+    if (sources_of(list, sources, held, &taken) < 0)
+        goto end;
+    if (!core_room(&rows, &room)) {
+        found = PyLong_FromLong(0);
+        goto end;
+    }
+    memory = PyObject_CallFunction(empty, "n", (Py_ssize_t)room);
+    if (!memory || PyObject_GetBuffer(memory, &out, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0)
+        goto end;
+    int64_t done;
+    room = room < (size_t)out.len ? room : (size_t)out.len;
+    Py_BEGIN_ALLOW_THREADS
+    done = core_join(&rows, out.buf, room, places.buf, keys == Py_None ? NULL : &texts);
+    Py_END_ALLOW_THREADS
+    found = PyLong_FromLongLong(done);
+    for (int64_t i = 0; found && keys != Py_None && i < done; i++) {
+        size_t begin = i ? texts.ends[i - 1] : 0;
+        PyObject *key = PyUnicode_DecodeUTF8((const char *)texts.text + begin,
+                                             (Py_ssize_t)(texts.ends[i] - begin), "surrogateescape");
+        if (!key || PyList_Append(keys, key) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(key);
+    }
+end:
+    PyBuffer_Release(&places);
+free:
+    while (taken--)
+        PyBuffer_Release(held + taken);
+    while (filled--)
+        PyBuffer_Release(arrays + filled);
+    PyBuffer_Release(&which), PyBuffer_Release(&numbers), PyBuffer_Release(&out);
+    PyMem_Free(sources), PyMem_Free(held), PyMem_Free(arrays), PyMem_Free(into);
+    PyMem_Free(texts.ends), free(texts.text);
+    Py_XDECREF(list), Py_XDECREF(memory);
+    return found;
+}
+
 /* The object of a value; NULL: an exception. */
 static PyObject *object(const core_value *value)
 {
@@ -432,6 +558,7 @@ static PyMethodDef methods[] = {
 static PyMethodDef of_records[] = { /* only where the core checks them */
     {"gather", gather, METH_VARARGS, gather_doc},
     {"blobs", blobs, METH_VARARGS, blobs_doc},
+    {"join", join, METH_VARARGS, join_doc},
     {"sample", sample, METH_VARARGS, sample_doc},
     {"samples", samples, METH_VARARGS, samples_doc},
     {NULL, NULL, 0, NULL},
@@ -442,7 +569,7 @@ static int prepare(PyObject *module)
 {
     if (core_checks && PyModule_AddFunctions(module, of_records) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "interface", 3);
+    return PyModule_AddIntConstant(module, "interface", 4);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -26,6 +26,7 @@
 #define MAX_HEAD (1 << 20) /* as in sample.py */
 #define BLOCK (32 << 10)   /* bytes that are read before they are copied, at least */
 #define AT_ONCE 32         /* and records, at most */
+#define LARGE (16 << 10)   /* bytes of a record from which on its blobs are read where they go */
 
 #if defined(XXH_VERSION_NUMBER) && XXH_VERSION_NUMBER >= 800
 const bool core_checks = true;
@@ -34,12 +35,31 @@ uint64_t core_checksum(const uint8_t *data, size_t size, uint64_t seed)
 {
     return XXH3_64bits_withSeed(data, size, seed);
 }
+
+/* The checksum of two pieces of one record. */
+static uint64_t checksum_of_two(const uint8_t *first, size_t size, const uint8_t *second,
+                                size_t more, uint64_t seed)
+{
+    XXH3_state_t state;
+    memset(&state, 0, sizeof state); /* XXH3_INITSTATE, which 0.8.0 has not */
+    XXH3_64bits_reset_withSeed(&state, seed);
+    XXH3_64bits_update(&state, first, size);
+    XXH3_64bits_update(&state, second, more);
+    return XXH3_64bits_digest(&state);
+}
 #else
 const bool core_checks = false;
 
 uint64_t core_checksum(const uint8_t *data, size_t size, uint64_t seed)
 {
     (void)data, (void)size;
+    return seed;
+}
+
+static uint64_t checksum_of_two(const uint8_t *first, size_t size, const uint8_t *second,
+                                size_t more, uint64_t seed)
+{
+    (void)first, (void)size, (void)second, (void)more;
     return seed;
 }
 #endif
@@ -226,30 +246,38 @@ static size_t value(const uint8_t *at, size_t left, core_value *out)
     return 1 + lengths + size;
 }
 
-int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
-                core_value *values)
+/* The values of a head, one a field, of a blob its bytes; 0 when they are not plainly what `kinds`
+ * say, and nothing else. */
+static int head_values(const uint8_t *at, size_t head, const char *kinds, size_t fields,
+                       core_value *values)
 {
-    if (size < FRAME)
+    const uint8_t *end = at + head;
+    if (head < 1)
         return 0;
-    size_t head = little(record + 12, 4);
-    const uint8_t *at = record + FRAME;
-    if (head > size - FRAME || head < 1)
-        return 0;
-    const uint8_t *blobs = at + head, *end = record + size;
     bool wide = at[0] == 0xdc; /* read once: another thread may write there */
     if (wide ? head < 3 || big(at + 1, 2) != fields : fields > 15 || at[0] != (0x90 | fields))
         return 0;
     at += wide ? 3 : 1;
     for (size_t i = 0; i < fields; i++) {
         core_value *found = values + i;
-        size_t taken = value(at, (size_t)(blobs - at), found);
+        size_t taken = value(at, (size_t)(end - at), found);
         char kind = kinds[i] == CORE_BLOB ? CORE_INT : kinds[i] == CORE_KEY ? CORE_BYTES : kinds[i];
         if (!taken || (found->kind != kind && (found->kind != CORE_NONE || i == 0)))
             return 0;
         at += taken;
     }
-    if (at != blobs)
+    return at == end;
+}
+
+int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
+                core_value *values)
+{
+    if (size < FRAME)
         return 0;
+    size_t head = little(record + 12, 4);
+    if (head > size - FRAME || !head_values(record + FRAME, head, kinds, fields, values))
+        return 0;
+    const uint8_t *blobs = record + FRAME + head, *end = record + size;
     for (size_t i = 0; i < fields; i++) {
         if (kinds[i] != CORE_BLOB || values[i].kind == CORE_NONE)
             continue;
@@ -259,4 +287,155 @@ int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fi
         blobs += values[i].number;
     }
     return blobs == end;
+}
+
+/* A row that is wanted: of which shard, and where it lies there; 0: it is none that there is. */
+static int find(const core_rows *rows, int64_t row, const core_shard **shard, int64_t *record,
+                int64_t *at, size_t *size)
+{
+    const core_source *source = NULL;
+    size_t low = 0, high = rows->count;
+    while (!source && low < high) {
+        size_t middle = low + (high - low) / 2;
+        int64_t number = rows->sources[middle].number, wanted = rows->shards[row];
+        if (number == wanted)
+            source = rows->sources + middle;
+        else if (number < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (!source)
+        return 0;
+    *shard = &source->shard;
+    *record = (int64_t)((uint64_t)rows->numbers[row] - (uint64_t)source->first);
+    return core_place(*shard, *record, at, size);
+}
+
+int core_room(const core_rows *rows, size_t *room)
+{
+    const core_shard *shard;
+    int64_t record, at;
+    size_t size;
+    *room = 0;
+    for (int64_t row = 0; row < rows->rows; row++) {
+        if (!find(rows, row, &shard, &record, &at, &size) || size < FRAME ||
+            size > SIZE_MAX / 2 - *room)
+            return 0;
+        *room += size - FRAME;
+    }
+    return 1;
+}
+
+/* The values of a row to its columns, and which of the bytes behind its head are the image; 0: they
+ * are not as the head says, or there is a None. */
+static int place_row(const core_rows *rows, const core_value *values, int64_t row, size_t rest,
+                     core_range *blob)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < rows->fields; i++) {
+        const core_value *one = values + i;
+        if (rows->kinds[i] == CORE_BLOB && one->kind != CORE_NONE) {
+            if (one->number > rest - at)
+                return 0;
+            if (i == rows->blob)
+                blob->start = at, blob->size = (size_t)one->number;
+            at += (size_t)one->number;
+        }
+        if (i != rows->blob && !rows->columns[i])
+            continue;
+        if (one->kind == CORE_NONE || (one->kind == CORE_INT && !one->is_signed && one->number >> 63))
+            return 0;
+        if (!rows->columns[i])
+            continue;
+        if (one->kind == CORE_BOOL)
+            ((uint8_t *)rows->columns[i])[row] = (uint8_t)one->number;
+        else
+            memcpy((uint8_t *)rows->columns[i] + 8 * row, &one->number, 8);
+    }
+    return at == rest;
+}
+
+/* Keep the key of a row; 0: no memory. */
+static int keep_key(core_keys *keys, const core_value *key, int64_t row)
+{
+    size_t size = (size_t)key->number;
+    if (size > keys->room - keys->used) {
+        size_t room = 2 * (keys->used + size) + 4096;
+        uint8_t *text = realloc(keys->text, room);
+        if (!text)
+            return 0;
+        keys->text = text, keys->room = room;
+    }
+    memcpy(keys->text + keys->used, key->text, size);
+    keys->used += size, keys->ends[row] = keys->used;
+    return 1;
+}
+
+/* A large record: head to `block`, of BLOCK bytes, and what follows it to `out`, which has room for
+ * it; 0: it is not right. */
+static int read_large(const core_shard *shard, int64_t record, int64_t at, size_t size,
+                      uint8_t *block, uint8_t *out)
+{
+    size_t first = 256; /* frame and head of nearly all */
+    if (!core_checks || read_some(shard->file, block, first, at) < first)
+        return 0;
+    uint64_t length = little(block + 8, 4), head = little(block + 12, 4);
+    if (length != size - FRAME || head > length || head > BLOCK - FRAME)
+        return 0;
+    if (FRAME + head > first && read_some(shard->file, block + first, FRAME + head - first,
+                                          at + (int64_t)first) < FRAME + head - first)
+        return 0;
+    size_t rest = size - FRAME - head;
+    return read_some(shard->file, out, rest, at + FRAME + (int64_t)head) == rest &&
+           checksum_of_two(block + 8, FRAME - 8 + head, out, rest, shard->seed + (uint64_t)record) ==
+               little(block, 8);
+}
+
+/* Read a small record, and those that lie behind it and are the next rows, to `block`: its bytes. */
+static size_t read_run(const core_rows *rows, int64_t row, const core_shard *shard, int64_t at,
+                       size_t size, uint8_t *block)
+{
+    const core_shard *other;
+    int64_t record, next;
+    size_t run = size, more;
+    while (++row < rows->rows && find(rows, row, &other, &record, &next, &more) && other == shard &&
+           next == at + (int64_t)run && more < LARGE && more <= BLOCK - run)
+        run += more;
+    return read_some(shard->file, block, run, at);
+}
+
+int64_t core_join(const core_rows *rows, uint8_t *out, size_t room, int64_t *offsets,
+                  core_keys *keys)
+{
+    const core_shard *shard;
+    int64_t record, at, done = 0;
+    size_t size, used = 0, filled = 0, begin = 0; /* of out; of block, and where the next one is */
+    uint8_t *block = malloc(BLOCK);
+    core_value *values = malloc(rows->fields * sizeof *values);
+    offsets[0] = 0;
+    for (; block && values && done < rows->rows; done++) {
+        if (!find(rows, done, &shard, &record, &at, &size) || size < FRAME ||
+            size - FRAME > room - used)
+            break;
+        bool large = size >= LARGE;
+        if (large || begin == filled)
+            begin = 0, filled = large ? 0 : read_run(rows, done, shard, at, size, block);
+        uint8_t *data = block + begin;
+        if (large ? !read_large(shard, record, at, size, block, out + used)
+                  : size > filled - begin ||
+                        core_head(data, size, shard->seed + (uint64_t)record) < 0)
+            break;
+        size_t head = little(data + 12, 4), rest = size - FRAME - head;
+        core_range blob = {0, 0};
+        if (!head_values(data + FRAME, head, rows->kinds, rows->fields, values) ||
+            !place_row(rows, values, done, rest, &blob) || (keys && !keep_key(keys, values, done)))
+            break;
+        const uint8_t *from = large ? out + used : data + FRAME + head;
+        memmove(out + used, from + blob.start, blob.size);
+        begin += large ? 0 : size;
+        used += blob.size, offsets[done + 1] = (int64_t)used;
+    }
+    free(block), free(values);
+    return done;
 }

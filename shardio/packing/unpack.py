@@ -33,7 +33,8 @@ from ..images import jpeg_tiles
 from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
 from ..storage import local
-from ..storage.location import local_path
+from ..storage.location import local_path, locate
+from ..storage.options import Storage, with_root
 from ..units import check_bool, show_count, show_size
 from .process_pool import Progress
 from .reencode import ORIGINAL
@@ -80,12 +81,15 @@ def unpack(
     directory: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Unpacked:
     """Write the files of a dataset, or of all its splits, into a directory.
 
+    path       of the dataset, or its URL
     root       where the data lies, when `shardio index --out` put its index elsewhere
+    storage    a shardio.Storage: how an object store is reached
     overwrite  replace files that exist
     progress   called now and then with bytes done and bytes in all
 
@@ -95,10 +99,10 @@ def unpack(
     was written), StorageError.
     """
     check_bool(overwrite=overwrite)
-    source, target = local_path(path), local_path(directory)
+    options, target = with_root(storage, root), local_path(directory)
     datasets = []
-    for name, folder in manifest.datasets(source).items():
-        dataset = sequence.stored(folder, root=root)
+    for name, index in manifest.datasets_in(locate(path, options)).items():
+        dataset = sequence.stored_in(index, options)
         files_of = _FILES_OF.get(str(dataset.manifest.options.get("source")), _one)
         own = files_of is not _parallel  # of others, folders are named from the source on
         datasets.append((dataset, manifest.split_folder(target, name) if own else target, files_of))

@@ -13,7 +13,7 @@ class KnownFile(NamedTuple):
     """Say what a manifest knows of a shard's file."""
 
     size: int  # bytes
-    sha256: bytes  # of the file, 32 bytes
+    sha256: bytes  # of the file, 32 bytes; b"" where it is not known, and a cache keeps nothing
     dataset_id: bytes  # 16 bytes
     shard: int  # its number
 

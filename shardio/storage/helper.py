@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from .. import errors
 from ..errors import ShardioError, StorageError
-from . import descriptors
+from . import credentials, descriptors
 from .client import Reply, Request, RequestError
 from .transfers import Figures, Transfers, settle, start_thread
 
@@ -71,6 +71,7 @@ class Helper:
         self._closed = False
         self._before = Figures()  # of processes that have ended
         self.heard = time.monotonic()
+        self.refused = False  # its credentials were, so that it has to know of new ones
 
     @property
     def figures(self) -> Figures:
@@ -93,6 +94,11 @@ class Helper:
                 settle(future, _ended(" with this process's reading"))
                 return future
             self._number += 1
+            if self.refused and self._link is not None:
+                # A user who sets what the error asked for, and tries again, is not to wonder why
+                # it says the same.
+                self.refused = False
+                self._link.tell(credentials.environment())
             if self._link is None or not self._link.ask(self._number, request, urgent, future):
                 if self._link is not None:
                     self._before = self._before.plus(self._link.figures)
@@ -293,6 +299,7 @@ class _Link:
                 found: Reply | BaseException
                 if answer.error[0]:
                     found = _error(*answer.error)
+                    self._owner.refused = self._owner.refused or answer.error[2] == "denied"
                 elif not answer.length:
                     found = Reply(memoryview(answer.data), answer.size, answer.tag)
                 else:
@@ -386,6 +393,9 @@ def serve(fd: int) -> None:
                     transfers.share(message)
                 elif (unwanted := running.get(-message)) is not None:
                     unwanted.cancel()
+                continue
+            if isinstance(message, dict):
+                credentials.adopt(message)
                 continue
             number, request, urgent = message
             running[number] = future = transfers.submit(request, urgent=urgent)

@@ -16,9 +16,10 @@ from queue import SimpleQueue
 from . import local, ranges
 from .base import KnownFile
 from .cached_file import CachedFile, CacheFull, Claim
-from .client import Request, Store
+from .client import Request
 from .ranges import Range, Released
 from .remote_file import Ends, RemoteFile, wait
+from .stores import Store
 
 _THREADS = 2  # of a process, which write what has arrived: 18 ms for 8 MiB
 _OTHERS_S = 0.05  # between two looks at a range that another process downloads

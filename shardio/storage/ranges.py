@@ -25,8 +25,9 @@ from functools import partial
 from typing import Protocol
 
 from ..errors import StorageError
-from .client import BODY_S, Reply, Request
+from .client import Reply, Request
 from .helper import Helper
+from .stores import BODY_S
 from .transfers import Figures, Transfers
 
 IN_FLIGHT = 256 << 20  # bytes of a machine: under way, or arrived and not read; processes share it

@@ -19,13 +19,15 @@ from typing import Any
 from ..errors import DamageError, ShardioError, StorageError
 from . import ranges
 from .base import KnownFile
-from .client import Reply, Request, RequestError, Store
+from .client import Reply, Request, RequestError
 from .ranges import Range, Released
+from .stores import Store
 
 RANGE = 8 << 20  # bytes of one request, at most
 # Bytes that a reader in storage order has asked for ahead: twice as many with each read, up to the
 # most.
 _FIRST_AHEAD, _MOST_AHEAD = 1 << 20, 64 << 20
+_NEAR = 8 << 10  # bytes between two reads in order that nobody reads: headers of a tar, of a page
 
 
 class Ends:
@@ -235,11 +237,22 @@ class RemoteFile:
         """Ask for what follows, where reads follow each other."""
         if self._ahead < 0:
             return
-        follows = start == self._last
+        # Other formats have gaps that nobody reads; heads of records are no reading in order.
+        follows = 0 <= self._last <= start <= self._last + min(_NEAR, stop - start)
         self._ahead = min(_MOST_AHEAD, max(_FIRST_AHEAD, 2 * self._ahead)) if follows else 0
         self._last = stop
         if self._ahead:
+            self._pass_by(start)
             self.will_need(stop, self._ahead)
+
+    def _pass_by(self, start: int) -> None:
+        """Let go of announced ranges that end before `start`, of which not all was read."""
+        with self._lock:
+            while self._starts and not (first := self._there[self._starts[0]]).keep:
+                if first.stop > start:
+                    return
+                del self._starts[0], self._there[first.start]
+                first.range.release()
 
 
 class _Announced:

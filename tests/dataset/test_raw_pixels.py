@@ -670,7 +670,9 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage(tmp_path: Path, cor
     "options",
     [
         {"decode": "pil"},
-        {"decode": None},
+        {"decode": bytes},
+        {"decode": None, "map": tuple},
+        {"decode": None, "fields": ("image", "image")},
         {"transform": CenterCrop(4)},
         {"transform": np.copy},
         {"target_transform": str},

@@ -9,6 +9,9 @@
  *     m  width 1 | height 1 | count 1 | count x (size 2 | data)      core_decode_many
  *     r  count 1 | mode 1 | begins 1 | row 1 | count x size 2 | asks 1 | asks x number 1
  *        | (mode & 2: which 1 | offset 8) | the file     core_gather, core_read, core_place
+ *     j  fields 1 | fields x kind 1 | blob 1 | mode 1 | count 1 | count x (size 2 | pad 2 | data)
+ *        | asks 1 | asks x (shard 1 | number 1) | (mode & 2: which 1 | offset 8)
+ *        | (mode & 8: cut 4) | (mode & 16: room 4)       core_join, core_room
  *     v  fields 1 | fields x kind 1 | mode 1 | record    core_head, core_values
  *     k  shift 1 | size 2 | large 1 | data               core_copy
  *
@@ -389,6 +392,115 @@ static void records(struct input in)
     free(file), free(begin), free(places), free(read), free(out), free(ranges);
 }
 
+/* What join made of a row is what the record's bytes say by themselves. */
+static void check_row(const core_rows *rows, int64_t row, const uint8_t *record, size_t size,
+                      uint64_t seed, const uint8_t *blob, size_t blob_size)
+{
+    core_value *found = malloc(rows->fields * sizeof *found);
+    CHECK(found && core_head(record, size, seed) >= 0);
+    CHECK(core_values(record, size, rows->kinds, rows->fields, found));
+    CHECK(found[rows->blob].kind == CORE_BYTES && found[rows->blob].number == blob_size);
+    CHECK(!memcmp(found[rows->blob].text, blob, blob_size));
+    for (size_t i = 0; i < rows->fields; i++) {
+        const uint8_t *column = rows->columns[i];
+        if (!column)
+            continue;
+        CHECK(found[i].kind == rows->kinds[i]);
+        if (found[i].kind == CORE_BOOL)
+            CHECK(column[row] == found[i].number);
+        else
+            CHECK(!memcmp(column + 8 * row, &found[i].number, 8));
+    }
+    free(found);
+}
+
+static void join(struct input in)
+{
+    static const uint64_t seeds[2] = {7ull << 32, 9ull << 32};
+    core_rows rows = {.fields = 1 + number(&in, 1) % 6};
+    char *kinds = malloc(rows.fields);
+    void **columns = calloc(rows.fields, sizeof *columns);
+    CHECK(kinds && columns);
+    for (size_t i = 0; i < rows.fields; i++)
+        kinds[i] = "kifbsB"[number(&in, 1) % 6];
+    kinds[0] = CORE_BYTES;
+    rows.kinds = kinds, rows.columns = columns, rows.blob = number(&in, 1) % rows.fields;
+    kinds[rows.blob] = CORE_BLOB; /* as module.c asks it */
+    unsigned mode = (unsigned)number(&in, 1);
+    int64_t count = (int64_t)(number(&in, 1) % 9), offsets[10] = {0}, shards[16], numbers[16];
+    uint8_t *file = malloc(9 * (2 << 16));
+    CHECK(file);
+    for (int64_t i = 0; i < count; i++) {
+        size_t size = number(&in, 2) % 600, pad = number(&in, 2), some = size < in.left ? size : in.left;
+        uint8_t *record = file + offsets[i];
+        memset(record, 0x55, size + pad);
+        memcpy(record, in.at, some);
+        in.at += some, in.left -= some;
+        offsets[i + 1] = offsets[i] + (int64_t)(size + pad);
+        if (mode & 1) /* the second half is another shard */
+            seal(record, size + pad, seeds[i >= count / 2] + (uint64_t)i, mode & 4);
+    }
+    rows.rows = (int64_t)(number(&in, 1) % 16);
+    for (int64_t i = 0; i < rows.rows; i++)
+        shards[i] = (int8_t)number(&in, 1) % 4, numbers[i] = (int8_t)number(&in, 1);
+    int64_t size = offsets[count], half = count / 2, *places[2];
+    if (mode & 2) {
+        size_t which = number(&in, 1) % 10;
+        offsets[which] = (int64_t)number(&in, 8);
+    }
+    if (mode & 8)
+        size = (int64_t)number(&in, 4) % (size + 1);
+    static int memory = -1;
+    if (memory < 0)
+        memory = memfd_create("rows", 0);
+    CHECK(!ftruncate(memory, 0) && pwrite(memory, file, (size_t)size, 0) == size);
+    core_source sources[2];
+    for (int i = 0; i < 2; i++) { /* exact, for the sanitizer */
+        int64_t first = i ? half : 0, last = i ? count : half;
+        places[i] = malloc(((size_t)(last - first) + 1) * sizeof **places);
+        CHECK(places[i]);
+        memcpy(places[i], offsets + first, ((size_t)(last - first) + 1) * sizeof **places);
+        sources[i] = (core_source){i, first, {memory, places[i], last - first,
+                                              seeds[i] + (uint64_t)first}};
+    }
+    rows.sources = sources, rows.count = 2;
+    rows.shards = (int64_t *)(void *)apart((uint8_t *)shards, 8 * (size_t)rows.rows);
+    rows.numbers = (int64_t *)(void *)apart((uint8_t *)numbers, 8 * (size_t)rows.rows);
+    size_t all = (size_t)rows.rows, room;
+    for (size_t i = 0; i < rows.fields; i++)
+        if ((kinds[i] == CORE_INT || kinds[i] == CORE_FLOAT || kinds[i] == CORE_BOOL) && mode & 32)
+            columns[i] = calloc(all + 1, kinds[i] == CORE_BOOL ? 1 : 8);
+    core_keys keys = {.ends = malloc((all + 1) * sizeof *keys.ends)};
+    int64_t *ends = malloc((all + 1) * sizeof *ends);
+    CHECK(keys.ends && ends);
+    if (core_room(&rows, &room)) {
+        room = room < 2 << 20 ? room : 2 << 20;
+        if (mode & 16)
+            room = number(&in, 4) % (room + 1);
+        uint8_t *out = malloc(room ? room : 1);
+        CHECK(out);
+        bool keyed = kinds[0] == CORE_BYTES && mode & 64;
+        int64_t done = core_join(&rows, out, room, ends, keyed ? &keys : NULL);
+        CHECK(0 <= done && done <= rows.rows && !ends[0]);
+        for (int64_t i = 0; i < done; i++) {
+            CHECK(ends[i] <= ends[i + 1] && ends[i + 1] <= (int64_t)room);
+            const core_source *source = sources + shards[i];
+            int64_t at = source->shard.offsets[numbers[i] - source->first];
+            size_t bytes = (size_t)(source->shard.offsets[numbers[i] - source->first + 1] - at);
+            CHECK(at >= 0 && at + (int64_t)bytes <= size);
+            check_row(&rows, i, file + at, bytes, seeds[shards[i]] + (uint64_t)numbers[i],
+                      out + ends[i], (size_t)(ends[i + 1] - ends[i]));
+        }
+        if (keyed && done)
+            touch(keys.text, keys.ends[done - 1]);
+        free(out);
+    }
+    for (size_t i = 0; i < rows.fields; i++)
+        free(columns[i]);
+    free((void *)rows.shards), free((void *)rows.numbers), free(places[0]), free(places[1]);
+    free(keys.text), free(keys.ends), free(ends), free(file), free(kinds), free(columns);
+}
+
 static void values(struct input in)
 {
     size_t fields = 1 + number(&in, 1) % 20;
@@ -436,6 +548,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 'c': crops(in); return 0;
     case 'm': many(in); return 0;
     case 'r': records(in); return 0;
+    case 'j': join(in); return 0;
     case 'v': values(in); return 0;
     case 'k': copy(in); return 0;
     default: return -1; /* nothing to keep */

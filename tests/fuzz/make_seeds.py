@@ -106,6 +106,18 @@ def shard(mode: int, blobs: list[bytes], asks: list[int]) -> bytes:
     return start + bytes([len(asks), *asks]) + hostile + b"".join(records)
 
 
+def rows(mode: int, pads: list[int], asks: list[tuple[int, int]], more: bytes = b"") -> bytes:
+    """Records of a key, an int, a bool, a float and a blob, whose last bytes are padding."""
+    start = b"j" + bytes([4, *("kifbsB".index(kind) for kind in "kibfB"), 4, mode, len(pads)])
+    for number, pad in enumerate(pads):
+        blob = b"%d" % number * 9
+        head = [b"key%d" % number, number - 3, number > 1, number / 3, len(blob) + pad]
+        packed = msgpack.packb(head)
+        data = bytes(12) + struct.pack("<I", len(packed)) + packed + blob
+        start += struct.pack("<HH", len(data), pad) + data
+    return start + bytes([len(asks), *(value for ask in asks for value in ask)]) + more
+
+
 def value(kinds: str, head: list[object], blobs: bytes = b"") -> bytes:
     packed = msgpack.packb(head)
     record = bytes(8) + struct.pack("<II", len(packed) + len(blobs), len(packed)) + packed + blobs
@@ -135,6 +147,13 @@ def main(folder: Path) -> None:
     for sampling in ("2x2", "1x1"):
         inputs.append(crop(1, 0, 0, (0, 0), (90, 3, 110, 12)) + jpegs(200, 20)[sampling])
         inputs.append(crop(4, 0, 0, (20, 9), (3, 90, 17, 110)) + jpegs(20, 120)[sampling])
+    few, both = [0, 3, 0, 1], [(0, 0), (1, 3), (1, 2), (0, 1), (0, 0), (0, 1)]
+    inputs.append(rows(0x61, few, both))
+    inputs.append(rows(0x61, [20_000, 3, 16_384, 40_000], both))
+    inputs.append(rows(0x65, few, [(0, 1), (1, 2), (2, 0)]))
+    inputs.append(rows(0x63, few, both, b"\1" + struct.pack("<Q", 1 << 62)))
+    inputs.append(rows(0x69, [0, 20_000, 0, 0], both, struct.pack("<I", 9_000)))
+    inputs.append(rows(0x71, few, both, struct.pack("<I", 50)))
     small = list(jpegs(16, 16).values())
     odd = [small[0], bare(small[0], b"\xff\xc4"), small[0]]
     for some in (small[:4], small[4:7], small[8:12], small[-3:], odd):

@@ -14,6 +14,7 @@ from support import small_datasets
 import shardio
 from shardio import (
     CenterCrop,
+    EncodedImages,
     OptionError,
     Order,
     RandomResizedCrop,
@@ -194,23 +195,24 @@ def test_what_cannot_be_resident_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("options", "each"),
+    ("options", "each", "kind"),
     [
-        ({}, 16 * 24 * 3),  # PIL images, decoded
-        ({"decode": None}, 300),  # the bytes of a file
+        ({}, 16 * 24 * 3, list),  # PIL images, decoded
+        ({"decode": None}, 300, EncodedImages),  # the bytes of a file
     ],
-    ids=["pil", "bytes"],
+    ids=["pil", "files"],
 )
 def test_objects_count_with_what_they_hold(
     packed: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
     each: int,
+    kind: type,
 ) -> None:
     images = packed([20, 21], image=small_datasets.jpeg)
     dataset = ShardDataset(images, batch_size=8, fields=("image",), **options)
     with ShardLoader(dataset, num_workers=0, threads=0, resident="ram") as loader:
-        assert type(next(iter(loader))[0]) is list
+        assert type(next(iter(loader))[0]) is kind
         assert 41 * each <= loader.explain().resident_bytes < 41 * (each + 1000)
     monkeypatch.setattr(module, "memory_available", lambda: 41 * each - 1)
     with pytest.raises(OptionError, match="41 decoded records take"):

@@ -51,6 +51,7 @@ from shardio import (
 from shardio.dataset.ranks import consumers
 from shardio.dataset.whereabouts import Late, Whereabouts
 from shardio.errors import RowError
+from shardio.loader import batch_builder
 from shardio.loader.base import Pass, PoolOptions
 from shardio.loader.buffer_pool import MappedBuffer
 from shardio.loader.in_process import InProcessWorkers
@@ -1679,6 +1680,34 @@ def test_a_process_that_dies_is_noticed_whatever_it_forked(packed: Packed, kept:
         assert got == order[:1]
     os.write(gate[1], b".")
     for end in gate:
+        os.close(end)
+
+
+def test_a_pass_that_is_left_ends_within_a_batch(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_builder, "LISTEN_S", 0.0)  # ask before each row
+    said, gate = os.pipe(), os.pipe()
+
+    def decode(data: bytes) -> int:
+        os.write(said[1], data[4:6])
+        os.read(gate[0], 1)
+        return 0
+
+    dataset = ShardDataset(
+        packed([30]), batch_size=30, fields=("image",), decode=decode, shuffle=False
+    )
+    with ShardLoader(dataset, num_workers=1) as loader:
+        first = iter(loader)
+        assert os.read(said[0], 2) == b"00"
+        batches = iter(loader)  # ends the first pass, in whose first row the process is
+        os.write(gate[1], b"." * 200)
+        next(batches)
+        seen = b"".join(os.read(said[0], 2) for _ in range(30))
+        assert seen == b"".join(b"%02d" % row for row in range(30))
+        with pytest.raises(EpochError):
+            next(first)
+    for end in (*said, *gate):
         os.close(end)
 
 

@@ -10,10 +10,12 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -334,6 +336,223 @@ def test_arguments_are_let_go(files: Any) -> None:
             core().gather(some.file, some.offsets, SEED, numbers, BEGIN, None, numbers)
     assert list(map(sys.getrefcount, counted)) == before
     out.append(0)  # which a buffer that is still exported would forbid
+
+
+# --- join -----------------------------------------------------------------------------------------
+
+KINDS = b"kiBfb"  # a key, an int, the file, a float, a bool
+
+
+def head(number: int, length: int, **other: Any) -> bytes:
+    values = {"key": b"k%d" % number, "n": number - 2, "size": length, "x": number / 7, "b": False}
+    return bytes(msgpack.packb(list((values | other).values())))
+
+
+def joinable(number: int, length: int = 9, first: int = 0, **other: Any) -> bytes:
+    blob = bytes([number + 1]) * length
+    return record(number - first, head(number, length, **other), blob)
+
+
+class Shards:
+    """Two files of records as `join` is given them; the second one begins with record 4."""
+
+    def __init__(self, files: Any, first: list[bytes], second: list[bytes]) -> None:
+        self.files = [files(first), files(second)]
+        self.sources: list[Any] = [
+            (number, 4 * number, one.file, one.offsets, SEED)
+            for number, one in zip((0, 1), self.files, strict=True)
+        ]
+
+    def join(
+        self, rows: list[int], shards: list[int] | None = None, room: int | None = None
+    ) -> tuple[int, list[bytes], list[Any]]:
+        """How many rows, their files, and keys, ints, floats and bools of them."""
+        count, out, keys = len(rows), [], []
+        columns = np.full(count, 7), np.full(count, 7.5), np.full(count, True)
+        offsets = np.full(count + 1, -1)
+
+        def empty(nbytes: int) -> Any:
+            out.append(np.full(nbytes if room is None else room, 9, np.uint8))
+            return out[0]
+
+        which = [int(row >= 4) for row in rows] if shards is None else shards
+        given = np.array(which, np.int64), np.array(rows, np.int64), KINDS, 2
+        into = (None, columns[0], None, *columns[1:])
+        done = core().join(self.sources, *given, into, offsets, keys, empty)
+        ends = offsets[: done + 1].tolist()
+        found = [out[0][a:b].tobytes() for a, b in pairwise(ends)] if out else []
+        if out:
+            assert ends[0] == 0 and (offsets[done + 1 :] == -1).all()
+        assert len(keys) == done == len(found)
+        return done, found, [keys, *(column[:done].tolist() for column in columns)]
+
+
+def two_shards(files: Any) -> Shards:
+    some = [joinable(i, 5 * i) for i in range(4)]
+    return Shards(files, some, [joinable(i, 5 * i, first=4) for i in range(4, 7)])
+
+
+@reads
+def test_join_puts_files_and_values_in_the_order_of_rows(files: Any) -> None:
+    rows = [6, 0, 3, 3, 5, 1, 2]
+    done, found, [keys, ints, floats, bools] = two_shards(files).join(rows)
+    assert done == 7 and found == [bytes([n + 1]) * (5 * n) for n in rows]
+    assert keys == [f"k{n}" for n in rows] and ints == [n - 2 for n in rows]
+    assert floats == [n / 7 for n in rows] and bools == [False] * 7
+    assert two_shards(files).join([])[0] == 0
+
+
+@reads
+def test_join_reads_records_of_all_sizes_side_by_side(files: Any, tmp_path: Path) -> None:
+    chance = random.Random(6)
+    sizes = [chance.choice((0, 9, 900, 9_000, 16_300, 16_400, 70_000)) for _ in range(40)]
+    keys = [b"k" * chance.choice((1, 250, 300, 3_000)) for _ in sizes]
+    records = [joinable(i, size, key=keys[i]) for i, size in enumerate(sizes)]
+    some = Shards(files, records, [])
+    for trial in range(60):
+        rows: list[int] = []
+        while len(rows) < 30:
+            first = chance.randrange(40)
+            rows += range(first, min(40, first + chance.choice((1, 2, 9))))
+        torn, data = chance.choice(rows), b"front" + b"".join(records)
+        if trial % 2:
+            at = int(some.files[0].offsets[torn]) + chance.randrange(len(records[torn]))
+            data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        (tmp_path / "0").write_bytes(data)
+        whole = rows.index(torn) if trial % 2 else len(rows)
+        done, found, [names, ints, *_] = some.join(rows, [0] * len(rows))
+        assert done == whole and ints == [n - 2 for n in rows[:whole]]
+        assert found == [bytes([n + 1]) * sizes[n] for n in rows[:whole]]
+        assert names == [keys[n].decode() for n in rows[:whole]]
+
+
+@reads
+@pytest.mark.parametrize(
+    "odd",
+    [
+        joinable(1, 9, size=8),  # its head says a byte less, or more
+        joinable(1, 9, size=10),
+        joinable(1, 9, size=None),
+        joinable(1, 9, size=-1),
+        joinable(1, 9, size=1 << 63),
+        joinable(1, 9, n=None),
+        joinable(1, 9, n=1 << 63),  # no int64
+        joinable(1, 9, n="1"),
+        joinable(1, 9, x=1),
+        joinable(1, 9, b=None),
+        joinable(1, 9, key=None),
+        joinable(1, 20_000, size=19_999),
+        joinable(1, 20_000, key=b"k" * 40_000),  # a head that Python reads
+        joinable(2, 9, first=0),  # from another place
+        record(1, b"", bytes(9)),
+        record(1, head(1, 9)[:-1], bytes(9)),
+        record(1, head(1, 9) + b"\0", bytes(9)),
+        record(1, head(1, 9), bytes(9), seed=SEED + (1 << 32)),
+        bytes(16),
+    ],
+)
+def test_join_ends_at_what_is_not_plain(files: Any, odd: bytes) -> None:
+    some = Shards(files, [joinable(0), odd, joinable(2), joinable(3)], [])
+    assert some.join([0, 2, 1, 3])[:2] == (2, [bytes([1]) * 9, bytes([3]) * 9])
+
+
+@reads
+@pytest.mark.parametrize("large", [0, 20_000])
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 1), (1 << 31, 1), (60, 61), (5, 1 << 31)])
+def test_join_believes_no_lengths(files: Any, lengths: tuple[int, int], large: int) -> None:
+    sealed = struct.pack("<II", *lengths) + bytes(60 + large)
+    lying = struct.pack("<Q", xxhash.xxh3_64_intdigest(sealed, SEED)) + sealed
+    assert Shards(files, [lying, joinable(1)], []).join([0, 1])[0] == 0
+
+
+@reads
+def test_join_stays_within_what_it_is_given(files: Any, tmp_path: Path) -> None:
+    some = two_shards(files)
+    for row, shard in ((-1, 0), (4, 0), (1 << 62, 1), (-(1 << 63), 1), (3, 1), (0, 2), (0, -1)):
+        assert some.join([1, row], [0, shard])[0] == 0  # such rows ask for no memory
+    assert some.join([1, 2, 3], room=15 + 16)[0] == 1
+    assert some.join([1, 2, 3], room=0)[0] == 0
+    os.truncate(tmp_path / "0", int(some.files[0].offsets[3]) + 30)
+    assert some.join([2, 5, 3, 1])[0] == 2
+    for bad in ([5, 4, 60], [-5, 30, 60], [5, (1 << 63) - 1, 60], [5, 5, 60], [1 << 40, 1 << 41]):
+        number, first, file, _, seed = some.sources[1]
+        sources = [some.sources[0], (number, first, file, np.array(bad), seed)]
+        given = np.array([0, 1]), np.array([1, 4]), KINDS, 2, (None,) * 5, np.zeros(3, np.int64)
+        asked: list[int] = []
+
+        def small(nbytes: int, asked: list[int] = asked) -> Any:
+            asked.append(nbytes)
+            return bytearray(100)
+
+        assert core().join(sources, *given, None, small) <= 1
+    some.sources.reverse()  # not by number: some are not found
+    assert some.join([1, 5])[0] == 0
+
+
+@reads
+def test_join_refuses_arguments_that_do_not_fit(files: Any) -> None:
+    some = two_shards(files)
+    which, rows, into = np.array([0]), np.array([1]), (None,) * 5
+    good = (some.sources, which, rows, KINDS, 2, into, np.zeros(2, np.int64), None, bytearray)
+    assert core().join(*good) == 1
+    wide, short = np.zeros(2, np.int64), np.zeros(1, np.int64)
+    frozen = np.zeros(1, np.int64)
+    frozen.flags.writeable = False
+    for at, values in {
+        0: (None, tuple(some.sources), [None], [some.sources[0][:4]], [(0, 0, 0, [0], 0)]),
+        1: (None, [0], wide),
+        2: (None, [0], wide, rows.astype(np.int32)),
+        3: (None, "kiBfb", b"kiB", b""),
+        4: (-1, 5, 0, None),
+        5: (None, [None] * 5, into[1:], (short, *into[1:]), (None, wide, *into[2:]),
+            (None, frozen, *into[2:]), (None, bytearray(8), *into[2:]), (*into[:4], short),
+            (None, None, short, None, None)),
+        6: (None, short, [0, 0], np.zeros((2, 2), np.int64)[:, 0]),
+        7: (1, (), "x"),
+        8: (None, bytes, lambda _: None, lambda _: 1 / 0),
+    }.items():  # fmt: skip
+        for value in values:
+            with pytest.raises((TypeError, BufferError, ValueError, ZeroDivisionError)):
+                core().join(*good[:at], value, *good[at + 1 :])
+    with pytest.raises(ValueError):
+        core().join(*good[:3], b"iiBfb", *good[4:7], [], bytearray)  # there are no keys
+    assert core().join(*good[:8], lambda _: bytearray()) == 0
+
+
+@reads
+def test_join_lets_its_arguments_go(files: Any) -> None:
+    some = two_shards(files)
+    which, rows, into = np.array([0, 1]), np.array([1, 4]), np.zeros(2, np.int64)
+    offsets, keys = np.zeros(3, np.int64), ["first"]
+    counted = [
+        which,
+        rows,
+        into,
+        offsets,
+        keys,
+        some.sources,
+        some.sources[0],
+        *some.sources[0][3:],
+    ]
+    columns = (None, into, None, None, None)
+    before = list(map(sys.getrefcount, counted))
+    made: list[bytearray] = []
+
+    def empty(nbytes: int) -> bytearray:
+        made.append(bytearray(nbytes))
+        return made[-1]
+
+    for _ in range(50):
+        given = some.sources, which, rows, KINDS, 2
+        assert core().join(*given, columns, offsets, keys, empty) == 2
+        with pytest.raises(TypeError):
+            core().join(*given, columns, offsets, keys, None)
+        with pytest.raises(ValueError):
+            core().join(*given, columns[1:], offsets, keys, empty)
+    assert keys == ["first", *(["k1", "k4"] * 50)]
+    del given
+    assert list(map(sys.getrefcount, counted)) == before
+    made[0].append(0)  # which a buffer that is still exported would forbid
 
 
 # --- samples --------------------------------------------------------------------------------------

@@ -324,3 +324,50 @@ def test_copies() -> None:
         core.copy(to[shift:-1], data)
         assert (to[:shift] == 7).all() and to[-1] == 7, name
         assert np.array_equal(to[shift:-1], data), name
+
+
+@reads
+def test_joined_files_are_pythons(tmp_path: Path) -> None:
+    """What the core takes of a row is what Python decodes of its record."""
+    taken = left = 0
+    for name, given in seeds("j"):
+        count = 1 + given.number(1) % 6
+        kinds = [given.number(1) % 6 for _ in range(count)]
+        blob, mode, records = given.number(1) % count, given.number(1), given.number(1) % 9
+        letters = bytearray(b"kifbsB"[kind] for kind in (0, *kinds[1:]))
+        letters[blob] = ord("B")
+        file, offsets = bytearray(), [0]
+        for i in range(records):
+            size, pad = given.number(2) % 600, given.number(2)
+            record = bytearray(given.take(size).ljust(size + pad, b"\x55"))
+            if mode & 1:
+                seal(record, ((9 if i >= records // 2 else 7) << 32) + i, bool(mode & 4))
+            file += record
+            offsets.append(len(file))
+        asks = given.number(1) % 16
+        rows = np.array([[given.number(1), given.number(1)] for _ in range(asks)], np.uint8)
+        shards, numbers = rows.view(np.int8).astype(np.int64).T.copy()
+        (tmp_path / "file").write_bytes(file)
+        half, places = records // 2, np.array(offsets, np.int64)
+        ends, out = np.zeros(asks + 1, np.int64), bytearray()
+        with open(tmp_path / "file", "rb") as opened:
+            sources = [
+                (0, 0, opened.fileno(), places[: half + 1], 7 << 32),
+                (1, half, opened.fileno(), places[half:], (9 << 32) + half),
+            ]
+            empty = out.extend
+            done = core.join(
+                *(sources, shards, numbers, bytes(letters), blob, (None,) * count, ends, None),
+                lambda size, empty=empty, out=out: (empty(bytes(size)), out)[1],
+            )
+        fields = [(f"field{i}", KINDS[b"kifbsB".index(kind)]) for i, kind in enumerate(letters)]
+        for i in range(done):
+            n = int(numbers[i])
+            record = bytes(file[offsets[n] : offsets[n + 1]])
+            assert blob_of(record, ((7, 9)[shards[i]] << 32) + n) is not None, name
+            head = struct.unpack_from("<I", record, 12)[0]
+            fields[0] = ("__key__", "key")
+            found = Schema(fields).decode(record[16:], 0, head)
+            assert found[f"field{blob}"] == bytes(out[ends[i] : ends[i + 1]]), name
+        taken, left = taken + done, left + asks - done
+    assert taken and left

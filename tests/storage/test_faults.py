@@ -215,7 +215,13 @@ def soak(reader: UrlReader, proxy: FaultProxy, reads: int, seed: int) -> None:
     url = f"{proxy.url}/data"
     each = PART / len(OFTEN)
     proxy.rules(
-        *(Rule(kind, path=r"\.shard", fraction=each, seed=seed, retry_after=0) for kind in OFTEN)
+        *(
+            # Wrong bytes are asked for again once: twice in a row they are told as damage.
+            Rule(
+                kind, path=r"\.shard", fraction=each / (20 if kind in WRONG_BYTES else 1), seed=seed
+            )
+            for kind in OFTEN
+        )
     )
     draw = random.Random(seed)
     numbers = [draw.randrange(RECORDS) for _ in range(reads)]

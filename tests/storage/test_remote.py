@@ -88,7 +88,7 @@ def dataset(path: Any, **options: Any) -> ShardDataset:
 
 
 def batches(loader: Any) -> list[Any]:
-    return [([bytes(one) for one in images], labels.tolist()) for images, labels in loader]
+    return [(images.tolist(), labels.tolist()) for images, labels in loader]
 
 
 def local(folder: Path, **options: Any) -> list[Any]:
@@ -390,7 +390,7 @@ def test_no_secret_of_a_url_is_in_errors(proxy: FaultProxy) -> None:
 
 
 def test_urls_are_read_only_here(web: servers.Web, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="object stores are read"):
+    with pytest.raises(OptionError, match="read only"):
         shardio.pack(tmp_path, f"{web.url}/out")
 
 

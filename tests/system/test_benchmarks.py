@@ -54,10 +54,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = (
     *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
     "shuffle",
+    "scale",
     *(
         "compare",
         "loader",
         "pixels",
+        "encoded",
         "transport",
         "resident_rows",
         "slow_samples",

@@ -20,7 +20,8 @@ packing tuning < cli < __main__
 
 DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
-    "obstore": {"storage.client"},
+    "botocore": {"storage.credentials"},
+    "obstore": {"storage.credentials", "storage.stores"},
     "xxhash": {"formats.index", "formats.record", "packing.writer", "storage.cache_layout"},
     "tqdm": {"cli.output"},
     "PIL": {
@@ -37,6 +38,8 @@ DOORS = {  # what only these modules import
         "dataset.stream",
         "dataset.epoch_state",
         "dataset.collate",
+        "dataset.encoded",
+        "dataset.batch_join",
         "loader.device",
         "loader.normalize",
         "loader.pinned",

@@ -496,7 +496,7 @@ class ForeignShard:
                 f"{printable(info.name)}: its index does not describe it: {error}. "
                 "`shardio index` makes it anew"
             ) from None
-        self._info = info
+        self._info, self._remote = info, opening.storage.remote
         self.name = printable(f"{opening.storage.url.rstrip('/')}/{info.name}", 4096)
         if self._file.size != info.size:
             size = self._file.size
@@ -571,6 +571,12 @@ class ForeignShard:
                 f"{self._where(record)}: its key {printable(key)} is not the one that was indexed"
             )
         return key
+
+    def keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the keys of records [start, stop), by few round trips. Raises DamageError."""
+        if self._remote:
+            return (bytes(sample[KEY]) for sample in self.scan(start, stop))
+        return map(self.key, range(start, stop))
 
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins."""
