@@ -76,6 +76,9 @@ class Location(Protocol):
     def distrust_end(self, known: KnownFile, end: int) -> None:
         """Keep the last `end` bytes of a file no longer: they are damaged."""
 
+    def let_go(self) -> None:
+        """Let go of what was announced and not read: a pass has ended."""
+
     def share(self, consumers: int) -> None:
         """Say how many processes of this machine read from it, this one included."""
 

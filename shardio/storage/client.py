@@ -17,8 +17,9 @@ import os
 import re
 import threading
 import time
+from datetime import timedelta
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ..errors import DamageError, OptionError, ShardioError, StorageError, printable
 from . import credentials, stores
@@ -192,6 +193,24 @@ class Client:
             max_concurrency=_PARTS_AT_ONCE,
         )
         return Reply(memoryview(b""), upload.size, done["e_tag"] or "")
+
+    def plain_address(self, path: str) -> tuple[str, dict[str, str]]:
+        """Return a URL, and headers, by which any client may read an object; "": there is none.
+
+        Both hold secrets: a signature, or what the user gave.
+        """
+        opened = self._open()
+        path = "/".join(filter(None, (self._store.address[1], path)))
+        if not self._is_web:
+            if opened.source == stores.UNSIGNED:
+                return "", {}
+            signed = self._obstore.sign(opened.target, "GET", path, timedelta(minutes=2))
+            return str(signed), {}
+        parts = urlsplit(opened.base)
+        whole = f"{parts.path.rstrip('/')}/{quote(path)}"
+        given = opened.common["client_options"].get("default_headers", {})
+        headers = {str(name): str(value) for name, value in given.items()}
+        return urlunsplit(parts._replace(path=whole, fragment="")), headers
 
     def _explained(self, error: Exception, opened: Opened, path: str) -> RequestError:
         """Return the error of a request, by kind, in words that hold no secret."""

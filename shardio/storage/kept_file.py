@@ -17,7 +17,7 @@ from . import local, ranges
 from .base import KnownFile
 from .cached_file import CachedFile, CacheFull, Claim
 from .client import Request
-from .ranges import Range
+from .ranges import Range, Released
 from .remote_file import Ends, RemoteFile, wait
 from .stores import Store
 
@@ -134,6 +134,8 @@ class KeptFile(RemoteFile):
             coming.claim.store(self.check(wait(coming.range)).data)
         except CacheFull as error:
             self._warn(error)
+            return False
+        except Released:  # the file was closed meanwhile
             return False
         finally:
             coming.drop()

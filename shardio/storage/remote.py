@@ -48,6 +48,10 @@ class RemoteLocation:
                 cached.distrust(number)
             cached.close()
 
+    def let_go(self) -> None:
+        """Let go of what was announced and not read: a pass has ended."""
+        self.ends.let_go()
+
     def share(self, consumers: int) -> None:
         """Say how many processes of this machine read from it, this one included."""
         ranges.share(consumers)

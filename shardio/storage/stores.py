@@ -31,8 +31,9 @@ SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "hf", "http", "https")
 READ_ONLY = ("hf", "http", "https")
 
 TIMEOUT_S = 120.0  # of a request and all that are sent again for it
-# Of one attempt, and at most half of the time of all. Seconds until a connection stands; without a
-# byte of an answer; until the last byte, which is 8 MiB at 140 KB/s.
+# Of one attempt, and at most a part of the time of all: seconds until a connection stands (a
+# quarter at most), without a byte of an answer (a quarter), and until the last byte (a half), which
+# is 8 MiB at 140 KB/s.
 CONNECT_S, STALL_S, BODY_S = 5.0, 10.0, 60.0
 _AGENT = "shardio"
 _HUB = "https://huggingface.co"
@@ -204,9 +205,9 @@ def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[
     pem = given.pop("root_certificate", None)
     pem = credentials.authorities(pem, kind(store.scheme), profile)
     client_options: dict[str, Any] = {
-        "connect_timeout": _duration(store, CONNECT_S),
-        "read_timeout": _duration(store, STALL_S),
-        "timeout": _duration(store, BODY_S),
+        "connect_timeout": _duration(store, CONNECT_S, 4),
+        "read_timeout": _duration(store, STALL_S, 4),
+        "timeout": _duration(store, BODY_S, 2),
         "user_agent": _AGENT,
         **({} if pem is None else {"root_certificate": pem}),
         **given,
@@ -215,9 +216,9 @@ def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[
     return {"client_options": client_options, "retry_config": retries}
 
 
-def _duration(store: Store, most_s: float) -> str:
+def _duration(store: Store, most_s: float, part: int) -> str:
     """Return a time of one attempt, as obstore takes it."""
-    return f"{min(most_s, store.timeout_s / 2) * 1000:.0f}ms"
+    return f"{min(most_s, store.timeout_s / part) * 1000:.0f}ms"
 
 
 def _allow_http(common: dict[str, Any], endpoint: Any) -> None:
