@@ -333,6 +333,12 @@ def _missing(storage: Location) -> str:
         name = os.path.basename(storage.url.rstrip("/"))
         more = f"; of the splits beside it {there_are(beside, name)}" if beside else ""
         return f"{shown}: not packed: there is no such directory{more}"
+    if storage.remote:
+        return (
+            f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "
+            "holds it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it "
+            "here"
+        )
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
         f"`shardio index {shown}` makes one here, if images or shards of others lie here"

@@ -356,7 +356,7 @@ def test_a_refusal_says_what_the_store_said_at_once(proxy: FaultProxy) -> None:
 
 
 def test_what_is_no_dataset_is_said(web: servers.Web) -> None:
-    with pytest.raises(NotPackedError, match="not packed"):
+    with pytest.raises(NotPackedError, match=r"not packed: .* Expected the URL of the folder"):
         quick(f"{web.url}/nothing")
 
 
