@@ -33,8 +33,11 @@ _PAUSES = (
     5.0,
 )  # seconds before the first retry, and at most; each is drawn from half of it on
 HEDGED = 0.02  # of the requests, at most, are second ones
+# Second requests besides. Of a process that just began, 2 % are none, and what it waits for keeps
+# it from sending more: one body that stalls then cost 10 s.
+_HEDGED_FIRST, _STALLED = 4, 3.0  # so many, of transfers that take so many times as long as usual
 _HEDGE_AT = 0.95  # the share of transfers that a second request waits for
-_SAMPLES = 16  # transfers of which a time can be predicted
+_SAMPLES = 8  # transfers of which a time can be predicted
 _KEPT = 128  # transfers that are remembered for it
 SMALL = 1 << 20  # bytes: transfers below are predicted by each other, and so are those above
 _SLOW = 4.0  # times the usual time of a transfer from which it counts as a failure
@@ -194,15 +197,21 @@ class Transfers:
 
     def _hedge(self, now: float) -> None:
         """Send a second request beside each that takes longer than nearly all before it."""
-        for small, times in self._times.items():
+        for small in (True, False):
+            times = self._times[small]
+            if small and len(times) < _SAMPLES:
+                times = self._times[False]  # longer: late by these is late
             if len(times) < _SAMPLES or now < self._paused_until:
                 continue
             usual = sorted(times)
-            late = max(usual[int(_HEDGE_AT * (len(usual) - 1))], 2 * usual[len(usual) // 2])
+            middle = usual[len(usual) // 2]
+            late = max(usual[int(_HEDGE_AT * (len(usual) - 1))], 2 * middle)
             for task in [t for t in self._active if t.small is small and not t.hedged]:
-                if self.figures.hedges + 1 > HEDGED * self.figures.requests:
+                more = self.figures.hedges + 1 - HEDGED * self.figures.requests
+                if more > _HEDGED_FIRST:
                     return
-                if now - task.started > late and task.running == 1:
+                waits = late if more <= 0 else max(late, _STALLED * middle)
+                if now - task.started > waits and task.running == 1:
                     task.hedged = True
                     self.figures.hedges += 1
                     self._send(task, now)
