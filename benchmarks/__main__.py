@@ -10,12 +10,13 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from . import cold, compare, report
+from . import cold, compare, remote, report
 from .data import DEFAULT, Data
 from .harness import RESULTS, RIVALS, BenchmarkError, NotHere, Result, show
 
 NAMES = (
     "cold",
+    "remote",
     "raw",
     "train",
     "compare",
@@ -37,6 +38,7 @@ NAMES = (
     "meter",
     "gpu",
 )  # the most important first
+PARTS = {"compare": compare.PARTS, "cold": cold.PARTS, "remote": remote.PARTS}  # of --only
 AGAINST = "against"  # takes a commit, and is not among `all`
 
 
@@ -51,9 +53,9 @@ def main() -> int:
         "--data", type=Path, default=DEFAULT, help="folder of the two archives (see data.py)"
     )
     parser.add_argument("--out", type=Path, help="file of the result; default: benchmarks/results")
-    parser.add_argument("--scratch", type=Path, help="where to unpack; up to 10 GB, removed again")
+    parser.add_argument("--scratch", type=Path, help="where to unpack; up to 20 GB, removed again")
     parser.add_argument(
-        "--only", choices=(*compare.PARTS, *cold.PARTS), help="this part of `compare` or `cold`"
+        "--only", choices=[part for parts in PARTS.values() for part in parts], help="this part"
     )
     parser.add_argument(
         "--without-rivals", action="store_true", help="leave out what setup_rivals installs"
@@ -75,7 +77,7 @@ def main() -> int:
             parser.error(f"report: no benchmark is called {options.of!r}")
         print(report.markdown([options.of] if options.of else NAMES))
         return 0
-    parts = {"compare": compare.PARTS, "cold": cold.PARTS}.get(options.name, ())
+    parts = PARTS.get(options.name, ())
     if options.only and options.only not in parts:
         parser.error(f"--only {options.only}: {options.name} has no such part")
     if (options.name == AGAINST) != bool(options.of):

@@ -44,7 +44,10 @@ _PAUSES = (
 LONGEST_PAUSE_S = 60.0  # that a server may ask for
 HEDGED = 0.02  # of the requests, at most, are second ones
 _HEDGE_AT = 0.95  # the share of transfers that a second request waits for
-_SAMPLES = 16  # transfers of which a time can be predicted
+# Second requests besides. Of a process that just began, 2 % are none, and what it waits for keeps
+# it from sending more: one body that stalls then cost 10 s.
+_HEDGED_FIRST, _STALLED = 4, 3.0  # so many, of transfers that take so many times as long as usual
+_SAMPLES = 8  # transfers of which a time can be predicted
 _KEPT = 128  # transfers that are remembered for it
 SMALL = 1 << 20  # bytes: transfers below are predicted by each other, and so are those above
 _SLOW = 4.0  # times the usual time of a transfer from which it counts as a failure
@@ -186,13 +189,19 @@ class _Host:
             pause = min(LONGEST_PAUSE_S, asked.after_s) * random.uniform(1, 1.25)
             self.resumes = max(now + pause, self.resumes if self.throttled > 1 else 0.0)
 
-    def late(self, task: _Task, now: float) -> bool:
-        """Return True if a transfer takes longer than nearly all before it."""
+    def late(self, task: _Task, now: float, stalled: bool) -> bool:
+        """Return True if a transfer takes longer than nearly all before it.
+
+        stalled: it is to take several times as long as usual, too
+        """
         times = sorted(self.times[task.small])
+        if task.small and len(times) < _SAMPLES:
+            times = sorted(self.times[False])  # longer: late by these is late
         if len(times) < _SAMPLES:
             return False
-        late = max(times[int(_HEDGE_AT * (len(times) - 1))], 2 * times[len(times) // 2])
-        return now - task.started > late
+        middle = times[len(times) // 2]
+        late = max(times[int(_HEDGE_AT * (len(times) - 1))], 2 * middle)
+        return now - task.started > max(late, _STALLED * middle if stalled else 0.0)
 
 
 class Transfers:
@@ -428,11 +437,12 @@ class Transfers:
             if host.paused or host.throttled:
                 continue
             for task in list(host.active):
-                if self._figures.hedges + 1 > HEDGED * (self._figures.requests + 1):
+                more = self._figures.hedges + 1 - HEDGED * (self._figures.requests + 1)
+                if more > _HEDGED_FIRST:
                     return
                 wanted = task.running == 1 and not (task.hedged or task.answered)
                 wanted = wanted and task.request.upload is None
-                if wanted and not task.future.cancelled() and host.late(task, now):
+                if wanted and not task.future.cancelled() and host.late(task, now, more > 0):
                     task.hedged = True
                     self._send(task, now, hedge=True)
 

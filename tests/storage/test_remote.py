@@ -23,6 +23,8 @@ import shardio
 from shardio import ShardDataset, ShardLoader, Storage
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, StorageError
 from shardio.storage import ranges
+from shardio.storage.client import Request, Store
+from shardio.storage.remote_file import read
 
 RECORDS, SHARDS = 120, 6
 TESTS = Path(__file__).resolve().parent.parent
@@ -346,6 +348,22 @@ def test_a_fault_that_stays_is_told(proxy: FaultProxy, kind: str, what: str) -> 
     told = str(caught.value)
     assert f"{proxy.url}/data" in told and "obstore" not in told and "Debug" not in told
     assert told.isprintable() or "\n" in told
+
+
+@pytest.mark.parametrize(("before", "length"), [(1000, 1000), (1 << 20, 1 << 20), (1 << 20, 1000)])
+def test_a_body_that_stalls_early_gets_a_second_request(
+    folder: Path, proxy: FaultProxy, before: int, length: int
+) -> None:
+    (folder / "blob").write_bytes(bytes(range(256)) * (1 << 13))
+    proxy.limits(latency_s=0.02)  # what is usual, whatever else this machine does
+    proxy.rules(Rule("stall", path="blob", numbers=[10]))
+    store = Store(proxy.url)
+    for number in range(10):
+        read(Request(store, "blob", number, before))
+    assert read(Request(store, "blob", 11, length)).data[0] == 11
+    figures = ranges.figures()
+    assert figures is not None and figures.hedges >= 1 and figures.won >= 1
+    assert not figures.retries and proxy.figures().faults == {"stall": 1}
 
 
 def test_a_refusal_says_what_the_store_said_at_once(proxy: FaultProxy) -> None:

@@ -118,8 +118,8 @@ class Request(NamedTuple):
 class Web:
     """A running nginx."""
 
-    def __init__(self, port: int, home: Path, ca: Path | None) -> None:
-        self.port = port
+    def __init__(self, port: int, home: Path, ca: Path | None, pid: int) -> None:
+        self.port, self.pid = port, pid
         self.ca = ca  # the certificate that clients are to trust, as a file; None: no TLS
         self.url = f"{'https' if ca else 'http'}://127.0.0.1:{port}"
         self._home = home
@@ -200,8 +200,8 @@ def nginx(
         (home / "config").write_text(text)
         program = find_program("nginx") or "nginx"
         command = [program, "-p", home, "-c", home / "config", "-e", "stderr"]
-        with running(command, port, home):
-            yield Web(port, home, ca)
+        with running(command, port, home) as process:
+            yield Web(port, home, ca, process.pid)
 
 
 def make_certificates(home: Path) -> tuple[Path, Path, Path]:

@@ -52,7 +52,19 @@ from shardio.tuning import throttle
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = (
-    *("cold", "raw", "train", "pack", "lmdb", "formats", "startup", "manifest", "order", "workers"),
+    *(
+        "cold",
+        "remote",
+        "raw",
+        "train",
+        "pack",
+        "lmdb",
+        "formats",
+        "startup",
+        "manifest",
+        "order",
+        "workers",
+    ),
     "shuffle",
     "scale",
     *(
