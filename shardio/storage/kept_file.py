@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
 from queue import SimpleQueue
 
@@ -118,13 +119,14 @@ class KeptFile(RemoteFile):
         return True
 
     def _fetch(self, number: int) -> bool:
-        """Wait until a range is in the cache; False if it cannot be kept there."""
+        """Wait until a range is in the cache; False if it cannot be, or another takes too long."""
+        end = time.monotonic() + self.store.timeout_s
         while not self._cached.has(number, number + 1):
             coming = self._coming.get(number)
             if coming is not None:
                 if not coming.wait():
                     return False
-            elif not self._begin(number, _OTHERS_S):
+            elif time.monotonic() > end or not self._begin(number, _OTHERS_S):
                 return False
         return True
 
