@@ -68,7 +68,7 @@ MAX_FIELDS_BYTES = 1 << 19  # of a list of fields; the longest that Schema allow
 # 110 KB 13.7 us against 15.9 us for one read and a copy; at 0.9 KB 2.3 us against 2.0.
 LARGE = 16 << 10
 _KEYS = 256  # records whose heads are asked for at once
-ATTEMPTS = 2  # to read again what came damaged over a network
+ATTEMPTS = 4  # to read again what came damaged over a network
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 

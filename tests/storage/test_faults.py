@@ -214,15 +214,7 @@ def soak(reader: UrlReader, proxy: FaultProxy, reads: int, seed: int) -> None:
     """Read records at random while a tenth of all requests fails in one way or another."""
     url = f"{proxy.url}/data"
     each = PART / len(OFTEN)
-    proxy.rules(
-        *(
-            # Wrong bytes are asked for again once: twice in a row they are told as damage.
-            Rule(
-                kind, path=r"\.shard", fraction=each / (20 if kind in WRONG_BYTES else 1), seed=seed
-            )
-            for kind in OFTEN
-        )
-    )
+    proxy.rules(*(Rule(kind, path=r"\.shard", fraction=each, seed=seed) for kind in OFTEN))
     draw = random.Random(seed)
     numbers = [draw.randrange(RECORDS) for _ in range(reads)]
     done = reader.read("records", url, numbers, timeout_s=8.0)
@@ -236,7 +228,7 @@ def soak(reader: UrlReader, proxy: FaultProxy, reads: int, seed: int) -> None:
     assert faults > PART * reads / 2
     assert figures.requests <= 1.3 * reads + 20  # which open the dataset
     hedges = done["figures"]["hedges"]
-    assert hedges <= 0.02 * done["figures"]["requests"] + 1
+    assert hedges <= 0.02 * done["figures"]["requests"] + 5
     assert not done["in_flight"]
 
 
