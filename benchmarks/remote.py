@@ -29,11 +29,13 @@ from typing import Any, NamedTuple
 
 from . import data
 from .harness import ROOT, BenchmarkError, NotHere, Result, interleave, median, ratio, show
+from .rivals import RIVALS
 from .rivals.base import ENVIRONMENTS as ENVIRONMENTS
 from .rivals.base import Guarded
 
 PARTS = ("far", "cache", "random", "near")
 PHOTOS = 24_000  # 2.6 GB, nine seconds at 300 MB/s; up to 20,000 are shuffled as a whole by default
+ROUNDS = 3
 LATENCY_S, CONNECTION, ALL = 0.05, 40e6, 300e6  # of the store that is far; bytes a second
 RANGE = 8 << 20  # bytes of one request: shardio's, and so curl's and obstore's
 CONNECTIONS = 32  # of curl
@@ -44,6 +46,7 @@ IN_FLIGHT = 256 << 20  # bytes that shardio has on their way, at most
 
 CURL = f"curl, {CONNECTIONS} connections"
 SHARD, TORCH, HERE = "ShardLoader, 2 workers", "DataLoader, 2 workers", "DataLoader, 0 workers"
+STREAMING = ("mosaicml", "litdata", "webdataset", "huggingface")  # of the rivals: those that can
 FAILING, STALLING = "1 % fail", "1 % stall"
 BOTH = "1 % fail, 1 % stall"
 BARE = f"obstore get_range, {THREADS} threads"
@@ -122,13 +125,16 @@ def run(source: data.Data, result: Result, parts: Sequence[str] = PARTS) -> None
         store = Store(near, far, packed.payload)
         if "far" in parts:
             _far(source, result, store, packed, support["Rule"], folder)
-        data.remove(folder)
         if "cache" in parts:
             _cache(source, result, store, packed)
         if "random" in parts:
             _random(source, result, store, packed)
         if "near" in parts:
             _near(source, result, store, packed)
+
+
+def _rounds(source: data.Data) -> int:
+    return 2 if source.quick else ROUNDS
 
 
 def _support() -> dict[str, Any]:
@@ -172,6 +178,9 @@ def _far(
     failing += [rule("reset", path="[.]shard$", fraction=0.005, seed=2)]
     stalling = [rule("stall", path="[.]shard$", fraction=0.01, seed=3)]
     faults = {FAILING: failing, STALLING: stalling, BOTH: failing + stalling}
+    failed: dict[str, str] = {}
+    others = _rivals(source, result, store, packed, folder) if source.rivals else {}
+    data.remove(folder)
     with contextlib.ExitStack() as stack:
         for entry in entries.values():
             stack.enter_context(entry)
@@ -180,20 +189,65 @@ def _far(
         }
         for name, entry in entries.items():
             turns[name] = functools.partial(store.turn, entry.round, url=url)
+        for name, (there, entry) in others.items():
+            turn = functools.partial(store.turn, stack.enter_context(entry).round, url=there)
+            turns[name] = functools.partial(_unless_failed, turn, name, failed)
         for name, rules in faults.items():
             turns[name] = functools.partial(store.turn, entries[SHARD].round, rules, url=url)
-        rounds = 2 if source.quick else 5
+        rounds = _rounds(source)
         measured = interleave(turns, rounds)
-        memory = store.turn(entries[SHARD].round, url=url, memory=True)
+        memory = store.turn(entries[SHARD].round, url=url, memory=True, epoch=0)
+        needed = _needed(packed, store.far.figures().log)
+    for name, error in failed.items():
+        result.note(f"{name}: was not measured: {error}")
+        del measured[name]
     result.raw("far", measured)
-    result.raw("far, memory", memory)
+    result.raw("far, memory", memory | {"needed": needed})
     what = f"50 ms, 40 MB/s a connection, 300 MB/s, {packed.records:,} files, batches of {BATCH}"
     sound = {name: rounds for name, rounds in measured.items() if name not in faults}
     result.table(what, sound, FAR, versus=CURL, by="steady_mb_s")
     struck = {SHARD: measured[SHARD]} | {name: measured[name] for name in faults}
     columns = {"mb_s": "MB/s", "requests": "requests", "faults": "of them struck"}
     result.table("ShardLoader, 2 workers, with faults", struck, columns, versus=SHARD, by="mb_s")
-    _far_targets(result, packed, measured, memory)
+    _far_targets(result, packed, measured, memory | {"needed": needed})
+
+
+def _rivals(
+    source: data.Data, result: Result, store: Store, packed: Packed, folder: Path
+) -> dict[str, tuple[str, Guarded]]:
+    """Return for each rival that is installed, and wrote the images, its URL and its entry."""
+    found: dict[str, tuple[str, Guarded]] = {}
+    for rival in RIVALS:
+        if rival.module not in STREAMING:
+            continue
+        if missing := rival.missing():
+            result.note(f"{rival.title} was not measured: {missing}")
+            continue
+        out, url = packed.folder.parent / rival.module, f"{store.far.url}/{rival.module}"
+        given = {"module": rival.module, "records": packed.records, "payload": packed.payload}
+        try:
+            show(f"  {rival.title}: writing")
+            with rival.process("remote_entries:writing", source.scratch, module=rival.module) as it:
+                files = it.round(folder=str(folder), out=str(out))["files"]
+            asked = given | {"files": files, "workers": 2}
+            entry = rival.process("remote_entries:rival", source.scratch, **asked)
+            found[f"{rival.stores}, 2 workers"] = url, entry
+        except BenchmarkError as error:
+            result.note(f"{rival.title} was not measured: writing failed: {error}")
+            data.remove(out)
+    return found
+
+
+def _unless_failed(turn: Turn, name: str, failed: dict[str, str]) -> dict[str, Any]:
+    """Run a turn of a rival, which is left out from then on if it fails."""
+    if name in failed:
+        return {}
+    try:
+        return turn()
+    except BenchmarkError as error:
+        failed[name] = str(error)
+        show(f"  {name}: {error}")
+        return {}
 
 
 def _far_targets(
@@ -203,10 +257,9 @@ def _far_targets(
     for name in (SHARD, TORCH):
         found = ratio(measured, name, CURL, "steady_mb_s")
         result.target(f"{name}: bytes/s after 1 s, of {CURL}", found, -0.9)
-        first = measured[name][0]["first_bytes"]
-        transfer_s = max(first / ALL, first / BATCH / CONNECTION)
+        transfer_s = max(memory["needed"] / ALL, RANGE / CONNECTION)
         limit = 8 * LATENCY_S + 2 * transfer_s
-        what = f"{name}: first batch, within 8 round trips and twice the transfer of its files"
+        what = f"{name}: first batch, within 8 round trips and twice the transfer of its ranges"
         result.target(what, median(measured[name], "first_s"), limit, unit="s")
         spans = first_spans(packed.records)
         limit = packed.payload / RANGE + 3 * len(packed.shards) + 2 * spans
@@ -216,6 +269,32 @@ def _far_targets(
     for name in (FAILING, STALLING, BOTH):
         what = f"{SHARD}, {name}: MB/s, of those without"
         result.target(what, median(measured[name], "mb_s") / median(measured[SHARD], "mb_s"), -0.85)
+
+
+def _needed(packed: Packed, log: Sequence[Any]) -> int:
+    """Count the bytes of the ranges that hold the records of the first batch of epoch 0."""
+    import numpy as np
+
+    import shardio
+
+    stored = shardio.open(packed.folder, decode=None)
+    ends = np.cumsum([records for _, records, _ in packed.shards])
+    sizes = np.asarray(stored.sizes())
+    wanted: dict[str, list[int]] = {}
+    dataset = shardio.ShardDataset(
+        packed.folder, batch_size=BATCH, fields=("__key__",), decode=None, collate_fn=list
+    )
+    for (key,) in next(iter(dataset)):
+        number = stored.find(key)
+        shard = int(np.searchsorted(ends, number, side="right"))
+        start = int(ends[shard - 1]) if shard else 0
+        wanted.setdefault(packed.shards[shard][0], []).append(int(sizes[start:number].sum()))
+    found = 0
+    for path, asked in {(one.path, one.range) for one in log if one.range}:
+        first, last = map(int, asked.removeprefix("bytes=").split("-"))
+        places = wanted.get(path.rpartition("/")[2], [])
+        found += (last + 1 - first) * any(first <= place <= last for place in places)
+    return found
 
 
 def first_spans(records: int) -> int:
@@ -282,7 +361,7 @@ def _cache(source: data.Data, result: Result, store: Store, packed: Packed) -> N
         }
         measured: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
         # Not in turns that begin with another each: warm is what comes behind cold.
-        for _ in range(2 if source.quick else 5):
+        for _ in range(_rounds(source)):
             for name in (cold, warm, local):
                 measured[name].append(turns[name]())
                 show(f"  {name}: {measured[name][-1]['flow_mb_s']:.0f} MB/s")
@@ -311,7 +390,7 @@ def _random(source: data.Data, result: Result, store: Store, packed: Packed) -> 
         turn = functools.partial(
             store.turn, entry.round, url=f"{store.far.url}/shards", each=3 if source.quick else 20
         )
-        measured = interleave({name: turn}, 2 if source.quick else 5)
+        measured = interleave({name: turn}, _rounds(source))
     for one in measured[name]:
         one["trips"] = one["record_s"] / LATENCY_S
         one["record_ms"] = one["record_s"] * 1e3
@@ -353,7 +432,7 @@ def _near(source: data.Data, result: Result, store: Store, packed: Packed) -> No
         epochs = 1 if source.quick else 3
         for name, entry in entries.items():
             turns[name] = functools.partial(store.turn, entry.round, url=url, epochs=epochs)
-        measured = interleave(turns, 2 if source.quick else 5)
+        measured = interleave(turns, _rounds(source))
     result.raw("near", measured)
     what = f"No latency, no limit, {epochs} epochs a round; lengths: workers send no bytes"
     result.table(what, measured, NEAR, versus=BARE, by="mb_s")

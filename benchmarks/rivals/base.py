@@ -5,11 +5,16 @@ An adapter is a module of this package, with those of these functions that its r
     write(folder, out)                            stores the folder's images below the path `out`
     images(path, *, size, batch, workers)         epochs without end of decoded, shuffled batches
     records(path)                                 one pass in stored order: an image's bytes each
+    stream(url, files, cache, *, batch, workers)  one shuffled epoch of images' bytes, by URL
 
 `folder` holds class folders, as an ImageFolder has them; `path` is what `write` made, or the folder
 where there is no `write`. A batch is (images, labels): uint8 RGB in either order of axes, in what
 the rival hands out (torch, numpy or tf). size 224: RandomResizedCrop(224) and a mirror by chance;
 32: the whole image. All settings are the rival's own advice, and the docstring says from where.
+
+For `stream`, what `write` made (or `write_parquet`) lies at `url`, whose server gives objects and
+ranges as S3 does, and asks for no credentials; `files` are the names there, `cache` is a directory
+that is not there yet. A batch is ([bytes, ...], labels).
 
 Each runs in an environment of its own (benchmarks/setup_rivals), so it imports its rival in its
 functions only, and of shardio just the crop, so that all that decode by PIL resize alike.
@@ -136,6 +141,25 @@ def collated(items: list[Any]) -> Any:
     from shardio import collate
 
     return collate(items)
+
+
+def listed(items: list[Any]) -> Any:
+    """(bytes, label) pairs as a batch, as torch's own collate function leaves them."""
+    import torch
+
+    return [bytes(image) for image, _ in items], torch.tensor([label for _, label in items])
+
+
+def as_bucket(url: str, options: dict[str, str]) -> str:
+    """The s3:// URL of a folder at http://host:port/folder, for clients that take no other.
+
+    options: gets the variables of the environment that lead to that server, with keys that nobody
+    looks at.
+    """
+    server, _, folder = url.rpartition("/")
+    keys = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing"}
+    options |= {"S3_ENDPOINT_URL": server, "AWS_DEFAULT_REGION": "us-east-1", **keys}
+    return f"s3://{folder}"
 
 
 def data_loader(dataset: Any, *, batch: int, workers: int, **more: Any) -> Any:

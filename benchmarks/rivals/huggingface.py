@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..data import listing
-from .base import crop, data_loader, epochs
+from .base import AHEAD, crop, data_loader, epochs, listed
+
+FILES = 8  # of Parquet: as many for both workers
 
 
 def write(folder: str, out: str) -> None:
@@ -21,6 +23,58 @@ def write(folder: str, out: str) -> None:
     files = [path for path, _ in listing(folder)]
     found = datasets.load_dataset("imagefolder", data_files=files, split="train", drop_labels=False)
     found.save_to_disk(out)
+
+
+def write_parquet(folder: str, out: str) -> None:
+    """Parquet files with the images within, as `push_to_hub` makes them."""
+    import os
+
+    import datasets
+
+    files = [path for path, _ in listing(folder)]
+    found = datasets.load_dataset("imagefolder", data_files=files, split="train", drop_labels=False)
+    found = found.cast_column("image", datasets.Image(decode=False))
+    os.makedirs(out)
+    for i in range(FILES):
+        part = found.shard(FILES, i, contiguous=True).map(_embedded)
+        part.to_parquet(f"{out}/{i:05d}.parquet")
+
+
+def _embedded(row: dict[str, Any]) -> dict[str, Any]:
+    image = row["image"]
+    if image["bytes"] is None:
+        with open(image["path"], "rb") as file:
+            image = {"bytes": file.read(), "path": None}
+    return {"image": image}
+
+
+def stream(url: str, files: list[str], cache: str, *, batch: int, workers: int) -> Iterator[Any]:
+    """load_dataset(streaming=True), with the prefetching of ParquetConfig's documentation."""
+    import datasets
+    import pyarrow
+    import pyarrow.dataset
+    from torch.utils.data import DataLoader
+
+    ahead = pyarrow.CacheOptions(prefetch_limit=1, range_size_limit=128 << 20)
+    rows = datasets.load_dataset(
+        "parquet",
+        data_files=[f"{url}/{name}" for name in files if name.endswith(".parquet")],
+        split="train",
+        streaming=True,
+        cache_dir=cache,
+        fragment_scan_options=pyarrow.dataset.ParquetFragmentScanOptions(cache_options=ahead),
+    )
+    rows = rows.cast_column("image", datasets.Image(decode=False)).shuffle(buffer_size=1000, seed=0)
+
+    def pairs(items: list[dict[str, Any]]) -> Any:
+        return listed([(item["image"]["bytes"], item["label"]) for item in items])
+
+    return iter(
+        DataLoader(
+            *(rows,), batch_size=batch, num_workers=workers, collate_fn=pairs,
+            prefetch_factor=AHEAD,
+        )
+    )  # fmt: skip
 
 
 def images(path: str, *, size: int, batch: int, workers: int) -> Iterator[Any]:

@@ -14,7 +14,9 @@ from typing import Any
 
 from ..data import listing
 from ..harness import RIVALS, EntryProcess
-from .base import AHEAD, Transform, collated, crop, decoded, epochs
+from .base import AHEAD, Transform, as_bucket, collated, crop, decoded, epochs, listed
+
+PRE_DOWNLOAD = 4  # chunks a worker
 
 
 def litdata_process(function: str, scratch: Path, **options: Any) -> EntryProcess:
@@ -77,6 +79,34 @@ def images(path: str, *, size: int, batch: int, workers: int) -> Iterator[Any]:
         prefetch_factor=AHEAD, persistent_workers=True,
     )  # fmt: skip
     return epochs(loader)
+
+
+def stream(url: str, files: list[str], cache: str, *, batch: int, workers: int) -> Iterator[Any]:
+    """From a bucket, by obstore. max_pre_download: its README's advice for throughput."""
+    import os
+
+    import litdata
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no option for it
+    options: dict[str, str] = {}
+    remote = as_bucket(url, options)
+    endpoint = options.pop("S3_ENDPOINT_URL")
+    os.environ.update(options)
+
+    class Images(litdata.StreamingDataset):  # type: ignore[misc, name-defined]
+        def __getitem__(self, index: Any) -> Any:
+            image, label = super().__getitem__(index)
+            return bytes(image), label
+
+    dataset = Images(
+        *(remote,), cache_dir=cache, shuffle=True, max_pre_download=PRE_DOWNLOAD,
+        storage_options={"endpoint_url": endpoint},
+    )  # fmt: skip
+    loader = litdata.StreamingDataLoader(
+        *(dataset,), batch_size=batch, num_workers=workers, collate_fn=listed, prefetch_factor=AHEAD
+    )
+    return iter(loader)
 
 
 def records(path: str) -> Iterator[bytes]:

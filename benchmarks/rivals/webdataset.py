@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import listing
-from .base import AHEAD, collated, crop, decoded, epochs
+from .base import AHEAD, collated, crop, decoded, epochs, listed
 
 SHARDS = 8
 
@@ -51,6 +51,25 @@ def records(path: str) -> Iterator[bytes]:
     import webdataset
 
     return (sample["jpg"] for sample in webdataset.WebDataset(_shards(path), shardshuffle=False))
+
+
+def stream(url: str, files: list[str], cache: str, *, batch: int, workers: int) -> Iterator[Any]:
+    """Nothing is cached: its README's own way with http:// URLs, which it reads by curl."""
+    import webdataset
+
+    urls = [f"{url}/{name}" for name in files if name.endswith(".tar")]
+    dataset = (
+        webdataset.WebDataset(urls, shardshuffle=100)
+        .shuffle(1000)
+        .to_tuple("jpg", "cls")
+        .map_tuple(bytes, int)
+        .batched(batch, collation_fn=listed)
+    )
+    return iter(
+        webdataset.WebLoader(
+            *(dataset,), batch_size=None, num_workers=workers, prefetch_factor=AHEAD
+        )
+    )
 
 
 def _shards(path: str) -> list[str]:
