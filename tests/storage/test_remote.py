@@ -171,12 +171,13 @@ def test_an_epoch_asks_for_little_more_than_its_bytes(folder: Path, proxy: Fault
     figures = proxy.figures()
     shards = sorted((folder / "data").glob("*.shard"))
     size = {f"/data/{shard.name}": shard.stat().st_size for shard in shards}
-    assert figures.sent < 1.1 * sum(size.values())
+    assert figures.needed < 1.1 * sum(size.values())
     spans, ends = 4 * 2, 2 * len(shards)  # a worker opens all of the shards that its spans have
-    assert figures.requests <= 1 + ends + len(shards) + spans
+    assert figures.requests <= 1 + ends + len(shards) + spans + 8  # second requests
     asked = [(one.path, one.range) for one in figures.log]
     twice = [one for one, times in Counter(asked).items() if times > 1]
-    assert all(one[1].endswith(f"-{size[one[0]] - 1}") for one in twice)  # ends, by both workers
+    inner = [one for one in twice if not one[1].endswith(f"-{size[one[0]] - 1}")]
+    assert len(inner) <= 8  # ends are read by both workers; the others are second requests
 
 
 def test_a_record_by_its_number_takes_one_request(proxy: FaultProxy) -> None:

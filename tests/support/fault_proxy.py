@@ -53,6 +53,11 @@ class Figures(NamedTuple):
     log: list[Request]
     cpu_s: float  # CPU seconds that the proxy used
 
+    @property
+    def needed(self) -> int:
+        """Bytes of bodies, each range of an object once: second requests are left out."""
+        return sum({(one.path, one.range): one.sent for one in self.log}.values())
+
 
 class FaultProxy:
     """The test's side of a running proxy. Its methods return when the proxy has obeyed."""
