@@ -101,6 +101,10 @@ class ImageRun(ForeignFile):
             )
         return file
 
+    def view(self, start: int, length: int) -> bytes:
+        """Read as `read` does."""
+        return self.read(start, length)
+
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""
         parts = []
