@@ -31,6 +31,7 @@ NAMES = (
     "formats",
     "startup",
     "manifest",
+    "scale",
     "order",
     "shuffle",
     "workers",

@@ -39,7 +39,7 @@ def run(source: data.Data, result: Result) -> None:
     records = shards * 10_000
     folder = source.scratch / "many"
     folder.mkdir()
-    (folder / "manifest.json").write_bytes(_manifest(shards))
+    (folder / "manifest.json").write_bytes(manifest_bytes(shards))
     size = (folder / "manifest.json").stat().st_size
     result.data(shards=shards, records=records, manifest_bytes=size)
 
@@ -61,7 +61,7 @@ def run(source: data.Data, result: Result) -> None:
     result.target("memory to open, at the most", memory, 100, unit="MB")
 
 
-def _manifest(shards: int) -> bytes:
+def manifest_bytes(shards: int) -> bytes:
     from shardio import __version__
     from shardio.formats import manifest
     from shardio.formats.base import ShardInfo

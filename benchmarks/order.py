@@ -20,7 +20,7 @@ import numpy as np
 
 from . import data
 from .harness import ROOT, EntryProcess, Result, interleave, median
-from .manifest import _manifest
+from .manifest import manifest_bytes
 
 BATCH, BUFFER, SPANS = 256, 10_000, 64
 
@@ -106,7 +106,7 @@ def run(source: data.Data, result: Result) -> None:
     for count in sizes:
         many = source.scratch / f"many{count}"
         many.mkdir()
-        (many / "manifest.json").write_bytes(_manifest(count))
+        (many / "manifest.json").write_bytes(manifest_bytes(count))
         for consumers in (8, 7, 64):
             name = f"{count * 10_000:,} records, {consumers} consumers"
             starts[name] = partial(_start, many, consumers)

@@ -30,6 +30,7 @@ Look, check, leave
     verify             Check every record of a dataset.
     unpack             Write the files back as they were packed.
     export             Write a dataset in another format.
+    copy               Copy a dataset between disks and object stores, checked and resumable.
 
 What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
 PerformanceWarning says what is slow, and how to mend it.
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from .loader.shard_loader import ShardLoader as ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .order.options import Order as Order
+    from .packing.copy import copy as copy
     from .packing.export import export as export
     from .packing.index import index as index
     from .packing.options import ImageOptions as ImageOptions
@@ -125,6 +127,7 @@ _HOMES = {
     "bench": "tuning.bench",
     "collate": "dataset.collate",
     "commit": "packing.pack",
+    "copy": "packing.copy",
     "explain": "tuning.explain",
     "export": "packing.export",
     "index": "packing.index",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DependencyError, StorageError, printable
-from .command import BATCH_SIZE, OUT, PLOT, ROOT, WORKERS, WORLD_SIZE, Command, option
+from .command import (
+    BATCH_SIZE,
+    PLOT,
+    ROOT,
+    STORE,
+    WORKERS,
+    WORLD_SIZE,
+    Command,
+    option,
+    take_storage,
+)
 from .exit_codes import DONE
 from .output import Output
 
@@ -20,16 +30,15 @@ def _explain(
     world_size: int = 1,
     spans: int | None = None,
     unit: int | None = None,
-    root: str | None = None,
     **call: Any,
 ) -> int:
     from ..order.options import Order
-    from ..storage.options import Storage
     from ..tuning.advice import advice_text
     from ..tuning.explain import explain
 
     order = None if spans is None and unit is None else Order(spans=spans, unit=unit)
-    found = explain(**call, world_size=world_size, order=order, storage=Storage(root=root))
+    storage = take_storage(call)
+    found = explain(**call, world_size=world_size, order=order, storage=storage)
     brief = advice_text(found.warnings) if found.warnings else ""
     return output.show(found, facts=found.as_dict(), brief=brief)
 
@@ -39,14 +48,12 @@ def _tune(
     *,
     plot: str | None = None,
     batch_size: int = 256,
-    root: str | None = None,
     **call: Any,
 ) -> int:
-    from ..storage.options import Storage
     from ..tuning.tune import tune
 
     _check_plot(plot)
-    where = Storage(root=root)
+    where = take_storage(call)
     with output.progress("simulating", unit=" orders", scale=1, delay_s=2) as progress:
         found = tune(**call, batch_size=batch_size, progress=progress, storage=where)
     return _answer(output, found, plot)
@@ -116,7 +123,7 @@ EXPLAIN = Command(
     _explain,
     "tuning.explain:explain dataset.shard_dataset:ShardDataset order.options:Order "
     "storage.options:Storage",
-    option("dataset", "OUT", "the packed directory"),
+    option("dataset", "OUT", "the packed directory, or its URL"),
     BATCH_SIZE,
     WORKERS,
     WORLD_SIZE,
@@ -126,6 +133,8 @@ EXPLAIN = Command(
     option("--tail", "TAIL", "pad (default), drop or exact"),
     option("--spans", "N"),
     ROOT,
+    *STORE,
+    forks=False,
 )
 
 TUNE = Command(
@@ -133,7 +142,7 @@ TUNE = Command(
     "say which shuffle buffer to set, by simulating the order",
     _tune,
     "tuning.tune:tune storage.options:Storage",
-    option("dataset", "OUT", "the packed directory"),
+    option("dataset", "OUT", "the packed directory, or its URL"),
     option("--batch-size", "N", "of each rank (default 256)"),
     WORKERS,
     WORLD_SIZE,
@@ -141,6 +150,8 @@ TUNE = Command(
     option("--units"),
     PLOT,
     ROOT,
+    *STORE,
+    forks=False,
 )
 
 BENCH = Command(
@@ -148,7 +159,7 @@ BENCH = Command(
     "measure what this machine can do with a dataset",
     _bench,
     "tuning.bench:bench",
-    OUT,
+    option("path", "OUT", "the packed directory"),
     option("--batch-size", "N", "records a batch (default 256)"),
     option("--size", "N"),
     option("--workers", "N,N,..."),

@@ -11,10 +11,13 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, printable
 from ..names import from_file_name
+
+if TYPE_CHECKING:
+    from ..storage.options import Storage
 
 Option = tuple[str, dict[str, Any]]  # or a place such as OUT: its name, and what `argparse` takes
 
@@ -23,7 +26,13 @@ class Command:
     """One command, with its options."""
 
     def __init__(
-        self, name: str, text: str, run: Callable[..., int], described: str, *options: Option
+        self,
+        name: str,
+        text: str,
+        run: Callable[..., int],
+        described: str,
+        *options: Option,
+        forks: bool = True,
     ) -> None:
         """Declare a command.
 
@@ -32,8 +41,9 @@ class Command:
                    exit code
         described  where options are described that have no text here: "packing.pack:pack", or
                    several such places, with spaces between
+        forks      it may start processes, by fork; if not, it reads from URLs itself
         """
-        self.name, self.text, self.run = name, text, run
+        self.name, self.text, self.run, self.forks = name, text, run, forks
         self._described, self._options = described.split(), options
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
@@ -174,11 +184,49 @@ def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
     return found
 
 
+def take_target(call: dict[str, Any]) -> Storage | None:
+    """Take the options of the store that is copied to out of a call. Raises OptionError."""
+    from ..storage.options import Storage
+
+    pairs = call.pop("target_options", None)
+    if pairs is None:
+        return None
+    times = {name: call[name] for name in ("timeout_s",) if name in call}
+    return Storage(options=_store_options(pairs), **times)
+
+
+def take_storage(call: dict[str, Any], *, root: bool = True) -> Storage:
+    """Take the options of STORE, and of ROOT if `root`, out of a call. Raises OptionError."""
+    from ..storage.options import Storage
+
+    pairs = call.pop("store_options", None)
+    taken: dict[str, Any] = {} if pairs is None else {"options": _store_options(pairs)}
+    names = ["timeout_s"] + ["root"] * root
+    return Storage(**taken | {name: call.pop(name) for name in names if name in call})
+
+
+def _store_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read options of a store: NAME=VALUE; a name with a dot is one in a group of options."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        *groups, last = name.split(".")
+        if not equals or not all([*groups, last]):
+            raise OptionError(f"--store-option {printable(pair)}: expected NAME=VALUE")
+        place = found
+        for group in groups:
+            place = place.setdefault(group, {})
+            if not isinstance(place, dict):
+                raise OptionError(f"--store-option {printable(pair)}: {group} has a value already")
+        place[last] = {"true": True, "false": False}.get(value.lower(), value)
+    return found
+
+
 # --- options of several commands ------------------------------------------------------------------
 
 JSON = option("--json", text="one JSON object on stdout", default=False)
 QUIET = option("--quiet", text="no progress and no summary", default=False)
-OUT = option("path", "OUT", "the packed directory")
+OUT = option("path", "OUT", "the packed directory, or its URL")
 FIELDS = option("--fields", "NAME=THEIRS,...", "names: image=jpg,label=cls")
 BATCH_SIZE = option("--batch-size", "N", "of each rank")
 JOBS = option("--jobs", "N")
@@ -187,3 +235,19 @@ PLOT = option("--plot", "FILE", "a picture too: .png, .svg or .html; replaces FI
 ROOT = option("--root", "DIR")
 WORKERS = option("--workers", "N", dest="num_workers")
 WORLD_SIZE = option("--world-size", "N", "ranks (default 1)")
+STORE = (
+    option(
+        "--store-option",
+        "NAME=VALUE",
+        "of an object store: endpoint, region, skip_signature=true (several: once each); not for "
+        "secrets, which others see here: those belong in the environment",
+        action="append",
+        dest="store_options",
+    ),
+    option(
+        "--timeout",
+        "S",
+        "seconds that a request to an object store is tried again while it fails (default 120)",
+        dest="timeout_s",
+    ),
+)

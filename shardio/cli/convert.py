@@ -1,10 +1,22 @@
-"""`index`, `unpack` and `export`: from the files of others, and back to them."""
+"""`index`, `unpack`, `export` and `copy`: from the files of others, back to them, and elsewhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .command import FIELDS, JOBS, OUT, OVERWRITE, ROOT, Command, option, read_fields
+from .command import (
+    FIELDS,
+    JOBS,
+    OUT,
+    OVERWRITE,
+    ROOT,
+    STORE,
+    Command,
+    option,
+    read_fields,
+    take_storage,
+    take_target,
+)
 from .output import Output
 
 
@@ -19,19 +31,30 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
 def _unpack(output: Output, **call: Any) -> int:
     from ..packing.unpack import unpack
 
+    storage = take_storage(call)
     with output.progress("unpacking") as progress:
-        done = unpack(**call, progress=progress)
+        done = unpack(**call, storage=storage, progress=progress)
     return output.show(done)
 
 
 def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
     from ..packing.export import export
 
+    storage = take_storage(call)
     if fields is not None:  # NAME alone: it is called so there, too, as far as possible
         named = read_fields(fields, alone=True)
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
     with output.progress("exporting", unit=" records", scale=1) as progress:
-        done = export(**call, progress=progress)
+        done = export(**call, storage=storage, progress=progress)
+    return output.show(done)
+
+
+def _copy(output: Output, **call: Any) -> int:
+    from ..packing.copy import copy
+
+    to, storage = take_target(call), take_storage(call)
+    with output.progress("copying") as progress:
+        done = copy(**call, storage=storage, to=to, progress=progress)
     return output.show(done)
 
 
@@ -59,6 +82,8 @@ UNPACK = Command(
     option("directory", "DIR", "where the files go"),
     OVERWRITE,
     ROOT,
+    *STORE,
+    forks=False,
 )
 
 EXPORT = Command(
@@ -74,4 +99,28 @@ EXPORT = Command(
     option("--keys", choices=("own", "number")),
     OVERWRITE,
     ROOT,
+    *STORE,
+    forks=False,
+)
+
+COPY = Command(
+    "copy",
+    "copy a dataset between disks and object stores, checked and resumable",
+    _copy,
+    "packing.copy:copy storage.options:Storage",
+    option("source", "SRC", "the packed or indexed directory, or its URL"),
+    option("target", "DST"),
+    OVERWRITE,
+    option("--recheck"),
+    option("--jobs", "N"),
+    ROOT,
+    *STORE,
+    option(
+        "--target-option",
+        "NAME=VALUE",
+        "of DST; default: as --store-option says, unless SRC is in another kind of store",
+        action="append",
+        dest="target_options",
+    ),
+    forks=False,
 )

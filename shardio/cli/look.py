@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__, installed
 from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
-from .command import JOBS, OUT, ROOT, Command, option
-from .exit_codes import DAMAGED, DONE
+from .command import JOBS, OUT, ROOT, STORE, Command, option, take_storage
+from .exit_codes import DAMAGED, DONE, FAILED
 from .output import Output, as_base64, as_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # --- info -----------------------------------------------------------------------------------------
 
 
-def _info(output: Output, *, path: str | None = None, env: bool = False) -> int:
+def _info(output: Output, *, path: str | None = None, env: bool = False, **call: Any) -> int:
     if env:
         facts = _environment()
         text = "\n".join(f"{name:<10}{value}" for name, value in facts.items())
@@ -34,7 +34,7 @@ def _info(output: Output, *, path: str | None = None, env: bool = False) -> int:
     from ..formats import manifest
     from ..storage.location import locate
 
-    datasets = manifest.datasets_in(locate(path))
+    datasets = manifest.datasets_in(locate(path, take_storage(call)))
     found = {name: manifest.load(folder) for name, folder in datasets.items()}
     facts = {name: _facts(one) for name, one in found.items()}
     texts = {name: _facts_text(one) for name, one in found.items()}
@@ -145,15 +145,15 @@ def _ls(
     path: str,
     shard: int | None = None,
     class_name: str | None = None,
-    root: str | None = None,
+    **call: Any,
 ) -> int:
-    from ..dataset.reader import Reader
-    from ..formats import manifest
+    from ..dataset.reader import open_index
     from ..order.subset import class_index
     from ..storage.location import locate
 
-    storage = locate(path)
-    dataset = manifest.load(storage)
+    storage = take_storage(call)
+    reader = open_index(locate(path, storage), storage)
+    dataset = reader.manifest
     shards = range(dataset.shards)
     if shard is not None:
         if shard not in shards:
@@ -164,7 +164,6 @@ def _ls(
         label = class_index(dataset.classes, class_name)
         if "label" not in dict(dataset.schema.fields):
             raise OptionError("--class: the classes here are not those of a field `label`")
-    reader = Reader(storage, dataset, root=None if root is None else locate(root))
     rows = _rows(reader, shards, label)
     if output.json:
         sys.stdout.write('{"records": [')
@@ -187,9 +186,12 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
     dataset = reader.manifest
     firsts = [0, *dataset.shard_records.cumsum().tolist()]
     for number in shards:
+        reader.will_open(shards[number - shards[0] + 1 :][:16])
         shard = reader.shard(number)
         column = shard.columns.get("label")
         labels = None if column is None else column.tolist()  # None where masked
+        of_class = label is not None  # then most are passed over, and each is read alone
+        keys = iter(()) if of_class else shard.keys(0, shard.records)
         for record in range(shard.records):
             if label is not None and (labels is None or labels[record] != label):
                 continue
@@ -199,7 +201,7 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
                 "record": record,
                 "offset": shard.offset(record),
                 "bytes": int(shard.sizes[record]),
-                "key": key_text(shard.key(record)),
+                "key": key_text(shard.key(record) if of_class else next(keys)),
             }
             if labels is not None:
                 own = row["label"] = labels[record]
@@ -220,14 +222,14 @@ def _cat(
     field: str | None = None,
     file: str | None = None,
     overwrite: bool = False,
-    root: str | None = None,
+    **call: Any,
 ) -> int:
     from ..dataset import sequence
     from ..storage.local import check_target, write_file
 
     if file is not None:
         check_target(file)
-    records = sequence.stored(path, root=root)
+    records = sequence.stored(path, storage=take_storage(call))
     index = _index_of(records, record, key)
     sample = records[index]
     fields = dict(records.manifest.schema.fields)
@@ -299,10 +301,13 @@ def _as_bytes(value: Any) -> bytes:
 def _verify(output: Output, **call: Any) -> int:
     from ..packing.verify import verify
 
+    storage = take_storage(call)
     with output.progress("verifying") as progress:
-        found = verify(**call, progress=progress)
-    output.show(found, brief="\n".join(map(str, found.damages)))
-    return DAMAGED if found.damages else DONE
+        found = verify(**call, storage=storage, progress=progress)
+    output.show(found, brief="\n".join([*map(str, found.damages), *found.unread]))
+    if found.damages:
+        return DAMAGED
+    return FAILED if found.unread else DONE
 
 
 INFO = Command(
@@ -310,8 +315,10 @@ INFO = Command(
     "show what a packed directory holds",
     _info,
     "",
-    option("path", "OUT", "the packed directory", nargs="?"),
+    option("path", "OUT", "the packed directory, or its URL", nargs="?"),
     option("--env", text="versions, and which PIL decodes images"),
+    *STORE,
+    forks=False,
 )
 
 LS = Command(
@@ -323,6 +330,8 @@ LS = Command(
     option("--shard", "N", "only of this shard"),
     option("--class", "NAME", "only of this class", dest="class_name"),
     ROOT,
+    *STORE,
+    forks=False,
 )
 
 CAT = Command(
@@ -337,6 +346,8 @@ CAT = Command(
     option("--output", "FILE", "a file instead of stdout", dest="file"),
     option("--overwrite", text="replace FILE if it exists"),
     ROOT,
+    *STORE,
+    forks=False,
 )
 
 VERIFY = Command(
@@ -350,4 +361,5 @@ VERIFY = Command(
     option("--sha256"),
     JOBS,
     ROOT,
+    *STORE,
 )

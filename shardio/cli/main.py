@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import BusyError, DamageError, OptionError, ShardioError, printable
 from .exit_codes import BUSY, DAMAGED, DONE, FAILED, INTERRUPTED, USAGE
@@ -20,12 +21,17 @@ from .exit_codes import BUSY, DAMAGED, DONE, FAILED, INTERRUPTED, USAGE
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        return _main(sys.argv[1:] if arguments is None else arguments)
+        code = _main(arguments)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        code = _fail("interrupted", INTERRUPTED)
+    if arguments is None and "shardio.storage.ranges" in sys.modules:
+        from ..storage import ranges
+
+        ranges.leave(code)  # while Python ends, nobody knows the code any more
+    return code
 
 
-def _main(arguments: Sequence[str]) -> int:
+def _main(arguments: Sequence[str] | None) -> int:
     """Run one command, and turn its errors into a message and an exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: >&-
@@ -36,10 +42,12 @@ def _main(arguments: Sequence[str]) -> int:
     from .output import Output
     from .parser import parse
 
-    parsed = parse(arguments)
+    parsed = parse(sys.argv[1:] if arguments is None else arguments)
     if parsed is None:
         return USAGE
     command, options = parsed
+    if arguments is None and not command.forks:
+        _read_urls_here(options)
     output = Output(json=options.pop("json"), quiet=options.pop("quiet"))
     try:
         code = command.run(output, **options)
@@ -56,6 +64,14 @@ def _main(arguments: Sequence[str]) -> int:
     except OSError as error:
         _drop_output()  # a full disk behind stdout would be an error once more, at the end
         return _fail(_describe(error), FAILED)
+
+
+def _read_urls_here(options: dict[str, Any]) -> None:
+    """Where a URL is given, read it in this process, which nobody forks, and not by a helper."""
+    if any("://" in value for value in options.values() if isinstance(value, str)):
+        from ..storage import ranges
+
+        ranges.hold_client()
 
 
 def _fail(message: str, code: int) -> int:

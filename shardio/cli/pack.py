@@ -7,7 +7,16 @@ from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .command import FIELDS, JOBS, OUT, OVERWRITE, Command, option, read_fields
+from .command import (
+    FIELDS,
+    JOBS,
+    OVERWRITE,
+    STORE,
+    Command,
+    option,
+    read_fields,
+    take_storage,
+)
 from .exit_codes import DONE, FAILED, SKIPPED
 from .output import Output
 
@@ -27,6 +36,7 @@ def _pack(
     from ..packing.pack import pack
 
     call |= {"fields": read_fields(fields), "where": conditions(where) if where else None}
+    call["storage"] = take_storage(call, root=False)
     for group, kind in GROUPS.items():
         named = [one.name for one in dataclasses.fields(kind)]
         call[group] = kind(**{name: call.pop(name) for name in named if name in call})
@@ -109,6 +119,7 @@ PACK = Command(
     ),
     option("--format", "FORMAT"),
     option("--dry-run", text="say what would be done and touch nothing"),
+    *STORE,
 )
 
 COMMIT = Command(
@@ -126,7 +137,7 @@ GC = Command(
     "remove files that no manifest names",
     _gc,
     "packing.gc:gc",
-    OUT,
+    option("path", "OUT", "the packed directory"),
     option(
         "--keep",
         "AGE",

@@ -13,12 +13,13 @@ from . import exit_codes
 from .advise import BENCH, DEMO, EXPLAIN, TUNE
 from .cache import CACHE
 from .command import Command
-from .convert import EXPORT, INDEX, UNPACK
+from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
 from .pack import COMMIT, GC, PACK
 
 COMMANDS = (
     *(PACK, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, EXPLAIN, TUNE, BENCH, DEMO, GC),
+    COPY,
     CACHE,
 )
 

@@ -108,6 +108,13 @@ class Fetch:
         return self.buffer.held_bytes
 
     def __iter__(self) -> Iterator[Rows]:
+        token = self.reader.begin_pass()
+        try:
+            yield from self._hand_out_all()
+        finally:  # also of a pass that is left early
+            self.reader.end_pass(token)
+
+    def _hand_out_all(self) -> Iterator[Rows]:
         waiting: deque[_Drawn] = deque()
         ahead = 0
         batches = self._batches()

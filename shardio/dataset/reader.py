@@ -119,6 +119,21 @@ class Reader:
                 if number not in self._opened and ~number not in self._opened:
                     expect_shard(self.manifest.format, self._opening, self.manifest.shard(number))
 
+    def begin_pass(self) -> object:
+        """Note that an iterator begins to announce what it will read. Returns its token."""
+        token = object()
+        self._passes.add(token)
+        return token
+
+    def end_pass(self, token: object) -> None:
+        """Let go of what was announced and not read, when the last iterator has ended.
+
+        Else what a pass that was left early had asked for would be held, and count as in flight.
+        """
+        self._passes.discard(token)
+        if self.storage.remote and not self._passes:
+            self.storage.let_go()
+
     def locate(self, number: int) -> tuple[int, int]:
         """Turn the number of a record in the dataset into its shard, and its number there."""
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
@@ -127,6 +142,7 @@ class Reader:
     def forget(self) -> None:
         """Let go of all open shards. A descriptor closes with the last user of its shard."""
         self._opened: OrderedDict[int, Shard] = OrderedDict()  # by number; ~number: scattered
+        self._passes: set[object] = set()  # iterators under way
         self._lock = threading.Lock()
 
     def _miss(self, number: int, place: int) -> Shard:
@@ -181,7 +197,11 @@ def open_reader(path: str | os.PathLike[str], split: str | None, options: Storag
 
     Raises NotPackedError, DamageError, VersionError, OptionError.
     """
-    index = choose_split(locate(path, options), split)
+    return open_index(choose_split(locate(path, options), split), options)
+
+
+def open_index(index: Location, options: Storage) -> Reader:
+    """Open the dataset whose manifest lies in a location. Raises as `open_reader` does."""
     root = None if options.root is None else locate(options.root, options)
     if root is not None and not root.exists(""):
         raise OptionError(f"root is {printable(root.url, 4096)}: there is no such directory")

@@ -17,15 +17,20 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import OptionError, name_record, printable, there_are
-from ..formats.base import Column
+from ..formats.base import Column, Shard
 from ..formats.index import key_hash
 from ..formats.sample import Sample, give_text_key
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
-from ..storage.options import Storage
+from ..storage.base import Location
+from ..storage.location import locate
+from ..storage.options import Storage, with_root
 from ..units import check_group, grouped_in, refuse_options, show_count
 from .decode import Decode, Decoder, record_name
-from .reader import ManifestInfo, Reader, open_reader
+from .reader import ManifestInfo, Reader, open_index, open_reader
+
+_AHEAD = 16  # shards whose ends are asked for ahead, by URL
+_BYTES_AHEAD = 64 << 20  # bytes of the next shard that are
 
 
 @refuse_options("shardio.open", grouped_in("storage", Storage))
@@ -62,11 +67,21 @@ def open(
 
 
 def stored(
-    path: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
 ) -> ShardSequence:
     """Open a packed dataset for what writes it elsewhere: samples as stored, keys as bytes."""
-    found = open(path, decode=None, storage=Storage(root=root))
-    return ShardSequence(found.reader, found._decoder, found._rows, text=False)
+    options = with_root(storage, root)
+    return stored_in(locate(path, options), options)
+
+
+def stored_in(index: Location, options: Storage) -> ShardSequence:
+    """Open the dataset whose manifest lies in a location, as `stored` does."""
+    reader = open_index(index, options)
+    decoder = Decoder(reader.manifest.schema, fields=None, decode=None, transform=None)
+    return ShardSequence(reader, decoder, range(reader.records), text=False)
 
 
 class ShardSequence(ManifestInfo, Sequence[Any]):
@@ -117,23 +132,32 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         if self._rows.step != 1:
             return map(self.__getitem__, range(len(self)))
         samples = chain.from_iterable(
-            self.reader.shard(shard).scan(start, stop, text=self._decoder.plain and self._text)
-            for shard, start, stop in self._runs()
+            shard.scan(start, stop, text=self._decoder.plain and self._text)
+            for shard, start, stop in self._opened_runs()
         )
         return samples if self._decoder.plain else map(self._item, samples, self._rows)
+
+    def will_need(self, index: int) -> None:
+        """Announce that a record will be read soon; by URL it is asked for, else nothing is done.
+
+        Its shard is opened, if it is not yet.
+        """
+        if self.reader.storage.remote:
+            shard, record = self.reader.locate(self._rows[index])
+            self.reader.shard(shard).will_need(record, record + 1)
 
     def keys(self) -> list[str]:
         """Return the key of every record, in order."""
         return [*map(key_text, self.stored_keys())]
 
-    def stored_keys(self) -> list[bytes]:
-        """Return the key of every record, in order, as the bytes that are stored."""
+    def stored_keys(self, indices: Sequence[int] | None = None) -> list[bytes]:
+        """Return the key of every record, in order, or of some, as the bytes that are stored."""
+        if indices is not None and len(indices) < len(self):
+            places = map(self.reader.locate, map(self._rows.__getitem__, indices))
+            return [self.reader.shard(shard).key(record) for shard, record in places]
         if self._rows.step == 1:
-            return [
-                self.reader.shard(shard).key(record)
-                for shard, start, stop in self._runs()
-                for record in range(start, stop)
-            ]
+            runs = (shard.keys(start, stop) for shard, start, stop in self._opened_runs(False))
+            return [*chain.from_iterable(runs)]
         places = map(self.reader.locate, self._rows)
         return [self.reader.shard(shard).key(record) for shard, record in places]
 
@@ -146,13 +170,27 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             key = key_bytes(key)
         except UnicodeEncodeError:  # half of a surrogate pair, which no key has
             raise KeyError(f"no record has the key {printable(key)}") from None
-        if self._hashes is None:
-            self._hashes = self._column(lambda shard: self.reader.shard(shard).key_hashes, "<u4")
-        for number in np.flatnonzero(self._hashes == key_hash(key)).tolist():
+        for number in np.flatnonzero(self._key_hashes() == key_hash(key)).tolist():
             shard, record = self.reader.locate(number)
             if number in self._rows and self.reader.shard(shard).key(record) == key:
                 return self._rows.index(number)
         raise KeyError(f"no record has the key {printable(key)}")
+
+    def perhaps_alike(self) -> list[int]:
+        """Return the positions of records whose keys have the hash of another record's key.
+
+        The keys of all others are unlike any; of these they may be alike, or only their hashes.
+        """
+        rows = self._rows
+        hashes = self._key_hashes()[np.arange(rows.start, rows.stop, rows.step)]
+        _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        return [int(number) for number in np.flatnonzero(counts[places] > 1)]
+
+    def _key_hashes(self) -> Column:
+        """Return the hashes of the keys of all records of the dataset."""
+        if self._hashes is None:
+            self._hashes = self._column(lambda shard: self.reader.shard(shard).key_hashes, "<u4")
+        return self._hashes
 
     def __contains__(self, item: object) -> bool:
         """Return True if a record has this key; of anything but a key, if an item equals it."""
@@ -206,6 +244,29 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             yield shard, record, record + count
             start += count
 
+    def _opened_runs(self, records: bool = True) -> Iterator[tuple[Shard, int, int]]:
+        """Yield the runs of rows with their shards opened.
+
+        By URL the next shards are asked for ahead, also for their first records: else the end of
+        each would be waited for.
+        """
+        runs, reader = [*self._runs()], self.reader
+        for number, (at, start, stop) in enumerate(runs):
+            shard = reader.shard(at)
+            if reader.storage.remote and number + 1 < len(runs):
+                reader.will_open(after for after, _, _ in runs[number + 1 : number + 1 + _AHEAD])
+                if records:
+                    left = shard.sizes[start:stop][::-1].cumsum()[::-1]  # bytes from each on
+                    middle = start + int(np.searchsorted(-left, -_BYTES_AHEAD))
+                    yield shard, start, middle
+                    after, first, last = runs[number + 1]
+                    following = reader.shard(after)
+                    sizes = following.sizes[first:last].cumsum()
+                    most = first + int(np.searchsorted(sizes, _BYTES_AHEAD))
+                    following.will_need(first, min(most, last))
+                    start = middle
+            yield shard, start, stop
+
     def _chosen(self, of_shard: Callable[[int], Column], empty: str) -> Column:
         """Join the columns of all shards, and choose the values of these records."""
         rows, values = self._rows, self._column(of_shard, empty)
@@ -213,7 +274,11 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
 
     def _column(self, of_shard: Callable[[int], Column], empty: str) -> Column:
         """Join the columns of all shards to one of the dataset."""
-        columns = [of_shard(shard) for shard in range(self.manifest.shards)]
+        shards = range(self.manifest.shards)
+        columns = []
+        for shard in shards:
+            self.reader.will_open(shards[shard + 1 : shard + 1 + _AHEAD])
+            columns.append(of_shard(shard))
         columns = [column for column in columns if len(column)] or [np.empty(0, empty)]
         if {column.dtype.kind for column in columns} == {"i", "u"} and any(
             column.dtype == np.uint64 for column in columns

@@ -79,6 +79,9 @@ class Shard(Protocol):
         Raises DamageError when it is not the one in the index.
         """
 
+    def keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the keys of records [start, stop), by few round trips. Raises DamageError."""
+
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins, for messages."""
 

@@ -333,6 +333,12 @@ def _missing(storage: Location) -> str:
         name = os.path.basename(storage.url.rstrip("/"))
         more = f"; of the splits beside it {there_are(beside, name)}" if beside else ""
         return f"{shown}: not packed: there is no such directory{more}"
+    if storage.remote:
+        return (
+            f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "
+            "holds it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it "
+            "here"
+        )
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "
         f"`shardio index {shown}` makes one here, if images or shards of others lie here"
@@ -378,7 +384,7 @@ def _unfinished(folder: str) -> str:
     except (OSError, StorageError, DamageError):
         writer = False
     if writer:
-        return "a Writer did not finish here, or is still at work; write it again"
+        return "a Writer, or `shardio copy`, did not finish here, or is still at work; do it again"
     return (
         "a packing was begun here and is not finished; run the same `shardio pack` again to resume "
         f"it, or `shardio commit {printable(folder)}` where parts of it were all built"
@@ -536,12 +542,12 @@ def _unhex(text: Any, size: int) -> bytes:
     return value
 
 
-def classes_of(other: str) -> tuple[str, ...]:
+def classes_of(other: Location) -> tuple[str, ...]:
     """Return the names of the classes of another dataset, or of splits. Raises OptionError."""
     try:
-        there = load(locate(next(iter(datasets(other).values()))))
+        there = load(next(iter(datasets_in(other).values())))
     except NotPackedError as error:
         raise NotPackedError(f"--classes: expected a dataset. {error}") from None
     if there.classes is None:
-        raise OptionError(f"--classes {printable(other)}: that dataset has no classes")
+        raise OptionError(f"--classes {printable(other.url)}: that dataset has no classes")
     return there.classes

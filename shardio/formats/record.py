@@ -67,7 +67,8 @@ MAX_FIELDS_BYTES = 1 << 19  # of a list of fields; the longest that Schema allow
 # Records from this size on are read blob by blob straight into the bytes that are handed out: at
 # 110 KB 13.7 us against 15.9 us for one read and a copy; at 0.9 KB 2.3 us against 2.0.
 LARGE = 16 << 10
-ATTEMPTS = 2  # to read again what came damaged over a network
+_KEYS = 256  # records whose heads are asked for at once
+ATTEMPTS = 4  # to read again what came damaged over a network
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
@@ -490,6 +491,29 @@ class RecordShard:
         ):
             return key
         raise self._damaged(record, self._file.read(start, stop - start), why)
+
+    def keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the keys of records [start, stop), by few round trips. Raises DamageError."""
+        ahead, file, mean = start, self._file, self.sizes[start:stop].mean() if stop > start else 0
+        for at in range(start, stop):
+            if file.descriptor >= 0:  # of this machine
+                pass
+            elif mean < LARGE:  # all is read, in order
+                if at == ahead:
+                    ahead = min(at + _KEYS, stop)
+                    yield from map(self._key_of, range(at, ahead), self.hold(at, ahead))
+                continue
+            elif at + _KEYS >= ahead:  # the heads alone, many at once
+                for record in range(ahead, min(ahead + _KEYS, stop)):
+                    size = min(_FIRST, int(self.sizes[record]))
+                    file.will_need(int(self._offsets[record]), size)
+                ahead += _KEYS
+            yield self.key(at)
+
+    def _key_of(self, record: int, held: bytes) -> bytes:
+        """Return the key of a record whose bytes `hold` gave. Raises DamageError."""
+        key = self._key(held[16 : 16 + FRAME.unpack_from(held)[2]], record)
+        return self.key(record) if key is None else key
 
     def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce that records [start, stop) will be read soon."""

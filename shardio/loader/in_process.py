@@ -15,7 +15,7 @@ from ..errors import RowError, ShardioError, WorkerError
 from .base import OVER, Pass, PoolOptions, WorkerPool
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
-from .stats import BatchStats, PoolFigures
+from .stats import BatchStats, PoolFigures, RequestMeter
 
 _WAIT_S = 5.0  # for a thread that was told to end
 
@@ -30,6 +30,7 @@ class InProcessWorkers(WorkerPool):
         self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
         self._buffers = BufferPool(private=True)
         self._layout: Layout = {}
+        self._requests = RequestMeter()
         self._builders: list[BatchBuilder] = []  # at most one
         self._thread: threading.Thread | None = None
         self._queue = SimpleQueue[tuple[Batch | Failure, Any]]()
@@ -93,7 +94,8 @@ class InProcessWorkers(WorkerPool):
                 row.__suppress_context__ = error.__suppress_context__
                 raise error from row
             raise error
-        return batch, done.stats(0)._replace(wait_s=perf_counter() - start)
+        stats = self._requests.add_to(done.stats(0))
+        return batch, stats._replace(wait_s=perf_counter() - start)
 
     def _next(self, since: float) -> tuple[Batch | Failure, Any]:
         """Return what is built next, waited for since then. Raises WorkerError when it is late."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..storage import ranges
+from ..storage.transfers import Figures
 from ..units import show_count, show_size
 
 
@@ -28,6 +30,32 @@ class BatchStats(NamedTuple):
     slowest_record: int = -1  # its number in the dataset
     slowest_key: str = ""
     cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
+    # Of its process, since its batch before: requests to object stores, those that were sent again
+    # because they had failed, and those of them that the store had refused as too many.
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+
+
+class RequestMeter:
+    """Say of each batch what requests to object stores its process made since the one before."""
+
+    def __init__(self) -> None:
+        self._before = Figures()
+
+    def add_to(self, stats: BatchStats) -> BatchStats:
+        """Return the stats of a batch with its requests. Where there are none: 0.1 us."""
+        now = ranges.figures()
+        if now is None:
+            return stats
+        if now.requests < self._before.requests:  # they began anew
+            self._before = Figures()
+        new, self._before = now.since(self._before), now
+        return stats._replace(
+            requests=new.requests,
+            retries=sum(new.retries.values()),
+            throttled=new.retries["throttled"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

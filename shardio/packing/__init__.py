@@ -21,5 +21,6 @@ Its files:
     unpack         shards back to files
     export         shards to other formats
     receipt        which files an export wrote
+    copy           a dataset to another disk or store
     gc             what no manifest names goes
 """

@@ -23,6 +23,7 @@ from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
 from .sources.base import Problem, Rejected, Source
 
+_AHEAD = 32 << 20  # bytes of records that are announced to the source
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
 
@@ -79,8 +80,13 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
     reencoded = Reencoded()
     try:
         with work.source.open() as read:
-            done = 0
+            done, ahead, room = 0, 0, _AHEAD
             for i, place in enumerate(places):
+                while ahead < len(places) and room > 0:
+                    work.source.will_need(places[ahead])
+                    room -= sizes[ahead]
+                    ahead += 1
+                room += sizes[i]
                 try:
                     sample = read(place)
                     changes = reencode(sample, options)

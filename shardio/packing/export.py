@@ -27,7 +27,10 @@ from ..formats.foreign.writer import Again, Field, Plan, Target
 from ..formats.manifest import Manifest
 from ..names import KEY, file_name, from_file_name, key_bytes
 from ..storage import local
-from ..storage.location import local_path
+from ..storage.base import Location
+from ..storage.local import LocalDirectory
+from ..storage.location import local_path, locate
+from ..storage.options import Storage, with_root
 from ..storage.staging import Staging
 from ..units import check_bool, check_size, show_count, show_size
 from . import receipt
@@ -80,16 +83,19 @@ def export(
     shard_size: int | str | None = None,
     keys: str = "own",
     root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
     """Write a dataset, or all its splits, in another format into a directory.
 
+    path        of the dataset, or its URL
     format      webdataset, tfrecord, recordio, mds, lmdb-caffe or imagefolder
     fields      only these, or {name: what it is called there, or None}; default: all fields
     shard_size  bytes of a file, or like "256MiB"; default: what is usual in the format
     keys        "own", or "number": records are named by their numbers
     root        where the data lies, when `shardio index --out` put its index elsewhere
+    storage     a shardio.Storage: how an object store is reached
     overwrite   replace the files of an earlier export
     progress    called with records written, and of how many
 
@@ -100,7 +106,7 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     check_bool(overwrite=overwrite)
-    source, target = local_path(path), local_path(directory)
+    options, target = with_root(storage, root), local_path(directory)
     kind = exporter(format)
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
@@ -108,7 +114,7 @@ def export(
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
         shard_size = check_size("shard_size", shard_size)
-    datasets = _opened(source, target, root)
+    datasets = _opened(locate(path, options), target, options)
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
     request = _Request(target, kind, datasets, chosen, shard_size, keys == "number", progress)
     what, before = request.seal(format), receipt.load(target)
@@ -169,18 +175,17 @@ class _Request:
         return seal.hexdigest()[:32]
 
 
-def _opened(
-    source: str, target: str, root: str | os.PathLike[str] | None
-) -> dict[str, ShardSequence]:
+def _opened(source: Location, target: str, options: Storage) -> dict[str, ShardSequence]:
     """Open all splits of a dataset. Raises OptionError where it lies in the target itself."""
-    folders = manifest.datasets(source)
-    datasets = {name: sequence.stored(folder, root=root) for name, folder in folders.items()}
-    own = {source, *folders.values()}
-    for name, folder in folders.items():
-        data = folder if root is None else local_path(root)
-        names = datasets[name].manifest.names or ("",)
-        own |= {os.path.join(data, file_name(os.path.dirname(one))) for one in names}
-    into = {os.path.realpath(manifest.split_folder(target, name)) for name in ("", *folders)}
+    indexes = manifest.datasets_in(source)
+    datasets = {name: sequence.stored_in(index, options) for name, index in indexes.items()}
+    own = {one.root for one in (source, *indexes.values()) if isinstance(one, LocalDirectory)}
+    for dataset in datasets.values():
+        data = dataset.reader.storage
+        if isinstance(data, LocalDirectory):
+            names = dataset.manifest.names or ("",)
+            own |= {os.path.join(data.root, file_name(os.path.dirname(one))) for one in names}
+    into = {os.path.realpath(manifest.split_folder(target, name)) for name in ("", *indexes)}
     if into & set(map(os.path.realpath, own)):
         raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
     return datasets
@@ -193,7 +198,9 @@ def _write(request: _Request, path: str, done: Exported) -> None:
         folder = manifest.split_folder(path, split)
         local.make_directory(folder)
         shown, key = request.chosen[split]
-        keys = list if request.numbered else dataset.stored_keys
+        # By URL each key would be a request; a failed export leaves nothing, whenever it fails.
+        unknown = request.numbered or dataset.reader.storage.remote
+        keys = list if unknown else dataset.stored_keys
         target = request.kind(
             Plan(folder, dataset.manifest, shown, key, request.shard_size, keys, request.learned)
         )

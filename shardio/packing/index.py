@@ -129,7 +129,8 @@ def index(
     began = time.perf_counter()
     check_bool(overwrite=overwrite)
     wanted = dict(fields or {})
-    target, numbering = (None if one is None else local_path(one) for one in (out, classes))
+    target = None if out is None else local_path(out)
+    numbering = None if classes is None else locate(classes)
     found = _find(local_path(directory), format, files, numbering, target)
     folder = target or found.root
     jobs = processes(jobs)
@@ -202,7 +203,7 @@ def is_sidecar(folder: str, name: str) -> bool:
 
 
 def _find(
-    root: str, format: str | None, files: str | None, classes: str | None, out: str | None
+    root: str, format: str | None, files: str | None, classes: Location | None, out: str | None
 ) -> Found:
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
     if format is not None:
@@ -294,7 +295,7 @@ def _nothing_in(root: str, names: Sequence[str]) -> str:
     )
 
 
-def _one_file(root: str, format: str | None, files: str | None, classes: str | None) -> Found:
+def _one_file(root: str, format: str | None, files: str | None, classes: Location | None) -> Found:
     """Take one file as the only one of its folder. Raises OptionError, SourceError."""
     shown = printable(root)
     folder, name = os.path.split(root)
@@ -397,7 +398,7 @@ def _quoted(text: str) -> str:
 # --- folders of images ----------------------------------------------------------------------------
 
 
-def _images(root: str, classes: str | None, out: str | None) -> Found:
+def _images(root: str, classes: Location | None, out: str | None) -> Found:
     """List a folder of images in the order that packing gives them, and in such shards."""
     if out is not None:
         folder, target = os.path.realpath(root), os.path.realpath(out)

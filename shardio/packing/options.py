@@ -15,10 +15,12 @@ from typing import Any
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..order.subset import describe_conditions
+from ..storage.options import Storage
 from ..units import (
     check_fields,
     check_flags,
     check_given,
+    check_group,
     check_int,
     check_size,
     grouped_in,
@@ -44,6 +46,7 @@ class SourceOptions:
              {"image": "images/", "mask": "masks/"}
     where    only records that meet conditions on their small fields: {"label": ["cat"]}
     classes  another dataset, whose numbering of classes is taken
+    storage  a shardio.Storage: how an object store is reached
 
     Raises OptionError.
     """
@@ -53,8 +56,10 @@ class SourceOptions:
     fields: Mapping[str, str] | None = None
     where: Mapping[str, Any] | None = None
     classes: PathLike | None = None
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
+        check_group("storage", self.storage, Storage)
         if not isinstance(self.kind, (str, type(None))):
             raise OptionError(f"kind is {printable(repr(self.kind))}: expected a kind's name")
         names = {} if self.fields is None else self.fields

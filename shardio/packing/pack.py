@@ -16,8 +16,9 @@ from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
 from ..storage import local, lock
-from ..storage.location import local_path, locate
+from ..storage.location import local_path, locate, path_text
 from ..storage.lock import JOURNAL
+from ..storage.options import Storage
 from ..units import check_bool, check_group, refuse_options
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
@@ -82,14 +83,15 @@ def pack(
     out = local_path(out)
     asked = sources.detect_kind(
         SourceRequest(
-            path=os.fsencode(local_path(source)),
+            path=os.fsencode(_given(source)),
             kind=read.kind,
             splits=None if splits is None else bool(splits),
             fields=dict(read.fields or {}),
             where=read.where,
-            root=None if read.root is None else local_path(read.root),
+            root=None if read.root is None else _given(read.root),
             jobs=run.jobs,
             progress=progress,
+            storage=check_group("storage", read.storage, Storage),
         )
     )
     options = PackOptions.requested(
@@ -157,6 +159,12 @@ def commit(
     return [job.result for job in work]
 
 
+def _given(path: PathLike) -> str:
+    """Return a path or URL as it was given, but file:// as a path. Raises OptionError."""
+    text = path_text(path)
+    return text if locate(text).remote else local_path(text)
+
+
 # --- from what is asked for to the commit ---------------------------------------------------------
 
 
@@ -191,7 +199,7 @@ def _listed(
     asked: SourceRequest, options: PackOptions, names: list[str], classes: PathLike | None
 ) -> dict[str, Listing]:
     """List the splits of a source, with their classes numbered as asked, and all fields."""
-    numbering = None if classes is None else manifest.classes_of(local_path(classes))
+    numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
     found = sources.list_records(asked)
     if numbering is not None:
         numbered = [name for name, one in found.items() if one.classes is not None]
@@ -218,7 +226,7 @@ def _build(
             folder = key_bytes(job.result.split) + b"/"
         problems += [(folder + key, why) for key, why in job.build(owners, report)]
     if problems:
-        raise unpackable(problems, os.fsdecode(asked.path))
+        raise unpackable(problems, asked.location.url)
 
 
 def _commit(out: str, work: list[Job], splits: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import StorageError
@@ -79,7 +79,7 @@ def run(
     *,
     jobs: int,
     report: Report,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Give work(task, add) of each task, in order. `add` counts what is done, and stops the work.
 
     Worker processes end with this one, however it ends. Raises what work raises, and StorageError

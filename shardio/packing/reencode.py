@@ -10,7 +10,6 @@ Without any of these options, images are packed as they are, and nothing here lo
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from ..formats.sample import Sample
 from ..images import decode, jpeg_rewrite
 from ..images.resize import resize_short, square
 from ..names import KEY
-from ..storage.location import locate
 from .options import QUALITY, PackOptions
 from .sources.base import Listing, Problem, Rejected, SourceRequest, listed
 
@@ -186,8 +184,8 @@ def with_originals(listing: Listing, asked: SourceRequest, split: str, keep: boo
     """
     there = ORIGINAL in dict(listing.fields)
     if there and asked.kind == "dataset" and not {"image", ORIGINAL} & asked.fields.keys():
-        folder = manifest.datasets(os.fsdecode(asked.path))[split]
-        if manifest.load(locate(folder)).options.get("keep_original"):
+        index = manifest.datasets_in(asked.location)[split]
+        if manifest.load(index).options.get("keep_original"):
             options = {**listing.options, "keep_original": True}
             return dataclasses.replace(listing, options=options)
     if not keep:

@@ -33,7 +33,8 @@ from ..images import jpeg_tiles
 from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
 from ..storage import local
-from ..storage.location import local_path
+from ..storage.location import local_path, locate
+from ..storage.options import Storage, with_root
 from ..units import check_bool, show_count, show_size
 from .process_pool import Progress
 from .reencode import ORIGINAL
@@ -80,12 +81,15 @@ def unpack(
     directory: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Unpacked:
     """Write the files of a dataset, or of all its splits, into a directory.
 
+    path       of the dataset, or its URL
     root       where the data lies, when `shardio index --out` put its index elsewhere
+    storage    a shardio.Storage: how an object store is reached
     overwrite  replace files that exist
     progress   called now and then with bytes done and bytes in all
 
@@ -95,10 +99,10 @@ def unpack(
     was written), StorageError.
     """
     check_bool(overwrite=overwrite)
-    source, target = local_path(path), local_path(directory)
+    options, target = with_root(storage, root), local_path(directory)
     datasets = []
-    for name, folder in manifest.datasets(source).items():
-        dataset = sequence.stored(folder, root=root)
+    for name, index in manifest.datasets_in(locate(path, options)).items():
+        dataset = sequence.stored_in(index, options)
         files_of = _FILES_OF.get(str(dataset.manifest.options.get("source")), _one)
         own = files_of is not _parallel  # of others, folders are named from the source on
         datasets.append((dataset, manifest.split_folder(target, name) if own else target, files_of))
@@ -230,7 +234,10 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
     raw = _gives_raw(stored, content)
     if stored.options.get("source") == "imagefolder" and not raw:
         return
-    keys = dataset.stored_keys()
+    numbers: Sequence[int] = range(len(dataset))
+    if dataset.reader.storage.remote:  # each key would be a request; that of a folder is told later
+        numbers = dataset.perhaps_alike()
+    keys = dataset.stored_keys(numbers)
     if raw:
         keys = [key + raw_ending(key) for key in keys]
     folders = {
@@ -239,7 +246,7 @@ def _check_keys(dataset: ShardSequence, content: str) -> None:
         for at in range(1, len(parts))
     }
     seen: set[bytes] = set()
-    for number, key in enumerate(keys):
+    for number, key in zip(numbers, keys, strict=True):
         if (key in folders or key in seen) and dataset[number][content] is not None:
             what = "is the folder of another" if key in folders else "is there twice"
             raise OptionError(

@@ -25,11 +25,13 @@ from ..images.decode import pil_info
 from ..images.decode import stored as decode_stored
 from ..names import KEY, key_text
 from ..storage.location import locate
+from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
 from .process_pool import Progress, Report, processes, run
 
 Bad = DamageError | StorageError
 Read = TypeVar("Read")
+_GIVES_UP = 4  # shards in a row that could not be read by URL: it is not the shards
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
 
 
@@ -61,16 +63,21 @@ class Verified:
     records: int = 0  # that were read
     bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)  # why a shard could not be read by URL
+    untried: int = 0  # shards that were left, since several before could not be read
 
     def __repr__(self) -> str:
         return f"<{self._summary()}>"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.damages), self._summary()])
+        return "\n".join([*map(str, self.damages), *self.unread, self._summary()])
 
     def _summary(self) -> str:
         what = f"{show_count(self.records, 'record')} in {show_count(self.shards, 'shard')}"
         verdict = f"{len(self.damages):,} damaged" if self.damages else "all as packed"
+        if self.unread:
+            some = show_count(len(self.unread) + self.untried, "shard")
+            verdict = f"{some} could not be read; {verdict.replace('all', 'all others')}"
         return f"{what}, {show_size(self.bytes)}: {verdict}"
 
 
@@ -90,6 +97,7 @@ def verify(
     path: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
     decode: bool = False,
     max_pixels: int | None = None,
     sha256: bool = False,
@@ -98,7 +106,9 @@ def verify(
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
+    path        of the dataset, or its URL
     root        where the data lies, when `shardio index --out` put its index elsewhere
+    storage     a shardio.Storage: how an object store is reached
     decode      also decode every image
     max_pixels  with `decode`: of an image, instead of the default limit
     sha256      also compare each file's SHA-256 with the manifest
@@ -109,9 +119,12 @@ def verify(
     """
     check_bool(decode=decode, sha256=sha256)
     jobs = processes(jobs)
-    storages = [*manifest.datasets_in(locate(path)).values()]
-    shards = None if root is None else locate(root)
-    datasets = [(storage, manifest.load(storage)) for storage in storages]
+    options = with_root(storage, root)
+    shards = None if options.root is None else locate(options.root, options)
+    datasets = [
+        (index, manifest.load(index))
+        for index in manifest.datasets_in(locate(path, options)).values()
+    ]
     for _, one in datasets:
         check_format(one.format)
     if max_pixels is not None:
@@ -126,25 +139,32 @@ def verify(
     tasks = [
         _Task(
             one.format,
-            one.opening(storage, shards),
+            one.opening(index, shards),
             one.shard(number),
             tuple((n, n == one.schema.main_image) for n in one.schema.images) if decode else (),
             max_pixels,
             sha256,
         )
-        for storage, one in datasets
+        for index, one in datasets
         for number in range(one.shards)
     ]
     found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in datasets))
     report = Report(progress, found.bytes)
-    for records, damages in run(_check_shard, tasks, jobs=jobs, report=report):
-        found.records += records
-        found.damages += damages
+    failed = 0  # shards in a row
+    with contextlib.closing(run(_check_shard, tasks, jobs=jobs, report=report)) as results:
+        for number, (records, damages, unread) in enumerate(results):
+            found.records += records
+            found.damages += damages
+            found.unread += [] if unread is None else [unread]
+            failed = 0 if unread is None else failed + 1
+            if failed == _GIVES_UP:
+                found.untried = len(tasks) - number - 1
+                break
     return found
 
 
-def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage]]:
-    """Return how many records were read, and all damages."""
+def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage], str | None]:
+    """Return how many records were read, all damages, and why the shard could not be read."""
     info = task.info
     name = printable(os.path.join(task.opening.storage.url, info.name), 4096)
     damages: list[Damage] = []
@@ -153,6 +173,8 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
         if task.sha256 and sha256(task.format, task.opening, info) != info.sha256:
             damages.append(damaged("its SHA-256 is not the manifest's"))
         with contextlib.closing(open_shard(task.format, task.opening, info)) as shard:
+            if task.opening.storage.remote:
+                shard.will_need(0, shard.records)  # within what may be in flight
             for start in range(0, shard.records, _CHUNK):
                 stop = min(start + _CHUNK, shard.records)
                 damages += _check_records(shard, start, stop, task, name)
@@ -161,18 +183,27 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
                 shard.check()
             except DamageError as error:
                 damages.append(damaged(str(error)))
-            return shard.records, damages
+            return shard.records, damages, None
     except FileNotFoundError:
-        return 0, [damaged("the file is missing")]
+        return 0, [damaged("the file is missing")], None
     except (DamageError, StorageError, VersionError) as error:
-        return 0, [*damages, damaged(str(error))]
+        if _is_network(task, error):
+            return 0, damages, str(error)
+        return 0, [*damages, damaged(str(error))], None
+
+
+def _is_network(task: _Task, error: Exception) -> bool:
+    """Return True for an error that says nothing of the bytes in the store."""
+    return task.opening.storage.remote and isinstance(error, StorageError)
 
 
 def _check_records(shard: Shard, start: int, stop: int, task: _Task, name: str) -> Iterator[Damage]:
     """Give the damages of some records, which are read together if they are as they were."""
     try:
         samples: list[Sample | Bad] = list(shard.scan(start, stop))
-    except (DamageError, StorageError):
+    except (DamageError, StorageError) as error:
+        if _is_network(task, error):
+            raise
         samples = [_attempt(shard.read, record) for record in range(start, stop)]
     for record, sample in enumerate(samples, start):
         if isinstance(sample, Bad):

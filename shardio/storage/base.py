@@ -13,7 +13,7 @@ class KnownFile(NamedTuple):
     """Say what a manifest knows of a shard's file."""
 
     size: int  # bytes
-    sha256: bytes  # of the file, 32 bytes
+    sha256: bytes  # of the file, 32 bytes; b"" where it is not known, and a cache keeps nothing
     dataset_id: bytes  # 16 bytes
     shard: int  # its number
 
@@ -78,6 +78,9 @@ class Location(Protocol):
 
     def distrust_end(self, known: KnownFile, end: int) -> None:
         """Keep the last `end` bytes of a file no longer: they are damaged."""
+
+    def let_go(self) -> None:
+        """Let go of what was announced and not read: a pass has ended."""
 
     def share(self, consumers: int) -> None:
         """Say how many processes of this machine read from it, this one included."""

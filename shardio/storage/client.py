@@ -1,10 +1,12 @@
-"""The only door to obstore: one request to an object store, and its errors by kind.
+"""One request to an object store, and its errors by kind.
 
 A client is fast (its calls give up the GIL) and strict: it refuses a whole object in place of a
 range, and a range other than the one asked for. It has one hazard: a process that used a client
-and is forked leaves a child in which every request hangs. `requests` decides who may hold one.
+and is forked leaves a child in which every request hangs. `ranges` decides who may hold one.
 
 The client's own retries are off. They hide throttling, and `transfers` has to see every failure.
+One failure is answered here: when a store that has answered refuses the credentials, they are
+looked up anew, once, before it is told. So what is renewed while an epoch runs is used.
 
 Source: https://developmentseed.org/obstore, https://docs.rs/object_store
 """
@@ -14,57 +16,31 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from datetime import timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from ..errors import DependencyError, OptionError, StorageError, printable
+from ..errors import DamageError, OptionError, ShardioError, StorageError, printable
+from . import credentials, stores
+from .credentials import MissingError
+from .stores import Opened, Store
+from .upload import PIECE, Upload
 
-SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
-READ_ONLY = ("hf", "http", "https")
-
-TIMEOUT_S = 120.0  # of a request and all that are sent again for it
-# Of one attempt, and at most half of the time of all. Seconds until a connection stands; without a
-# byte of an answer; until the last byte, which is 8 MiB at 140 KB/s.
-CONNECT_S, STALL_S, BODY_S = 5.0, 10.0, 60.0
-_AGENT = "shardio"
+# Of an upload: the name under which its SHA-256 is noted; parts that are sent at once.
+_NOTED = "sha256"
+_PARTS_AT_ONCE = 4
 
 # Failures that may be gone with the next attempt; all others are told at once.
 TRANSIENT = frozenset(("throttled", "server", "timeout", "connect", "body", "range", "helper"))
-
-
-@dataclass(frozen=True)
-class Store:
-    """Name one object store, and how it is reached. It can be pickled.
-
-    url        of the folder that all paths are relative to; never shown with its query
-    options    of the store, by obstore's names: endpoint, region, skip_signature ...
-    timeout_s  seconds from a request's first attempt to the error, while attempts fail
-    """
-
-    url: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float = TIMEOUT_S
-
-    @property
-    def scheme(self) -> str:
-        """Return the scheme of its URL."""
-        return self.url.partition("://")[0].lower()
-
-    @property
-    def shown(self) -> str:
-        """Return the URL as messages print it: without a query or a password."""
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        return printable(urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), 4096)
 
 
 class Request(NamedTuple):
     """Ask for `length` bytes from `start` of an object, or for what `what` says.
 
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
-          "head": just what its Reply says besides bytes
+          "head": just what its Reply says besides bytes; "noted": as its tag, the SHA-256 that was
+          noted when it was put, in hex, or ""; "put": write the object, from `upload`
     """
 
     store: Store
@@ -72,11 +48,12 @@ class Request(NamedTuple):
     start: int = 0
     length: int = 0
     what: str = "range"
+    upload: Upload | None = None
 
     @property
     def shown(self) -> str:
         """Return the object's URL, as messages print it."""
-        return f"{self.store.shown}/{quote_path(self.path)}"
+        return self.store.show(self.path)
 
 
 class Reply(NamedTuple):
@@ -101,32 +78,97 @@ class RequestError(Exception):
 
 
 class Client:
-    """Read ranges of the objects of one store. Threads may share a client; forks may not."""
+    """Read ranges of the objects of one bucket, repository, or folder of the web.
+
+    Threads may share a client; forks may not.
+    """
 
     def __init__(self, store: Store) -> None:
-        self._obstore = _load()
+        self._obstore = stores.load()
         self._store = store
-        try:
-            self._target = _connect(self._obstore, store)
-        except (ValueError, self._obstore.exceptions.BaseError) as error:
-            raise OptionError(f"{store.shown}: {_first_line(error)}") from None
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+        self._worked = False  # since it was opened
+        self._region: str | None = None  # that S3 named
+        self._is_web = store.scheme in stores.READ_ONLY
 
     def send(self, request: Request) -> Reply:
         """Send one request, and wait for its answer. Raises RequestError."""
-        obstore, path, start, length = self._obstore, *request[1:4]
+        opened = self._open()
         try:
+            reply = self._ask(opened, request)
+        except RequestError as error:
+            again = self._open_again(opened, error)
+            if again is None:
+                raise
+            try:
+                reply = self._ask(again, request)
+            except RequestError:
+                self._opened = None  # the next request looks again
+                raise
+        self._worked = True
+        return reply
+
+    def _open(self) -> Opened:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._look_up()
+            return self._opened
+
+    def _look_up(self) -> Opened:
+        problem = ""
+        try:
+            return stores.open_store(self._store, self._region)
+        except MissingError as error:
+            problem = str(error)
+        raise RequestError("denied", problem)
+
+    def _open_again(self, opened: Opened, error: RequestError) -> Opened | None:
+        """Look the credentials, or the region, up anew; None: that does not help."""
+        if error.kind not in ("denied", "region") or self._store.scheme in ("http", "https"):
+            return None
+        with self._lock:
+            if self._opened is not None and self._opened is not opened:
+                return self._opened  # another thread was first
+            worked, self._worked, self._opened = self._worked, False, None
+            if error.kind == "region":
+                found = stores.find_region(self._store, opened)
+                if not found or found == self._region:
+                    return None
+                self._region = found
+            elif not worked:
+                return None  # they were looked up just now; the next request does it again
+            self._opened = self._look_up()
+            return self._opened
+
+    def _ask(self, opened: Opened, request: Request) -> Reply:
+        obstore, start, length = self._obstore, request.start, request.length
+        path = "/".join(filter(None, (request.store.address[1], request.path)))
+        target, whole, failure = opened.target, request.what == "whole", None
+        try:
+            if self._is_web and not _is_plain(path):
+                target, path = stores.open_odd(opened, path), ""
+            if request.upload is not None:
+                return self._put(target, path, request.upload)
+            if request.what == "noted":
+                result = obstore.get(target, path, options={"head": True})
+                noted = str(result.attributes.get(_NOTED, ""))
+                return Reply(memoryview(b""), result.meta["size"], noted)
             if request.what == "head":
-                meta = obstore.head(self._target, path)
+                meta = obstore.head(target, path)
                 return Reply(memoryview(b""), meta["size"], meta["e_tag"] or "")
-            whole = request.what == "whole"
             options = {} if whole else {"range": (start, start + length)}
-            result = obstore.get(self._target, path, options=options)
+            result = obstore.get(target, path, options=options)
             meta = result.meta
             if whole and meta["size"] > length:
                 return Reply(memoryview(b""), meta["size"], "")  # the caller knows the limit
             data = memoryview(result.bytes())
+        except ShardioError:  # of what is to be put
+            raise
         except Exception as error:
-            raise _explained(obstore, error) from None
+            failure = self._explained(error, opened, path)
+        if failure is not None:  # raised here: as its context, the client's would have secrets
+            raise failure
         expected = meta["size"] if whole else length
         if len(data) != expected:
             raise RequestError(
@@ -135,18 +177,121 @@ class Client:
             )
         return Reply(data, meta["size"], meta["e_tag"] or "")
 
+    def _put(self, target: Any, path: str, upload: Upload) -> Reply:
+        """Write an object, whole or not at all. Raises what obstore does, and `Upload.pieces`."""
+        if self._is_web:
+            raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
+        pieces = upload.pieces(_read_patiently)
+        parts = upload.size > PIECE
+        done = self._obstore.put(
+            target,
+            path,
+            pieces if parts else b"".join(pieces),
+            attributes={_NOTED: upload.sha256.hex()},
+            use_multipart=parts,
+            chunk_size=upload.part_bytes,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+        return Reply(memoryview(b""), upload.size, done["e_tag"] or "")
+
+    def plain_address(self, path: str) -> tuple[str, dict[str, str]]:
+        """Return a URL, and headers, by which any client may read an object; "": there is none.
+
+        Both hold secrets: a signature, or what the user gave.
+        """
+        opened = self._open()
+        path = "/".join(filter(None, (self._store.address[1], path)))
+        if not self._is_web:
+            if opened.source == stores.UNSIGNED:
+                return "", {}
+            signed = self._obstore.sign(opened.target, "GET", path, timedelta(minutes=2))
+            return str(signed), {}
+        parts = urlsplit(opened.base)
+        whole = f"{parts.path.rstrip('/')}/{quote(path)}"
+        given = opened.common["client_options"].get("default_headers", {})
+        headers = {str(name): str(value) for name, value in given.items()}
+        return urlunsplit(parts._replace(path=whole, fragment="")), headers
+
+    def _explained(self, error: Exception, opened: Opened, path: str) -> RequestError:
+        """Return the error of a request, by kind, in words that hold no secret."""
+        if _is_of_credentials(str(error), path) and not self._is_web:
+            return self._explain_credentials(error, opened.source)
+        found = _explain(self._obstore, error, self._store.scheme)
+        text = self._hidden(found.text)
+        if found.kind == "denied":
+            text += f"; {self._say_whose(opened.source)}"
+        return RequestError(found.kind, text)
+
+    def _hidden(self, text: str) -> str:
+        """Return what obstore says without what is secret."""
+        return credentials.hide(text, self._store.options)
+
+    def _explain_credentials(self, error: Exception, source: str) -> RequestError:
+        """Return the error of a request for credentials.
+
+        It may pass where there is somebody who gives them: one is named, did before, or is busy.
+        """
+        text, status = str(error), _STATUS.search(str(error))
+        what = source or "this machine's identity"
+        if status and _kind_of(int(status[1])) in ("throttled", "server"):
+            said = f"the source of the credentials, {what}, answered {status[1]}"
+            return RequestError(_kind_of(int(status[1])), said)
+        if source or self._worked:
+            if not status and ("kind: Connect" in text or "kind: Timeout" in text):
+                said = f"the source of the credentials, {what}, does not answer"
+                return RequestError("connect", said)
+            why = f"answered {status[1]}" if status else self._hidden(_first_line(error))
+            if "External" in text:  # what a function said is not ours to show
+                why = "an error of the function that looks them up"
+            return RequestError("denied", f"no credentials came of {what}: {why}")
+        return RequestError("denied", self._none_found())
+
+    def _say_whose(self, source: str) -> str:
+        """Say which credentials were refused."""
+        if source == stores.UNSIGNED:
+            return f"it was asked without credentials, because of {source}"
+        return f"the credentials are those of {source}" if source else self._none_found()
+
+    def _none_found(self) -> str:
+        """Say that there are no credentials, and where they would be."""
+        kind = stores.kind(self._store.scheme)
+        public = f". {credentials.PUBLIC}" if kind in ("s3", "gs", "az") else ""
+        return f"no credentials were found. Looked for {credentials.LOOKED_FOR[kind]}{public}"
+
 
 _CLIENTS: dict[tuple[str, str], Client] = {}
 _LOCK = threading.Lock()
 
 
 def client(store: Store) -> Client:
-    """Return this process's client of a store. Raises OptionError, DependencyError."""
-    key = store.url, repr((sorted(store.options.items()), store.timeout_s))
+    """Return this process's client of a store. Raises DependencyError."""
+    what = store.address[0], sorted(store.options.items()), store.timeout_s
+    key = store.scheme, repr(what)
     with _LOCK:
         if key not in _CLIENTS:
             _CLIENTS[key] = Client(store)
         return _CLIENTS[key]
+
+
+def _read_patiently(store: Store, path: str, start: int, length: int) -> memoryview:
+    """Read a range for an upload, again while that fails for a reason that passes.
+
+    Raises StorageError.
+    """
+    request, began, pause, attempts = Request(store, path, start, length), time.monotonic(), 0.2, 1
+    while True:
+        try:
+            return client(store).send(request).data
+        except RequestError as error:
+            took = time.monotonic() - began
+            if error.kind == "missing":
+                raise DamageError(
+                    f"{request.shown}: it is not there, and is to be copied"
+                ) from None
+            if not error.transient or took + pause > store.timeout_s:
+                raise explain_failure(request, error, attempts, took) from None
+        time.sleep(pause)
+        pause, attempts = 2 * pause, attempts + 1
 
 
 def _forget() -> None:
@@ -158,82 +303,98 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _load() -> Any:
-    try:
-        import obstore
-        import obstore.store
-    except ImportError:
-        raise DependencyError(
-            "reading from URLs needs the package obstore: pip install 'shardio-torch[remote]'"
-        ) from None
-    return obstore
-
-
-def _connect(obstore: Any, store: Store) -> Any:
-    """Return obstore's object for a store."""
-    options = dict(store.options)
-    client_options = {
-        "connect_timeout": _duration(store, CONNECT_S),
-        "read_timeout": _duration(store, STALL_S),
-        "timeout": _duration(store, BODY_S),
-        "user_agent": _AGENT,
-        **options.pop("client_options", {}),
-    }
-    common: dict[str, Any] = {"client_options": client_options, "retry_config": {"max_retries": 0}}
-    kinds = obstore.store
-    scheme = store.scheme
-    if scheme in ("http", "https"):
-        client_options["allow_http"] = scheme == "http"
-        _refuse_options(store, options)
-        return kinds.HTTPStore.from_url(store.url, **common)
-    if str(options.get("endpoint", "")).startswith("http://"):
-        client_options.setdefault("allow_http", True)
-    builder = {"s3": kinds.S3Store, "gs": kinds.GCSStore, "az": kinds.AzureStore}[scheme]
-    return builder.from_url(store.url, **common, **options)
-
-
-def _duration(store: Store, most_s: float) -> str:
-    """Return a time of one attempt, as obstore takes it."""
-    return f"{min(most_s, store.timeout_s / 2) * 1000:.0f}ms"
-
-
-def _refuse_options(store: Store, options: Mapping[str, Any]) -> None:
-    if options:
-        raise OptionError(
-            f"{store.shown}: {store.scheme}:// has no options but client_options; found "
-            f"{printable(', '.join(options))}"
-        )
-
-
 # What obstore's errors say, in the words of object_store and of reqwest beneath it.
 _STATUS = re.compile(r"non-2xx status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _SYSTEM = re.compile(r'message: "([^"]{1,120})"|error: "([^"]{1,160})"')
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_ASKED = re.compile(r"Error performing [A-Z]+ (\S+) in ")
 _RANGE = re.compile(r"Requested \S+, got \S+|UnexpectedRange|CONTENT_RANGE|Content-Range")
 
 
-def _explained(obstore: Any, error: Exception) -> RequestError:
-    """Return the error of a request, by kind, in words that hold no secret."""
+# Of a status 404: what is missing is not the object, but where it would be.
+_NO_BUCKET = {
+    "NoSuchBucket": "there is no such bucket",
+    "ContainerNotFound": "there is no such container",
+    "AccountNotFound": "there is no such account",
+}
+
+
+def _is_plain(path: str) -> bool:
+    """Return True for a path that obstore takes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    parts = path.split("/")
+    return not any(ord(c) < 32 or ord(c) == 127 for c in path) and not {"", ".", ".."} & {*parts}
+
+
+def _is_of_credentials(text: str, path: str) -> bool:
+    """Return True if what failed was not the request, but another one that asks who one is."""
+    if "token request" in text or "token response" in text or "az account" in text:
+        return True
+    if "External" in text and "credential provider" in text:
+        return True
+    asked = _ASKED.search(text)
+    if asked is None or asked[1] == "REDACTED":  # of a request with a signature in its URL
+        return "service account" in text or "Access Key" in text
+    return not unquote(asked[1].partition("?")[0]).endswith(f"/{path}")
+
+
+def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
+    """Return the error of a request, by kind."""
     text = str(error)
     errors = obstore.exceptions
     if status := _STATUS.search(text):
         number, code = int(status[1]), _CODE.search(text)
         said = f"the server answered {number} {status[2].strip()}".rstrip()
-        return RequestError(_kind_of(number), said + (f" ({code[1]})" if code else ""))
+        said += f" ({code[1]})" if code else ""
+        kind = _kind_of(number)
+        if kind == "missing":
+            where = _NO_BUCKET.get(code[1]) if code else None
+            where = where or (scheme == "hf" and _missing_of_hub(text)) or None
+            return RequestError("bucket" if where else "missing", where or "it is not there")
+        if code and code[1] in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
+            return RequestError("region", "the bucket is in another region")
+        if scheme == "hf" and number == 401:
+            said += ": for these credentials there is no such repository; it may be private"
+        return RequestError(kind, said)
+    if "redirect without LOCATION" in text:
+        return RequestError("region", "the bucket is in another region")
     if isinstance(error, FileNotFoundError):
         return RequestError("missing", "it is not there")
     if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
         return RequestError("denied", "the server refused the credentials")
     if isinstance(error, errors.PreconditionError):
         return RequestError("changed", "the object has changed")
+    if isinstance(error, UnicodeEncodeError) or "parse path" in text:
+        return RequestError(
+            "path", f"{scheme}:// takes only names in UTF-8, without control characters"
+        )
     if "RangeNotSupported" in text or isinstance(error, errors.NotSupportedError):
         return RequestError(
             "range", "the server sent the whole object, although a range was asked for"
         )
     if _RANGE.search(text):
         return RequestError("range", "the server sent another range than was asked for")
+    return _explain_connection(error, text)
+
+
+def _missing_of_hub(text: str) -> str:
+    """Return what the Hub said of a status 404, if it is not just the file that is missing."""
+    if re.search(r"404 Not Found: .{0,40}(Invalid rev|Revision not found)", text):
+        return "the repository has no such revision"
+    if re.search(r"404 Not Found: .{0,40}Repo\w* not found", text):
+        return "there is no such repository, or these credentials may not see it"
+    return ""
+
+
+def _explain_connection(error: Exception, text: str) -> RequestError:
+    """Return the error of a request that had no answer, or half of one."""
     lower = text.lower()
+    if "builder error" in lower and "http://" in lower:
+        return RequestError("other", "requests without TLS are not allowed for this URL")
     if any(word in lower for word in ("certificate", "tls", "ssl", "unknownissuer")):
         return RequestError("tls", "the server's certificate was not accepted")
     if "dns error" in lower:
@@ -246,8 +407,6 @@ def _explained(obstore: Any, error: Exception) -> RequestError:
         return RequestError("connect", printable(why))
     if "kind: Interrupted" in text or "body error" in lower or "sending request" in lower:
         return RequestError("body", "the connection broke before the last byte")
-    if "credential" in lower or "metadata" in lower or "token" in lower:
-        return RequestError("denied", f"no credentials were found: {_first_line(error)}")
     return RequestError("other", _first_line(error))
 
 
@@ -269,20 +428,16 @@ def _first_line(error: Exception) -> str:
     return printable(_URL.sub("[URL]", str(error).partition("\n")[0]), 300)
 
 
-def quote_path(path: str) -> str:
-    """Return a path as a URL has it, for messages."""
-    return printable(quote(path, safe="/~!$&'()*+,;=:@-._"), 4096)
-
-
 def explain_failure(
     request: Request, error: RequestError, attempts: int = 1, took_s: float = 0.0
 ) -> StorageError:
     """Return the error that users see for a request that failed. Its cause is `error`."""
     start, length = request.start, request.length
+    verb = "read" if request.upload is None else "write"
     what = f" bytes {start}-{start + length - 1}" if request.what == "range" else ""
     tried = f" ({attempts} attempts in {took_s:.0f} s)" if attempts > 1 else ""
     failure = StorageError(
-        f"{request.shown}: cannot read{what}: {error.text}{tried}.{_advice(error)}"
+        f"{request.shown}: cannot {verb}{what}: {error.text}{tried}.{_advice(error)}"
     )
     failure.__cause__ = error
     return failure
@@ -290,8 +445,12 @@ def explain_failure(
 
 def _advice(error: RequestError) -> str:
     """Return what to do about a failure, with a blank before it; "": nothing is known."""
+    if "Looked for" in error.text:
+        return ""
     return {
         "denied": " Check the credentials of this process, and what they may read",
+        "bucket": " Check the URL",
+        "region": " Name it by options={'region': ...} or AWS_REGION",
         "tls": " A CA of your own is named by client_options={'root_certificate': PEM}",
         "name": " Check the URL and the network",
         "range": " A server or proxy on the way must support HTTP ranges",

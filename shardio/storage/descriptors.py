@@ -50,7 +50,15 @@ def receive(connection: Connection) -> int:
     another one.
     """
     with as_socket(connection) as one:
-        data, fds, _, _ = socket.recv_fds(one, 1, 1)
+        return receive_from(one)
+
+
+def receive_from(one: socket.socket) -> int:
+    """Receive a descriptor as `receive` does, by a socket that the caller keeps.
+
+    Where there is no room for it, it is gone, but what follows can be read.
+    """
+    data, fds, _, _ = socket.recv_fds(one, 1, 1)
     if not data:
         raise EOFError
     if not fds:  # the system leaves out what there is no room for

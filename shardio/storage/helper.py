@@ -16,28 +16,29 @@ import contextlib
 import fcntl
 import mmap
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+import time
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_executable
 from queue import SimpleQueue
-from socket import socketpair
 from typing import Any, NamedTuple
 
 from .. import errors
 from ..errors import ShardioError, StorageError
-from . import descriptors
+from . import credentials, descriptors
 from .client import Reply, Request, RequestError
-from .transfers import Figures, Transfers
+from .transfers import Figures, Transfers, settle, start_thread
 
 INLINE = 64 << 10  # bytes of a reply that come in the message itself
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_START = (
-    "import sys; sys.path.insert(0, sys.argv[2])\nfrom {} import serve\nserve(int(sys.argv[1]))"
-)
+# The owner's own path: the directory where it was started, say, may hold a `queue.py`.
+_START = "import sys; sys.path[:] = sys.argv[2:]\nfrom {} import serve\nserve(int(sys.argv[1]))"
 _LEAVE_S = 2.0  # for the helper to end when its owner does
 
 
@@ -65,131 +66,284 @@ class Helper:
     def __init__(self, consumers: int = 1) -> None:
         self._consumers = consumers
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[Reply]] = {}
+        self._link: _Link | None = None
         self._number = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self.figures = Figures()
+        self._closed = False
+        self._before = Figures()  # of processes that have ended
+        self.heard = time.monotonic()
+        self.refused = False  # its credentials were, so that it has to know of new ones
+
+    @property
+    def figures(self) -> Figures:
+        """Return what the requests came to, as of the last answer."""
+        link = self._link
+        return self._before if link is None else self._before.plus(link.figures)
 
     def share(self, consumers: int) -> None:
         """Take this process's part of the machine's requests."""
         with self._lock:
             self._consumers = consumers
-            if self._connection is not None:
-                self._send(self._connection, consumers)
+            if self._link is not None:
+                self._link.tell(consumers)
 
     def submit(self, request: Request, *, urgent: bool = False) -> Future[Reply]:
-        """Send a request to the helper, which is started by the first one."""
+        """Send a request to the helper, which is started by the first one. It raises nothing."""
         future: Future[Reply] = Future()
         with self._lock:
-            connection = self._connection or self._start()
+            if self._closed:
+                settle(future, _ended(" with this process's reading"))
+                return future
             self._number += 1
-            self._pending[self._number] = future
-            self._send(connection, (self._number, request, urgent))
+            if self.refused and self._link is not None:
+                # A user who sets what the error asked for, and tries again, is not to wonder why
+                # it says the same.
+                self.refused = False
+                self._link.tell(credentials.environment())
+            if self._link is None or not self._link.ask(self._number, request, urgent, future):
+                if self._link is not None:
+                    self._before = self._before.plus(self._link.figures)
+                self._link = _Link(self, self._consumers)
+                if not self._link.ask(self._number, request, urgent, future):
+                    settle(future, _ended(": no thread can be started"))
         return future
+
+    def restart(self) -> None:
+        """End a helper that does not answer. The next request starts another."""
+        link = self._link
+        if link is not None:
+            link.kill()
 
     def close(self, wait_s: float = _LEAVE_S) -> bool:
         """End the helper. Returns True."""
         with self._lock:
-            process, connection = self._process, self._connection
-            self._process = self._connection = None
-        if connection is not None:
-            with contextlib.suppress(OSError), descriptors.as_socket(connection) as one:
-                one.shutdown(2)  # the thread that listens ends
-        if process is not None:
-            try:
-                process.wait(wait_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            self._closed, link = True, self._link
+        if link is not None:
+            link.close(wait_s)
         return True
 
     def abandon(self) -> None:
         """Let go of a helper that was inherited by a fork: it is the parent's."""
-        if self._process is not None:
-            self._process.returncode = 0  # not this process's child
-        if self._connection is not None:
-            self._connection.close()
+        if self._link is not None:
+            self._link.abandon()
 
     @property
     def pid(self) -> int | None:
         """Return the helper's process id; None: there is none."""
+        link = self._link
+        return None if link is None or link.ended else link.pid
+
+
+class _Link:
+    """One helper process and the socket to it, from its start to its end.
+
+    Two threads of the owner start it, write and read. So what the owner's own threads do takes no
+    time, and Ctrl-C, which reaches its main thread, leaves no message half written.
+    """
+
+    def __init__(self, owner: Helper, consumers: int) -> None:
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future[Reply]] = {}
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        # The same once more: it carries descriptors also where there is no room for another one.
+        self._socket: socket.socket | None = None
+        self._closing = False
+        self.ended = False
+        self.figures = Figures()
+        self.tell(consumers)
+        self._writer = start_thread(self._write, "shardio-helper-writer")
+        if self._writer is None:
+            self.ended = True
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id; None: it was not started yet."""
         return None if self._process is None else self._process.pid
 
-    def _send(self, connection: Connection, message: Any) -> None:
-        with contextlib.suppress(OSError):  # it has died: the thread that listens says so
-            connection.send(message)
+    def tell(self, message: Any) -> None:
+        """Send a message, as soon as those before it are sent."""
+        self._outbox.put(message)
 
-    def _start(self) -> Connection:
-        ours, theirs = socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            self._process = subprocess.Popen(
-                [get_executable(), "-c", _START.format(__name__), str(fd), _ROOT],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[fd],
-                start_new_session=True,
-            )
-        self._connection = connection = Connection(ours.detach())
-        threading.Thread(
-            target=self._listen,
-            args=(connection, self._process),
-            name="shardio-helper",
-            daemon=True,
-        ).start()
-        self._send(connection, self._consumers)
-        return connection
+    def ask(self, number: int, request: Request, urgent: bool, future: Future[Reply]) -> bool:
+        """Send a request. Returns False if the helper has ended."""
+        with self._lock:
+            if self.ended or self._closing:
+                return False
+            self._pending[number] = future
+        future.add_done_callback(partial(self._settled, number))
+        self.tell((number, request, urgent))
+        return True
 
-    def _listen(self, connection: Connection, process: subprocess.Popen[bytes]) -> None:
-        why = ""
+    def kill(self) -> None:
+        """End the process at once. Its requests fail, and it is asked for nothing more."""
+        with self._lock:
+            self._closing = True
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self, wait_s: float) -> None:
+        """Let the process end, and wait for it; after `wait_s` it is killed."""
+        with self._lock:
+            self._closing = True
+            if self._socket is not None:  # the threads end, and so does the process
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(2)
+        self._outbox.put(None)
+        if self._writer is not None:
+            self._writer.join(wait_s)
+        if self._writer is not None and self._writer.is_alive():
+            self.kill()
+            self._writer.join(wait_s)
+
+    def abandon(self) -> None:
+        """Let go of what a fork inherited."""
+        if self._process is not None:
+            self._process.returncode = 0  # not this process's child
+        if self._connection is not None and not self._connection.closed:
+            self._connection.close()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _settled(self, number: int, future: Future[Reply]) -> None:
+        if future.cancelled():
+            self.tell(-number)  # nobody wants it any more
+
+    def _write(self) -> None:
+        """Start the process, send messages, and clean up when it has ended."""
+        if hasattr(signal, "pthread_sigmask"):  # it may have died: that is no reason to die too
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        try:
+            connection, one, process = self._start()
+        except OSError as error:
+            self._fail(_ended(f": it cannot be started: {error.strerror or error}", error))
+            return
+        reader = start_thread(partial(self._read, connection, one, process), "shardio-helper")
+        if reader is None:
+            process.kill()
+        while reader is not None and (message := self._outbox.get()) is not None:
+            try:
+                connection.send(message)
+            except OSError:  # it has died: the reader says so
+                break
+            del message
+        with contextlib.suppress(OSError):
+            one.shutdown(2)
+        self._bury(connection, one, process, reader)
+
+    def _bury(
+        self,
+        connection: Connection,
+        one: socket.socket,
+        process: subprocess.Popen[bytes],
+        reader: threading.Thread | None,
+    ) -> None:
+        """Wait for the end of process and reader, and close the socket."""
+        try:
+            process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if reader is not None:
+            reader.join()
+        code = process.returncode
+        said = f" (signal {-code})" if code < 0 else f" (exit code {code})"
+        self._fail(_ended(said))
+        with self._lock:
+            self._socket = None
+            connection.close()
+            one.close()
+
+    def _fail(self, error: StorageError) -> None:
+        with self._lock:
+            self.ended = True
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            settle(future, error)
+
+    def _start(self) -> tuple[Connection, socket.socket, subprocess.Popen[bytes]]:
+        with _STARTING:  # a child that is forked meanwhile would keep the socket open
+            ours, theirs = socket.socketpair()
+            path = [os.path.abspath(one) for one in sys.path]
+            path += [] if _ROOT in path else [_ROOT]
+            with theirs, contextlib.ExitStack() as on_error:
+                on_error.callback(ours.close)
+                fd = theirs.fileno()
+                process = subprocess.Popen(
+                    [get_executable(), "-c", _START.format(__name__), str(fd), *path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[fd],
+                    start_new_session=True,
+                )
+                on_error.callback(process.kill)
+                connection = Connection(os.dup(ours.fileno()))
+                ours.setblocking(True)  # whatever socket.setdefaulttimeout says
+                on_error.pop_all()
+            with self._lock:
+                self._process, self._connection, self._socket = process, connection, ours
+                if self._closing:
+                    process.kill()
+        return connection, ours, process
+
+    def _read(
+        self, connection: Connection, one: socket.socket, process: subprocess.Popen[bytes]
+    ) -> None:
+        """Take answers, until the helper has ended."""
         try:
             while True:
                 answer: _Answer = connection.recv()
-                data = memoryview(answer.data)
-                if answer.length:
-                    data = _mapped(connection, answer.length)
-                future = self._pending.pop(answer.number)
+                self._owner.heard = time.monotonic()
                 self.figures = answer.figures
+                found: Reply | BaseException
                 if answer.error[0]:
-                    future.set_exception(_error(*answer.error))
-                elif not future.cancelled():
-                    future.set_result(Reply(data, answer.size, answer.tag))
-                del answer, data, future
+                    found = _error(*answer.error)
+                    self._owner.refused = self._owner.refused or answer.error[2] == "denied"
+                elif not answer.length:
+                    found = Reply(memoryview(answer.data), answer.size, answer.tag)
+                else:
+                    found = _received(one, answer)
+                with self._lock:
+                    future = self._pending.pop(answer.number, None)
+                if future is not None:
+                    settle(future, found)
+                del answer, found, future
         except (EOFError, ConnectionError):
             pass
-        except Exception as error:  # no descriptor left, no memory
-            why = f": {error}"
-        with self._lock:
-            if self._connection is connection:
-                self._process = self._connection = None
-            pending, self._pending = self._pending, {}
-            connection.close()
-        if pending:
-            if why:
-                process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(_LEAVE_S)
-                why = why or f" (signal {-code})" * (code < 0) or f" (exit code {code})"
-            for future in pending.values():
-                if not future.cancelled():
-                    future.set_exception(
-                        StorageError(
-                            f"the process that reads from URLs for this one has ended{why}. "
-                            "The next read starts another"
-                        )
-                    )
-        else:
-            process.wait()
+        except Exception as error:  # a message that is none
+            self._fail(_ended(f": {error}", error))
+            process.kill()
+        self._outbox.put(None)
 
 
-def _mapped(connection: Connection, length: int) -> memoryview:
-    """Receive a descriptor of sealed memory, and return its bytes."""
-    fd = descriptors.receive(connection)
+def _ended(why: str, cause: BaseException | None = None) -> StorageError:
+    error = StorageError(
+        f"the process that reads from URLs for this one has ended{why}. "
+        "The next read starts another"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _received(one: socket.socket, answer: _Answer) -> Reply | StorageError:
+    """Receive a descriptor of sealed memory, and return its bytes, or why there is no room."""
     try:
-        return memoryview(mmap.mmap(fd, length, prot=mmap.PROT_READ))
-    finally:
-        os.close(fd)
+        fd = descriptors.receive_from(one)
+        try:
+            data = memoryview(mmap.mmap(fd, answer.length, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+    except ConnectionError:
+        raise
+    except OSError as error:
+        failed = StorageError(
+            f"no room for {answer.length:,} bytes that arrived from a URL: {error.strerror}. "
+            "Check the limits of open files (ulimit -n) and of memory"
+        )
+        failed.__cause__ = error  # who reads may close files, and read again
+        return failed
+    return Reply(data, answer.size, answer.tag)
 
 
 def _error(name: str, text: str, kind: str) -> ShardioError:
@@ -201,38 +355,57 @@ def _error(name: str, text: str, kind: str) -> ShardioError:
     return error
 
 
+_STARTING = threading.Lock()
+
+
+def _release() -> None:
+    _STARTING.release()
+
+
+os.register_at_fork(before=_STARTING.acquire, after_in_parent=_release, after_in_child=_release)
+
+
 # ------------------------------------------------------------------------------ the helper itself
 
 
 def serve(fd: int) -> None:
     """Answer the requests of the owner, at the other end of this socket, until it is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # what a scheduler sends to all is for the owner
     connection = Connection(fd)
     os.set_inheritable(fd, False)
     transfers = Transfers()
     answers: SimpleQueue[tuple[int, Future[Reply]]] = SimpleQueue()
+    running: dict[int, Future[Reply]] = {}
     threading.Thread(
         target=_answer, args=(connection, answers, transfers), name="shardio-answer", daemon=True
     ).start()
+
+    def done(number: int, future: Future[Reply]) -> None:
+        running.pop(number, None)
+        answers.put((number, future))
+
     try:
         while True:
             message = connection.recv()
             if isinstance(message, int):
-                transfers.share(message)
+                if message > 0:
+                    transfers.share(message)
+                elif (unwanted := running.get(-message)) is not None:
+                    unwanted.cancel()
+                continue
+            if isinstance(message, dict):
+                credentials.adopt(message)
                 continue
             number, request, urgent = message
-            future = transfers.submit(request, urgent=urgent)
-            future.add_done_callback(partial(_enqueue, answers, number))
+            running[number] = future = transfers.submit(request, urgent=urgent)
+            future.add_done_callback(partial(done, number))
+            del future, request
     except (EOFError, OSError):
         os._exit(0)  # the owner is gone; requests under way are nobody's
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
-
-
-def _enqueue(
-    answers: SimpleQueue[tuple[int, Future[Reply]]], number: int, future: Future[Reply]
-) -> None:
-    answers.put((number, future))
 
 
 def _answer(
@@ -242,35 +415,45 @@ def _answer(
 ) -> None:
     """Send each answer as it comes."""
     one = descriptors.as_socket(connection)
-    while True:
-        number, future = answers.get()
-        try:
-            reply = future.result()
-        except ShardioError as error:
-            kind = getattr(error.__cause__, "kind", "")
-            told = type(error).__name__, str(error), kind
-            answer = _Answer(number, b"", 0, 0, "", told, transfers.figures)
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-            told = "StorageError", f"reading from a URL failed: {text}", ""
-            answer = _Answer(number, b"", 0, 0, "", told, transfers.figures)
-        else:
-            data, size, tag = reply
-            small = len(data) <= INLINE
-            inline, length = (bytes(data), 0) if small else (b"", len(data))
-            answer = _Answer(number, inline, length, size, tag, ("", "", ""), transfers.figures)
-        try:
-            connection.send(answer)
-            if answer.length:
-                _send_memory(one, reply.data)
-        except OSError:
-            os._exit(0)
-        del future, answer
-        reply = Reply(memoryview(b""), 0, "")
+    try:
+        while True:
+            number, future = answers.get()
+            fd, answer = _prepare(number, future, transfers.figures)
+            del future
+            try:
+                connection.send(answer)
+                if fd >= 0:
+                    descriptors.send(one, fd)
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+            del answer
+    except OSError:
+        os._exit(0)  # the owner is gone
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
 
 
-def _send_memory(one: Any, data: memoryview) -> None:
-    """Send bytes as a descriptor of sealed memory."""
+def _prepare(number: int, future: Future[Reply], figures: Figures) -> tuple[int, _Answer]:
+    """Return the answer to a request, and a descriptor of its bytes; -1: they are in the answer."""
+    told = "StorageError", "", ""
+    try:
+        data, size, tag = future.result()
+        if len(data) <= INLINE:
+            return -1, _Answer(number, bytes(data), 0, size, tag, ("", "", ""), figures)
+        return _in_memory(data), _Answer(number, b"", len(data), size, tag, ("", "", ""), figures)
+    except CancelledError:
+        told = "StorageError", "nobody wants it", ""
+    except ShardioError as error:
+        told = type(error).__name__, str(error), getattr(error.__cause__, "kind", "")
+    except BaseException as error:
+        told = "StorageError", f"reading from a URL failed: {type(error).__name__}: {error}", ""
+    return -1, _Answer(number, b"", 0, 0, "", told, figures)
+
+
+def _in_memory(data: memoryview) -> int:
+    """Return a descriptor of sealed memory that holds these bytes. Raises OSError."""
     fd = descriptors.anonymous_memory()
     try:
         done = 0
@@ -280,6 +463,7 @@ def _send_memory(one: Any, data: memoryview) -> None:
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             with contextlib.suppress(OSError):  # macOS's is an unlinked file
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        descriptors.send(one, fd)
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd

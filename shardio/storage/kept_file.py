@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
 from queue import SimpleQueue
 
 from . import local, ranges
 from .base import KnownFile
 from .cached_file import CachedFile, CacheFull, Claim
-from .client import Request, Store
-from .ranges import Range
+from .client import Request
+from .ranges import Range, Released
 from .remote_file import Ends, RemoteFile, wait
+from .stores import Store
 
 _THREADS = 2  # of a process, which write what has arrived: 18 ms for 8 MiB
 _OTHERS_S = 0.05  # between two looks at a range that another process downloads
@@ -121,13 +123,14 @@ class KeptFile(RemoteFile):
         return True
 
     def _fetch(self, number: int) -> bool:
-        """Wait until a range is in the cache; False if it cannot be kept there."""
+        """Wait until a range is in the cache; False if it cannot be, or another takes too long."""
+        end = time.monotonic() + self.store.timeout_s
         while not self._cached.has(number, number + 1):
             coming = self._coming.get(number)
             if coming is not None:
                 if not coming.wait():
                     return False
-            elif not self._begin(number, _OTHERS_S):
+            elif time.monotonic() > end or not self._begin(number, _OTHERS_S):
                 return False
         return True
 
@@ -137,6 +140,8 @@ class KeptFile(RemoteFile):
             coming.claim.store(self.check(wait(coming.range)).data)
         except CacheFull as error:
             self._warn(error)
+            return False
+        except Released:  # the file was closed meanwhile
             return False
         finally:
             coming.drop()

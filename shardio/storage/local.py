@@ -80,6 +80,9 @@ class LocalDirectory:
     def distrust_end(self, known: KnownFile, end: int) -> None:
         """Do nothing: nothing is kept."""
 
+    def let_go(self) -> None:
+        """Do nothing: nothing is held here."""
+
     def share(self, consumers: int) -> None:
         """Do nothing: the system shares its storage out."""
 

@@ -8,20 +8,22 @@ from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
 from .cache import CacheDirectory
-from .client import SCHEMES, Store
 from .local import LocalDirectory
 from .options import Storage
 from .remote import RemoteLocation
+from .stores import READ_ONLY, SCHEMES, Store
 
 
 def locate(
-    url: str | os.PathLike[str], options: Storage | None = None
+    url: str | bytes | os.PathLike[Any], options: Storage | None = None
 ) -> LocalDirectory | RemoteLocation:
     """Return the location behind a path or URL. Nothing is read yet.
 
     Raises OptionError for schemes that are not known.
     """
     text = path_text(url)
+    if not text:
+        raise OptionError("an empty path: a variable that is not set? Expected a directory")
     scheme, separator, rest = text.partition("://")
     if not separator or "/" in scheme:
         return LocalDirectory(text)
@@ -52,12 +54,10 @@ def path_text(path: Any) -> str:
 def local_path(path: str | bytes | os.PathLike[Any]) -> str:
     """Return a directory as the operating system takes it. Raises OptionError for other URLs."""
     text = path_text(path)
-    if not text:
-        raise OptionError("an empty path: a variable that is not set? Expected a directory")
     storage = locate(text)
     if isinstance(storage, RemoteLocation):
-        raise OptionError(
-            f"{storage.url}: expected a directory, local or mounted, here; object stores are read, "
-            "and not yet written. Pack into a directory, and copy that"
-        )
+        advice = "write into a directory, and `shardio copy` that"
+        if storage.store.scheme in READ_ONLY:
+            advice = f"{storage.store.scheme}:// is read only"
+        raise OptionError(f"{storage.url}: expected a directory, local or mounted, here; {advice}")
     return storage.root if "://" in text else text

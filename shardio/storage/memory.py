@@ -37,6 +37,9 @@ class MemoryLocation:
     def distrust_end(self, known: KnownFile, end: int) -> None:
         """Do nothing: nothing is kept."""
 
+    def let_go(self) -> None:
+        """Do nothing: nothing is held here."""
+
     def share(self, consumers: int) -> None:
         """Do nothing: it is this process's own."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from ..errors import OptionError, printable
-from ..units import check_flags, check_given, check_size, refuse_unknown
-from .client import TIMEOUT_S
+from ..units import check_flags, check_given, check_group, check_size, refuse_unknown
+from .stores import TIMEOUT_S
 
 
 @refuse_unknown
@@ -21,8 +21,8 @@ class Storage:
     root          where the data lies, when `shardio index --out` put its index elsewhere
     buffer_bytes  memory of this machine for records on network file systems, or "1GiB"; default
                   256 MiB
-    options       of an object store, by obstore's names: endpoint, region, skip_signature (for
-                  public buckets), client_options ...
+    options       of an object store, by obstore's names: endpoint, region, profile, token,
+                  skip_signature (for public buckets), client_options ... (docs/remote.md)
     cache         a directory of this machine that keeps what is read of an object store; all its
                   processes share it (docs/remote.md)
     cache_bytes   that the directory may take, or "200GiB"
@@ -37,7 +37,7 @@ class Storage:
     _: KW_ONLY
     root: str | os.PathLike[str] | None = None
     buffer_bytes: int | str | None = None
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] | None = field(default=None, repr=False)  # it may have secrets
     cache: str | os.PathLike[str] | None = None
     cache_bytes: int | str | None = None
     timeout_s: float = TIMEOUT_S
@@ -64,3 +64,16 @@ class Storage:
         if (self.cache is None) != (self.cache_bytes is None):
             raise OptionError("cache and cache_bytes belong together: a directory, and its limit")
         check_given(self, max_pixels=(1,))
+
+
+def with_root(storage: Storage | None, root: str | os.PathLike[str] | None) -> Storage:
+    """Return the options that a function was given, with a root that it was given beside them.
+
+    Raises OptionError.
+    """
+    given = check_group("storage", storage, Storage)
+    if root is None:
+        return given
+    if given.root is not None:
+        raise OptionError("root is given twice: by root=, and by storage=shardio.Storage(root=...)")
+    return replace(given, root=root)

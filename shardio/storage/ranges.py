@@ -16,40 +16,56 @@ import contextlib
 import os
 import sys
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from ..errors import StorageError
-from .client import BODY_S, Reply, Request
+from .client import Reply, Request
 from .helper import Helper
+from .stores import BODY_S
 from .transfers import Figures, Transfers
 
 IN_FLIGHT = 256 << 20  # bytes of a machine: under way, or arrived and not read; processes share it
 LEAST_IN_FLIGHT = 16 << 20  # of one process: two ranges
-_HANGS_S = 2 * BODY_S  # longer than a request may take, without any answer of the helper
+_STALE = 2  # budgets of bytes that were read since a range was asked for: nobody will read it now
+_HANGS_S = 5.0  # more than a request may take, without any answer of the helper
 
 
 class Sender(Protocol):
     """Send requests, each as a Future of its Reply."""
 
-    figures: Figures
+    heard: float  # when the last answer came, by time.monotonic
+
+    @property
+    def figures(self) -> Figures:
+        """Return what the requests came to until now."""
 
     def submit(self, request: Request, *, urgent: bool = False) -> Future[Reply]:
-        """Send a request. urgent: before all that are not."""
+        """Send a request. urgent: before all that are not. It raises nothing: the Future does."""
 
     def share(self, consumers: int) -> None:
         """Take this process's part of the machine's requests."""
+
+    def restart(self) -> None:
+        """Begin anew, because nothing was heard for too long."""
 
     def close(self, wait_s: float = ...) -> bool:
         """Send nothing more. Returns False if requests are still under way."""
 
 
-class Range:
-    """A range that was asked for. It counts as in flight until it is released."""
+class Released(Exception):
+    """Say that a range was let go while somebody waited for it, or before."""
 
-    __slots__ = ("__weakref__", "_future", "_owner", "_released", "done", "request")
+
+class Range:
+    """A range that was asked for. It counts as in flight until it is released, or dropped."""
+
+    __slots__ = ("__weakref__", "_charged", "_future", "_owner", "_released", "done", "request")
 
     def __init__(
         self,
@@ -59,39 +75,63 @@ class Range:
     ) -> None:
         self._owner, self.request, self.done = owner, request, done
         self._future: Future[Reply] | None = None  # None: not sent yet
+        self._charged = 0  # bytes that count as in flight
         self._released = False
 
     def wait(self) -> Reply:
-        """Return the reply, when it is there. Raises StorageError."""
-        if self._future is None:
-            self._owner.hurry(self)
-        assert self._future is not None
-        limit_s = self.request.store.timeout_s + _HANGS_S
+        """Return the reply, when it is there. Raises StorageError, Released."""
+        future = self._owner.hurry(self)
+        store = self.request.store
+        limit_s = store.timeout_s + 2 * min(BODY_S, store.timeout_s / 2) + _HANGS_S
+        since = time.monotonic()
         try:
-            return self._future.result(limit_s)
-        except concurrent.futures.CancelledError:
-            raise StorageError(f"{self.request.shown}: the file was closed") from None
-        except concurrent.futures.TimeoutError:
-            raise StorageError(
-                f"{self.request.shown}: no answer within {limit_s:.0f} s from the process that "
-                "reads from URLs for this one"
-            ) from None
+            while future is not None:
+                try:
+                    return future.result(limit_s)
+                except concurrent.futures.CancelledError:
+                    break
+                except concurrent.futures.TimeoutError:
+                    if max(since, self._owner.sender.heard) + limit_s > time.monotonic():
+                        continue  # others are answered: it is this one's turn later
+                    self._owner.sender.restart()
+                    raise StorageError(
+                        f"{self.request.shown}: no answer within {limit_s:.0f} s from the process "
+                        "that reads from URLs for this one. The next read starts another"
+                    ) from None
+                except StorageError:
+                    if self._owner.closed:
+                        break
+                    raise
+        finally:
+            future = None  # an error holds this frame, and would hold itself
+        raise Released
 
     def keep(self) -> None:
         """Count as in flight only until the bytes have arrived: they stay here for good."""
-        if self._future is None:
-            self._owner.hurry(self)
-        assert self._future is not None
-        self._future.add_done_callback(lambda _: self._owner.released(self))
+        future = self._owner.hurry(self)
+        if future is not None:
+            future.add_done_callback(partial(_arrived, weakref.ref(self)))
 
     def release(self) -> None:
         """Let go of the bytes: others are asked for instead. A second call does no harm."""
-        if not self._released:
-            self._released = True
-            if self._future is not None:
-                self._future.cancel()
-            self._owner.released(self)
-            self._future = None
+        self._owner.release(self)
+
+    def drop(self) -> None:
+        """Let go of a range that nobody else has, in a `__del__`.
+
+        The collector may call that within any line of this thread: so no lock is taken.
+        """
+        if self._charged or self._future is not None:
+            self._owner.dropped.append((self._charged, self._future))
+        self._charged, self._future, self._released = 0, None, True
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+def _arrived(wanted: weakref.ref[Range], _: Future[Reply]) -> None:
+    if (found := wanted()) is not None:
+        found._owner.arrived(found)
 
 
 class Ranges:
@@ -100,11 +140,28 @@ class Ranges:
     def __init__(self, sender: Sender, consumers: int) -> None:
         self.sender = sender
         self._lock = threading.Lock()
-        self._waiting: deque[Range] = deque()  # announced, not sent yet
-        self._flying: set[int] = set()  # ids of those that were sent, and not released
+        self._waiting: deque[weakref.ref[Range]] = deque()  # announced, not sent yet
+        self._sent: deque[tuple[weakref.ref[Range], int]] = deque()  # and `_read` when it was
+        self.dropped: deque[tuple[int, Future[Reply] | None]] = deque()  # of ranges that are gone
         self._bytes = 0  # in flight
+        self._read = 0  # bytes that were released until now
+        self.closed = False
         self.budget = 0
         self.share(consumers)
+
+    @property
+    def in_flight(self) -> int:
+        """Return the bytes that are under way, or arrived and were not read yet."""
+        with self._lock:
+            gone = self._drain()
+            found = self._bytes
+        _cancel(gone)
+        return found
+
+    def close(self, wait_s: float = 2.0) -> bool:
+        """Ask for nothing more. Returns False if requests are still under way."""
+        self.closed = True
+        return self.sender.close(wait_s)
 
     def share(self, consumers: int) -> None:
         """Take this process's part of what the machine has in flight."""
@@ -120,44 +177,105 @@ class Ranges:
         """
         wanted = Range(self, request, done)
         with self._lock:
-            self._waiting.append(wanted)
-            self._fill()
+            self._waiting.append(weakref.ref(wanted))
+            gone = self._fill()
+        _cancel(gone)
         return wanted
 
     def want(self, request: Request) -> Range:
         """Ask for a range that somebody waits for already."""
         return Range(self, request)
 
-    def hurry(self, wanted: Range) -> None:
-        """Send a range at once, whatever is in flight."""
+    def hurry(self, wanted: Range) -> Future[Reply] | None:
+        """Send a range at once, whatever is in flight. Returns None if it was released."""
         with self._lock:
-            if wanted._future is None:
-                self._send(wanted, urgent=True)
-
-    def released(self, wanted: Range) -> None:
-        """Take note that the bytes of a range are gone."""
-        with self._lock:
-            if id(wanted) in self._flying:
-                self._flying.remove(id(wanted))
-                self._bytes -= wanted.request.length
-                self._fill()
-
-    def _fill(self) -> None:
-        while self._waiting:
-            wanted = self._waiting[0]
             if wanted._future is None and not wanted._released:
+                self._send(wanted, urgent=True)
+            future, gone = wanted._future, self._drain()
+        _cancel(gone)
+        return future
+
+    def release(self, wanted: Range) -> None:
+        """Let go of the bytes of a range."""
+        with self._lock:
+            gone = [*self._let_go(wanted), *self._fill()]
+        _cancel(gone)
+
+    def arrived(self, wanted: Range) -> None:
+        """Take note that a range has arrived, and will be kept."""
+        with self._lock:
+            self._discharge(wanted)
+            gone = self._fill()
+        _cancel(gone)
+
+    # Below, the lock is held. What is returned is to be cancelled without it.
+
+    def _fill(self) -> list[Future[Reply]]:
+        """Send what was announced, while there is room."""
+        gone = self._drain()
+        while self._waiting:
+            wanted = self._waiting[0]()
+            if wanted is not None and wanted._future is None and not wanted._released:
                 length = wanted.request.length
                 if self._bytes and self._bytes + length > self.budget:
-                    return
+                    stale = self._stale()
+                    if stale is None:
+                        break
+                    gone += self._let_go(stale)
+                    continue
                 self._send(wanted, urgent=False)
             self._waiting.popleft()
+        return gone
 
     def _send(self, wanted: Range, *, urgent: bool) -> None:
-        self._flying.add(id(wanted))
-        self._bytes += wanted.request.length
+        wanted._charged = wanted.request.length
+        self._bytes += wanted._charged
+        self._sent.append((weakref.ref(wanted), self._read))
         wanted._future = self.sender.submit(wanted.request, urgent=urgent)
         if wanted.done is not None:
             wanted._future.add_done_callback(wanted.done)
+
+    def _drain(self) -> list[Future[Reply]]:
+        """Take note of ranges that are gone without having been released."""
+        gone = []
+        while self.dropped:
+            charged, future = self.dropped.popleft()
+            self._bytes -= charged
+            if future is not None:
+                gone.append(future)
+        return gone
+
+    def _stale(self) -> Range | None:
+        """Return a range that arrived, and that readers have left behind; None: there is none.
+
+        Of a pass that was left early, or of records that nobody asked for in the end. Without this
+        such ranges would fill the budget for ever.
+        """
+        while self._sent:
+            wanted, read = self._sent[0][0](), self._sent[0][1]
+            if wanted is not None and wanted._charged:
+                old = self._read - read > _STALE * self.budget
+                return wanted if old and wanted._future and wanted._future.done() else None
+            self._sent.popleft()
+        return None
+
+    def _let_go(self, wanted: Range) -> list[Future[Reply]]:
+        future, wanted._future, wanted._released = wanted._future, None, True
+        self._discharge(wanted)
+        while self._sent and ((first := self._sent[0][0]()) is None or not first._charged):
+            self._sent.popleft()
+        return [] if future is None else [future]
+
+    def _discharge(self, wanted: Range) -> None:
+        self._bytes -= wanted._charged
+        self._read += wanted._charged
+        wanted._charged = 0
+
+
+def _cancel(futures: list[Future[Reply]]) -> None:
+    """Say that nobody wants these any more; no lock is held, since callbacks run."""
+    for future in futures:
+        future.cancel()
 
 
 # ------------------------------------------------------------------------- those of this process
@@ -177,6 +295,11 @@ def ranges() -> Ranges:
             sender: Sender = Transfers() if _holds_client() else Helper()
             _RANGES = Ranges(sender, _CONSUMERS)
         return _RANGES
+
+
+def send(request: Request) -> Future[Reply]:
+    """Send a request whose answer holds no bytes of an object: an upload, or a look at one."""
+    return ranges().sender.submit(request)
 
 
 def share(consumers: int) -> None:
@@ -206,7 +329,7 @@ def close() -> None:
     with _LOCK:
         ended, _RANGES = _RANGES, None
     if ended is not None:
-        ended.sender.close()
+        ended.close()
 
 
 def hold_client() -> None:
@@ -260,12 +383,17 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
-@atexit.register
-def _leave() -> None:
-    """End the helper; wait for requests that are under way."""
-    if _RANGES is not None and not _RANGES.sender.close(1.0):
+def leave(code: int = 0) -> None:
+    """End the helper; wait a moment for requests that are under way.
+
+    Where some still are, the process ends here, with this exit code.
+    """
+    if _RANGES is not None and not _RANGES.close(1.0):
         # A thread that comes back from the client while Python ends would abort the process.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(0)
+        os._exit(code)
+
+
+atexit.register(leave)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 from ..errors import DamageError
 from . import ranges
 from .base import KnownFile
 from .cache import CacheDirectory
 from .cached_file import CachedFile
-from .client import Request, Store
+from .client import Request
 from .kept_file import KeptFile
 from .remote_file import Ends, RemoteFile, read
+from .stores import Store
 
 
 class RemoteLocation:
@@ -49,6 +48,10 @@ class RemoteLocation:
                 cached.distrust(number)
             cached.close()
 
+    def let_go(self) -> None:
+        """Let go of what was announced and not read: a pass has ended."""
+        self.ends.let_go()
+
     def share(self, consumers: int) -> None:
         """Say how many processes of this machine read from it, this one included."""
         ranges.share(consumers)
@@ -58,7 +61,7 @@ class RemoteLocation:
 
         Raises FileNotFoundError, StorageError.
         """
-        if self.cache is None or known is None:
+        if self.cache is None or known is None or not known.sha256:
             return RemoteFile(self.store, name, self.ends, known)
         cached = _open_cached(self.cache, known)
         return KeptFile(self.store, name, self.ends, known, cached)
@@ -85,9 +88,7 @@ class RemoteLocation:
 
     def below(self, name: str) -> RemoteLocation:
         """Return the folder of this name in it."""
-        root, query, secret = self.store.url.partition("?")
-        url = f"{root.rstrip('/')}/{quote(name)}{query}{secret}"
-        return RemoteLocation(replace(self.store, url=url), self.cache)
+        return RemoteLocation(self.store.below(name), self.cache)
 
     def is_network(self) -> bool:
         """Return True if reads leave this machine: with a cache the page cache can be trusted."""

@@ -16,16 +16,18 @@ import threading
 import weakref
 from typing import Any
 
-from ..errors import DamageError, StorageError
+from ..errors import DamageError, ShardioError, StorageError
 from . import ranges
 from .base import KnownFile
-from .client import Reply, Request, RequestError, Store
-from .ranges import Range
+from .client import Reply, Request, RequestError
+from .ranges import Range, Released
+from .stores import Store
 
 RANGE = 8 << 20  # bytes of one request, at most
 # Bytes that a reader in storage order has asked for ahead: twice as many with each read, up to the
 # most.
 _FIRST_AHEAD, _MOST_AHEAD = 1 << 20, 64 << 20
+_NEAR = 8 << 10  # bytes between two reads in order that nobody reads: headers of a tar, of a page
 
 
 class Ends:
@@ -33,6 +35,7 @@ class Ends:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.files: weakref.WeakSet[RemoteFile] = weakref.WeakSet()  # that were opened
         self.forget()
         _ENDS.add(self)
 
@@ -57,8 +60,16 @@ class Ends:
             return read(self.request(path, size, length))
         try:
             return wait(announced)
+        except Released:
+            return read(self.request(path, size, length))
         finally:
             announced.release()
+
+    def let_go(self) -> None:
+        """Let go of what was announced and not read, also of what files have announced."""
+        self._announced = {}  # and with the last reference, of the ranges
+        for file in list(self.files):
+            file.let_go()
 
 
 class RemoteFile:
@@ -77,6 +88,7 @@ class RemoteFile:
         self.forget()
         self.size = read(request).size if known is None else known.size
         _FILES.add(self)
+        ends.files.add(self)
 
     def read(self, start: int, length: int) -> bytes:
         """Read exactly `length` bytes from `start`. Raises DamageError if the file ends before."""
@@ -151,16 +163,31 @@ class RemoteFile:
         """Say that reads will be in no order: nothing is read ahead."""
         self._ahead = -1
 
+    def let_go(self) -> None:
+        """Let go of what was announced and not read, but for what is kept: a pass has ended.
+
+        Called by the collector, perhaps: while the lock is taken, nothing is done.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop([one for one in self._there.values() if not one.keep])
+            finally:
+                self._lock.release()
+
     def close(self) -> None:
         """Let go of what was announced."""
-        for announced in self._there.values():
-            announced.range.release()
-        self._starts.clear()
-        self._there.clear()
+        with self._lock:
+            ended = list(self._there.values())
+            self._drop(ended)
+        for one in ended:
+            one.range.release()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_there"):
-            self.close()
+    def _drop(self, announced: list[_Announced]) -> None:
+        """Forget announced ranges. With the last reference to it, a range is let go of."""
+        for one in announced:
+            if self._there.get(one.start) is one:
+                del self._there[one.start]
+                self._starts.remove(one.start)
 
     def forget(self) -> None:
         """Forget what was announced, without letting go of it: it is a parent's."""
@@ -184,16 +211,25 @@ class RemoteFile:
             request = Request(self.store, self.path, start, stop - start)
             return self.check(read(request)).data
         stop = min(stop, announced.stop)
-        data = self.check(wait(announced.range)).data[
-            start - announced.start : stop - announced.start
-        ]
+        try:
+            data = self.check(wait(announced.range)).data
+        except Released:  # by another thread, which has read all of it, or closed the file
+            with self._lock:
+                self._drop([announced])
+            return self._part(start, stop)
+        except (ShardioError, FileNotFoundError):
+            with self._lock:
+                self._drop([announced])  # the next read is to ask anew
+            announced.range.release()
+            raise
         with self._lock:
             announced.unread -= 0 if announced.keep else stop - start
-            if announced.unread <= 0 and self._there.get(announced.start) is announced:
-                del self._there[announced.start]
-                self._starts.remove(announced.start)
-                announced.range.release()
-        return data
+            done = announced.unread <= 0
+            if done:
+                self._drop([announced])
+        if done:
+            announced.range.release()
+        return data[start - announced.start : stop - announced.start]
 
     def check(self, reply: Reply) -> Reply:
         """Compare what an answer says of the object with what is known of it."""
@@ -209,12 +245,22 @@ class RemoteFile:
         """Ask for what follows, where reads follow each other."""
         if self._ahead < 0:
             return
-        self._ahead = (
-            min(_MOST_AHEAD, max(_FIRST_AHEAD, 2 * self._ahead)) if start == self._last else 0
-        )
+        # Other formats have gaps that nobody reads; heads of records are no reading in order.
+        follows = 0 <= self._last <= start <= self._last + min(_NEAR, stop - start)
+        self._ahead = min(_MOST_AHEAD, max(_FIRST_AHEAD, 2 * self._ahead)) if follows else 0
         self._last = stop
         if self._ahead:
+            self._pass_by(start)
             self.will_need(stop, self._ahead)
+
+    def _pass_by(self, start: int) -> None:
+        """Let go of announced ranges that end before `start`, of which not all was read."""
+        with self._lock:
+            while self._starts and not (first := self._there[self._starts[0]]).keep:
+                if first.stop > start:
+                    return
+                del self._starts[0], self._there[first.start]
+                first.range.release()
 
 
 class _Announced:
@@ -229,15 +275,21 @@ class _Announced:
 
 def read(request: Request) -> Reply:
     """Read one range, or object, now. Raises FileNotFoundError, DamageError, StorageError."""
-    wanted = ranges.ranges().want(request)
-    try:
-        return wait(wanted)
-    finally:
-        wanted.release()
+    while True:
+        wanted = ranges.ranges().want(request)
+        try:
+            return wait(wanted)
+        except Released:  # `ranges.close` has ended all that was under way
+            continue
+        finally:
+            wanted.release()
 
 
 def wait(wanted: Range) -> Reply:
-    """Wait for the bytes of a range. Raises FileNotFoundError, DamageError, StorageError."""
+    """Wait for the bytes of a range.
+
+    Raises FileNotFoundError, DamageError, StorageError; Released, where others let go of it.
+    """
     request = wanted.request
     try:
         return wanted.wait()

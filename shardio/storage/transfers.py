@@ -1,11 +1,15 @@
 """Many range requests of one process at once: retries, deadlines, hedges, adaptive concurrency.
 
 How it works. Tasks wait in order, urgent ones first, and threads run them, as many at once as the
-health of the transfers allows. A transfer that fails for a reason that passes is tried again, after
-a pause that grows and is drawn by chance, until its time is over: its store's `timeout_s`. A
-server that asks for fewer requests is heeded by all tasks: nothing is sent until a pause is over. A
+health of their store allows; stores do not wait for each other. A transfer that fails for a reason
+that passes is tried again, after a pause that grows and is drawn by chance, until its time is over:
+its store's `timeout_s`. The same time counts for tasks that only wait, while nothing succeeds. A
 transfer that takes longer than nearly all others before it gets a second request beside it; the
 first answer counts.
+
+A server that asks for fewer requests (429, 503) is heeded by all tasks of its store: nothing is
+sent until a pause is over, and then one request, two, four. How long the pause is, the server may
+say (`retry_after`); else it grows.
 
 Every failure, retry and second request is counted: see `Figures`.
 """
@@ -18,31 +22,38 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from ..errors import StorageError
+from . import retry_after
 from .client import Reply, Request, RequestError, client, explain_failure
+from .retry_after import Asked
 
 # Requests of a machine that run at once: at least, at first, at most. Its processes share them.
 LEAST, FIRST, MOST = 4, 24, 64
-UNKNOWN_S = 10.0  # of attempts, while nothing was read from that store: its address may be wrong
+UNKNOWN_S = 10.0  # of attempts, while nothing was heard of that store: its address may be wrong
 _PAUSES = (
     0.1,
     5.0,
 )  # seconds before the first retry, and at most; each is drawn from half of it on
+LONGEST_PAUSE_S = 60.0  # that a server may ask for
 HEDGED = 0.02  # of the requests, at most, are second ones
+_HEDGE_AT = 0.95  # the share of transfers that a second request waits for
 # Second requests besides. Of a process that just began, 2 % are none, and what it waits for keeps
 # it from sending more: one body that stalls then cost 10 s.
 _HEDGED_FIRST, _STALLED = 4, 3.0  # so many, of transfers that take so many times as long as usual
-_HEDGE_AT = 0.95  # the share of transfers that a second request waits for
 _SAMPLES = 8  # transfers of which a time can be predicted
 _KEPT = 128  # transfers that are remembered for it
 SMALL = 1 << 20  # bytes: transfers below are predicted by each other, and so are those above
 _SLOW = 4.0  # times the usual time of a transfer from which it counts as a failure
 _DECREASE, _INCREASE = 0.7, 0.25  # of the limit after a failure; requests more after a success
 _SETTLE_S = 1.0  # between two decreases
+_TICK_S, _LOOK_S = 0.02, 0.1  # between looks for slow transfers; for tasks whose time is over
 
 
 @dataclass
@@ -52,6 +63,7 @@ class Figures:
     requests   that were sent, retries and second ones included
     bytes      that arrived, of answers that were used
     retries    by the kind of failure before them
+    failed     that were given up
     hedges     second requests beside a slow one; `won` of them answered first
     waited_s   seconds in which nothing was sent, because a server had asked for that
     limit      requests that may run at once now
@@ -60,32 +72,136 @@ class Figures:
     requests: int = 0
     bytes: int = 0
     retries: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
     hedges: int = 0
     won: int = 0
     waited_s: float = 0.0
     limit: float = 0.0
+
+    def since(self, before: Figures) -> Figures:
+        """Return what was added since these were taken. The limit is that of now."""
+        found = {
+            one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)
+        }
+        return Figures(**found | {"limit": self.limit})
+
+    def plus(self, others: Figures) -> Figures:
+        """Return the sum of both. The limit is that of the others."""
+        found = {
+            one.name: getattr(self, one.name) + getattr(others, one.name) for one in fields(self)
+        }
+        return Figures(**found | {"limit": others.limit})
 
 
 class _Task:
     """One request, until it is answered or given up."""
 
     __slots__ = (
-        *("answered", "attempts", "begun", "future", "hedged", "request", "running", "started"),
+        *("answered", "attempts", "begun", "future", "hedged", "host", "last", "request"),
+        *("running", "started", "submitted"),
     )
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, host: _Host, now: float) -> None:
+        self.request, self.host = request, host
         self.future: Future[Reply] = Future()
         self.attempts = 0
         self.running = 0  # requests of it under way: 2 with a second one
-        self.begun = 0.0  # when the first attempt began
-        self.started = 0.0  # when the last one did
+        self.submitted = now
+        self.begun = math.inf  # when the first attempt began
+        self.started = math.inf  # when the last one did
         self.hedged = False
         self.answered = False
+        self.last: RequestError | None = None
 
     @property
     def small(self) -> bool:
         return self.request.length < SMALL
+
+    def ends(self) -> float:
+        """Return when its time is over: of its own attempts, or since anything succeeded."""
+        store, host = self.request.store, self.host
+        limit_s = store.timeout_s if host.heard else min(UNKNOWN_S, store.timeout_s)
+        return limit_s + min(self.begun, max(self.submitted, host.succeeded))
+
+
+class _Host:
+    """The requests to one store's host, and how well it answers them."""
+
+    def __init__(self, limit: float) -> None:
+        self.waiting: list[tuple[bool, int, _Task]] = []  # a heap: urgent ones first
+        self.active: set[_Task] = set()
+        self.running = 0
+        self.limit = limit
+        self.target = limit  # up to which the limit grows fast
+        self.heard = False  # it has answered something
+        self.succeeded = -math.inf  # when the last request did
+        self.last: RequestError | None = None
+        self.throttled = 0  # pauses in a row
+        self.paused_at = math.inf  # since when; inf: it is not
+        self.resumes = -math.inf
+        self._decreased = -math.inf
+        self.times: dict[bool, deque[float]] = {
+            True: deque(maxlen=_KEPT),
+            False: deque(maxlen=_KEPT),
+        }
+
+    @property
+    def paused(self) -> bool:
+        return self.paused_at < math.inf
+
+    def succeed(self, task: _Task, took: float, now: float, least: int, most: int) -> None:
+        """Learn from an answer."""
+        self.heard, self.succeeded, self.throttled = True, now, 0
+        if task.request.upload is not None:
+            return  # it takes as long as its bytes do
+        times = self.times[task.small]
+        if len(times) >= _SAMPLES and took > _SLOW * sorted(times)[len(times) // 2]:
+            self.decrease(now, least)
+        else:
+            self.limit += 1 if self.limit < self.target else _INCREASE
+            self.limit = min(most, self.limit)
+        times.append(took)
+
+    def decrease(self, now: float, least: int) -> None:
+        """Send fewer requests at once after a failure."""
+        if now - self._decreased >= _SETTLE_S and self.limit > least:
+            self._decreased = now
+            self.limit = max(least, self.limit * _DECREASE)
+
+    def pause(self, now: float, least: int) -> None:
+        """Send nothing for a while: longer each time, and not at the same time as others do."""
+        self.throttled += 1
+        shortest, longest = _PAUSES
+        pause = min(longest, 2 * shortest * 2.0**self.throttled) * random.uniform(0.5, 1)
+        self.paused_at, self.resumes = now, now + pause
+        if self.throttled == 1:
+            self.target = max(least, self.limit / 2)
+        self.limit = 1
+
+    def heed(self, asked: Asked, now: float) -> None:
+        """Make the pause what the server said when it was asked again."""
+        if not self.paused:
+            return
+        if not asked.throttled:
+            if self.throttled == 1:  # it has passed
+                self.resumes = now
+        elif asked.after_s is not None:
+            pause = min(LONGEST_PAUSE_S, asked.after_s) * random.uniform(1, 1.25)
+            self.resumes = max(now + pause, self.resumes if self.throttled > 1 else 0.0)
+
+    def late(self, task: _Task, now: float, stalled: bool) -> bool:
+        """Return True if a transfer takes longer than nearly all before it.
+
+        stalled: it is to take several times as long as usual, too
+        """
+        times = sorted(self.times[task.small])
+        if task.small and len(times) < _SAMPLES:
+            times = sorted(self.times[False])  # longer: late by these is late
+        if len(times) < _SAMPLES:
+            return False
+        middle = times[len(times) // 2]
+        late = max(times[int(_HEDGE_AT * (len(times) - 1))], 2 * middle)
+        return now - task.started > max(late, _STALLED * middle if stalled else 0.0)
 
 
 class Transfers:
@@ -95,209 +211,322 @@ class Transfers:
     """
 
     def __init__(self, consumers: int = 1) -> None:
-        self.figures = Figures()
+        self._figures = Figures()
         self._changed = threading.Condition(threading.Lock())
-        self._waiting: list[tuple[bool, int, _Task]] = []  # a heap: urgent ones first
+        self._hosts: dict[tuple[str, ...], _Host] = {}
         self._later: list[tuple[float, int, _Task]] = []  # a heap, by time: retries
-        self._active: set[_Task] = set()
-        self._ready: SimpleQueue[_Task | None] = SimpleQueue()
+        self._ready: SimpleQueue[partial[None] | None] = SimpleQueue()
+        # What is to be told when the lock is free: callbacks may submit.
+        self._ended: deque[tuple[Future[Reply], Reply | BaseException]] = deque()
         self._sequence = 0
         self._threads = 0
-        self._idle = 0
+        self._idle = 0  # threads that wait for work
         self._running = 0
-        self._paused_until = 0.0
-        self._decreased = -math.inf
-        self._throttled = 0  # times in a row
-        self._times: dict[bool, deque[float]] = {
-            True: deque(maxlen=_KEPT),
-            False: deque(maxlen=_KEPT),
-        }
-        self._reached: set[str] = set()  # stores that have answered
+        self._looked = -math.inf
         self._closed = False
         self._clock: threading.Thread | None = None
+        self.heard = time.monotonic()  # when the last attempt ended
+        self._least = self._first = self._most = 0
         self.share(consumers)
 
     def share(self, consumers: int) -> None:
         """Take this process's part of the machine's requests."""
         with self._changed:
+            before = self._first
             self._least = max(1, LEAST // consumers)
+            self._first = max(2, FIRST // consumers)
             self._most = max(2, MOST // consumers)
-            self.figures.limit = max(2, FIRST // consumers)
+            for host in self._hosts.values():  # what was learned holds
+                host.limit = max(1.0, min(self._most, host.limit * self._first / before))
+                host.target = max(1.0, min(self._most, host.target * self._first / before))
+
+    @property
+    def figures(self) -> Figures:
+        """Return what the requests came to until now."""
+        with self._changed:
+            limit = sum(self._allowed(host) for host in self._hosts.values())
+            retries = Counter(self._figures.retries)
+            return replace(self._figures, retries=retries, limit=limit or self._first)
 
     def submit(self, request: Request, *, urgent: bool = False) -> Future[Reply]:
-        """Send a request as soon as there is room. urgent: before all that are not."""
-        task = _Task(request)
+        """Send a request as soon as there is room. urgent: before all that are not.
+
+        It raises nothing, and runs no callback of other requests.
+        """
         with self._changed:
-            self._push(task, urgent)
-            self._dispatch()
-            self._changed.notify_all()
+            task = _Task(request, self._host(request), time.monotonic())
+            if self._closed:
+                settle(task.future, _has_ended(request))
+            elif not self._has_clock():
+                settle(task.future, _no_thread(request))
+            else:
+                self._push(task, urgent)
+                self._dispatch()
+                self._changed.notify_all()
         return task.future
+
+    def restart(self) -> None:
+        """Do nothing: threads do not hang."""
 
     def close(self, wait_s: float = 1.0) -> bool:
         """Send nothing more. Returns True if no request is under way, after `wait_s` at most."""
         with self._changed:
             self._closed = True
+            for task in self._all():
+                self._tell(task, _has_ended(task.request))
             for _ in range(self._threads):
                 self._ready.put(None)
             self._changed.notify_all()
+        self._deliver()
+        with self._changed:
             return self._changed.wait_for(lambda: not self._running, wait_s)
 
-    # Below, `_changed` is held, but by _work.
+    def _deliver(self) -> None:
+        """Tell answers to those who wait for them. The lock is not held."""
+        while self._ended:
+            try:
+                future, answer = self._ended.popleft()
+            except IndexError:  # another thread was faster
+                return
+            settle(future, answer)
+            del future, answer  # or an idle thread would keep the bytes
+
+    def _work(self) -> None:
+        while (job := self._ready.get()) is not None:
+            job()
+            del job
+
+    def _tick(self) -> None:
+        """Wake what is due: retries, ends of a pause, second requests, tasks to give up."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                now = time.monotonic()
+                self._hedge(now)
+                self._give_up(now)
+                self._dispatch()
+                if not self._ended:
+                    self._changed.wait(self._due(now))
+            self._deliver()
+
+    def _attempt(self, task: _Task, hedge: bool) -> None:
+        """Send a request of a task, and wait for the answer."""
+        start = time.monotonic()
+        found: Reply | BaseException
+        try:
+            found = client(task.request.store).send(task.request)
+        except RequestError as error:
+            found = RequestError(error.kind, error.text)  # without frames: it is remembered
+        except BaseException as error:  # also what the client's own core throws
+            found = error
+        with self._changed:
+            self._running -= 1
+            self._idle += 1
+            self.heard = now = time.monotonic()
+            self._finish(task, found, now - start, hedge, now)
+            self._dispatch()
+            self._changed.notify_all()
+        del found
+        self._deliver()
+
+    def _ask_again(self, host: _Host, request: Request) -> None:
+        """Ask a server that wants fewer requests how long it wants to be left alone."""
+        asked: Asked | None = None
+        with suppress(Exception):
+            asked = retry_after.ask(client(request.store), request)
+        with self._changed:
+            self._idle += 1
+            if asked is not None:
+                host.heed(asked, time.monotonic())
+            self._dispatch()
+            self._changed.notify_all()
+        self._deliver()
+
+    # Below, `_changed` is held.
+
+    def _host(self, request: Request) -> _Host:
+        store = request.store
+        key = *store.url.split("/", 3)[:3], str(store.options.get("endpoint", ""))
+        if key not in self._hosts:
+            self._hosts[key] = _Host(self._first)
+        return self._hosts[key]
+
+    def _all(self) -> list[_Task]:
+        """Return the tasks that are not ended."""
+        found = [task for _, _, task in self._later]
+        for host in self._hosts.values():
+            found += [task for _, _, task in host.waiting]
+            found += host.active
+        return [task for task in found if not task.answered]
+
+    def _tell(self, task: _Task, answer: Reply | BaseException) -> None:
+        """End a task, and note what is to be told."""
+        if not task.answered:
+            task.answered = True
+            self._ended.append((task.future, answer))
 
     def _push(self, task: _Task, urgent: bool) -> None:
         self._sequence += 1
-        heapq.heappush(self._waiting, (not urgent, self._sequence, task))
+        heapq.heappush(task.host.waiting, (not urgent, self._sequence, task))
+
+    def _allowed(self, host: _Host) -> int:
+        """Return how many requests to a host may run at once."""
+        return max(1, min(self._most, int(host.limit)))
 
     def _dispatch(self) -> None:
-        """Hand tasks to threads while there is room, and let the clock know of what is due."""
+        """Hand tasks to threads while there is room."""
         now = time.monotonic()
         while self._later and self._later[0][0] <= now:
             self._push(heapq.heappop(self._later)[2], True)
-        paused = now < self._paused_until
-        while self._waiting and not paused and not self._closed:
-            if self._running >= max(self._least, min(self._most, int(self.figures.limit))):
-                break
-            task = heapq.heappop(self._waiting)[2]
-            if not task.future.cancelled():
-                self._send(task, now)
-        if self._clock is None and not self._closed:
-            self._clock = threading.Thread(target=self._tick, name="shardio-clock", daemon=True)
-            self._clock.start()
+        for host in self._hosts.values():
+            if host.paused and now >= host.resumes:
+                self._figures.waited_s += now - host.paused_at
+                host.paused_at = math.inf
+            while host.waiting and not host.paused and not self._closed:
+                if host.running >= self._allowed(host):
+                    break
+                task = heapq.heappop(host.waiting)[2]
+                if not task.answered and not task.future.cancelled():
+                    self._send(task, now)
 
-    def _send(self, task: _Task, now: float) -> None:
-        if not task.attempts:
-            task.begun = now
+    def _send(self, task: _Task, now: float, hedge: bool = False) -> None:
+        if not self._run(partial(self._attempt, task, hedge)):
+            self._tell(task, _no_thread(task.request))
+            return
+        task.begun = min(task.begun, now)
+        task.started = now
         task.attempts += 1
         task.running += 1
-        task.started = now
-        self._active.add(task)
+        task.host.active.add(task)
+        task.host.running += 1
         self._running += 1
-        self.figures.requests += 1
-        if self._idle:
-            self._idle -= 1
-        else:
-            self._threads += 1
-            threading.Thread(target=self._work, name="shardio-request", daemon=True).start()
-        self._ready.put(task)
+        self._figures.requests += 1
+        self._figures.hedges += hedge
 
-    def _tick(self) -> None:
-        """Wake what is due: retries, ends of a pause, second requests."""
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                self._hedge(now)
-                self._dispatch()
-                due = [self._later[0][0]] if self._later else []
-                if now < self._paused_until:
-                    due.append(self._paused_until)
-                waits = 0.02 if self._active else None
-                if due:
-                    waits = min(max(min(due) - now, 0.001), waits or math.inf)
-                self._changed.wait(waits)
+    def _run(self, job: partial[None]) -> bool:
+        """Have a thread do something. Returns False if there is none, and no room for one."""
+        if self._idle <= 0 and start_thread(self._work, "shardio-request") is not None:
+            self._threads += 1
+        elif self._threads:
+            self._idle -= 1  # below 0: one of the threads does it later
+        else:
+            return False
+        self._ready.put(job)
+        return True
+
+    def _has_clock(self) -> bool:
+        if self._clock is None:
+            self._clock = start_thread(self._tick, "shardio-clock")
+        return self._clock is not None
+
+    def _due(self, now: float) -> float | None:
+        """Return after how many seconds the clock has something to do; None: when it is woken."""
+        hosts = self._hosts.values()
+        if any(host.active for host in hosts):
+            return _TICK_S
+        due = [host.resumes for host in hosts if host.paused]
+        due += [when for when, _, _ in self._later[:1]]
+        if due or any(host.waiting for host in hosts):
+            return min(_LOOK_S, max(0.001, min(due, default=now + _LOOK_S) - now))
+        return None
 
     def _hedge(self, now: float) -> None:
         """Send a second request beside each that takes longer than nearly all before it."""
-        for small in (True, False):
-            times = self._times[small]
-            if small and len(times) < _SAMPLES:
-                times = self._times[False]  # longer: late by these is late
-            if len(times) < _SAMPLES or now < self._paused_until:
+        for host in self._hosts.values():
+            if host.paused or host.throttled:
                 continue
-            usual = sorted(times)
-            middle = usual[len(usual) // 2]
-            late = max(usual[int(_HEDGE_AT * (len(usual) - 1))], 2 * middle)
-            for task in [t for t in self._active if t.small is small and not t.hedged]:
-                more = self.figures.hedges + 1 - HEDGED * self.figures.requests
+            for task in list(host.active):
+                more = self._figures.hedges + 1 - HEDGED * (self._figures.requests + 1)
                 if more > _HEDGED_FIRST:
                     return
-                waits = late if more <= 0 else max(late, _STALLED * middle)
-                if now - task.started > waits and task.running == 1:
+                wanted = task.running == 1 and not (task.hedged or task.answered)
+                wanted = wanted and task.request.upload is None
+                if wanted and not task.future.cancelled() and host.late(task, now, more > 0):
                     task.hedged = True
-                    self.figures.hedges += 1
-                    self._send(task, now)
+                    self._send(task, now, hedge=True)
 
-    def _work(self) -> None:
-        while (task := self._ready.get()) is not None:
-            request, start = task.request, time.monotonic()
-            found: Reply | RequestError | BaseException
-            hedge = task.hedged and task.running > 1
-            try:
-                found = client(request.store).send(request)
-            except BaseException as error:
-                found = error
-            with self._changed:
-                self._running -= 1
-                task.running -= 1
-                self._idle += 1
-                answer = self._finish(task, found, time.monotonic() - start, hedge)
-                self._dispatch()
-                self._changed.notify_all()
-            if isinstance(answer, Reply):  # not before: a callback may submit
-                task.future.set_result(answer)
-            elif answer is not None:
-                task.future.set_exception(answer)
-            del found, answer, task  # or an idle thread would keep the bytes
+    def _give_up(self, now: float) -> None:
+        """End tasks that wait, while nothing succeeds, when their time is over."""
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        for task in self._all():
+            error = task.last or task.host.last
+            if error is not None and not task.running and now > task.ends():
+                self._fail(task, error, now)
+
+    def _fail(self, task: _Task, error: RequestError, now: float) -> None:
+        self._figures.failed += 1
+        took_s = now - min(task.begun, task.submitted)
+        self._tell(task, explain_failure(task.request, error, task.attempts, took_s))
 
     def _finish(
-        self, task: _Task, found: Any, took: float, hedge: bool
-    ) -> Reply | BaseException | None:
-        """Return the answer of a task, or None: another attempt follows, or nobody waits."""
-        now = time.monotonic()
+        self, task: _Task, found: Reply | BaseException, took: float, hedge: bool, now: float
+    ) -> None:
+        """Take the answer of an attempt: end the task, or have another attempt follow."""
+        host = task.host
+        host.running -= 1
+        task.running -= 1
         if not task.running:
-            self._active.discard(task)
-        if task.answered or task.future.cancelled():
-            return None  # the other request was first, or nobody wants it any more
+            host.active.discard(task)
         if isinstance(found, Reply):
-            task.answered = True
-            self._succeed(task, found, took, hedge, now)
-            return found
+            host.succeed(task, took, now, self._least, self._most)
+            if not task.answered and not task.future.cancelled():
+                self._figures.bytes += len(found.data)
+                self._figures.won += hedge
+                self._tell(task, found)
+            return
         if not isinstance(found, RequestError):
-            task.answered = True
-            error: BaseException = found
-            return error  # a missing package, an option
+            self._tell(task, found)  # a missing package, an option
+            return
+        task.last = host.last = found
+        host.heard = host.heard or found.kind in ("throttled", "server", "range", "body")
         if found.kind == "throttled":
-            self._throttle(now)
-        if found.transient and found.kind not in ("range", "helper"):
-            self._decrease(now)
-        if task.running:
-            return None  # the other request is under way
-        store = task.request.store
-        limit_s = store.timeout_s if store.url in self._reached else UNKNOWN_S
-        limit_s = min(limit_s, store.timeout_s)
-        if found.transient and now - task.begun < limit_s and not self._closed:
-            self.figures.retries[found.kind] += 1
-            least, most = _PAUSES
-            pause = min(most, least * 2 ** (task.attempts - 1)) * random.uniform(0.5, 1)
-            task.hedged = False
-            self._sequence += 1
-            heapq.heappush(self._later, (now + pause, self._sequence, task))
-            return None
-        task.answered = True
-        return explain_failure(task.request, found, task.attempts, now - task.begun)
-
-    def _succeed(self, task: _Task, reply: Reply, took: float, hedge: bool, now: float) -> None:
-        self._reached.add(task.request.store.url)
-        self._throttled = 0
-        times = self._times[task.small]
-        if len(times) >= _SAMPLES and took > _SLOW * sorted(times)[len(times) // 2]:
-            self._decrease(now)
-        else:
-            self.figures.limit = min(self._most, self.figures.limit + _INCREASE)
-        times.append(took)
-        self.figures.bytes += len(reply.data)
-        self.figures.won += hedge
-
-    def _throttle(self, now: float) -> None:
-        """Send nothing for a while: longer each time, and not at the same time as others."""
-        if now < self._paused_until:
-            return  # asked before the pause began
-        self._throttled += 1
+            if not host.paused and task.started >= host.resumes:  # else it was asked before
+                host.pause(now, self._least)
+                if self._run(partial(self._ask_again, host, task.request)):
+                    self._figures.requests += 1
+        elif found.transient and found.kind != "range":
+            host.decrease(now, self._least)
+        if task.running or task.answered or task.future.cancelled():
+            return  # the other request is under way, or was first; or nobody wants it any more
+        if not found.transient or now > task.ends() or self._closed:
+            self._fail(task, found, now)
+            return
+        self._figures.retries[found.kind] += 1
         least, most = _PAUSES
-        pause = min(most, 2 * least * 2**self._throttled) * random.uniform(0.5, 1)
-        self._paused_until = now + pause
-        self.figures.waited_s += pause
+        pause = min(most, least * 2.0 ** (task.attempts - 1)) * random.uniform(0.5, 1)
+        task.hedged = False
+        self._sequence += 1
+        heapq.heappush(self._later, (now + pause, self._sequence, task))
 
-    def _decrease(self, now: float) -> None:
-        if now - self._decreased >= _SETTLE_S:
-            self._decreased = now
-            self.figures.limit = max(self._least, self.figures.limit * _DECREASE)
+
+def start_thread(target: Any, name: str) -> threading.Thread | None:
+    """Start a thread that does not outlive the process; None: the system has no room for it."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        return None
+    return thread
+
+
+def settle(future: Future[Reply], answer: Reply | BaseException) -> None:
+    """Give a future its answer, unless it was cancelled, at whatever moment."""
+    with suppress(InvalidStateError):
+        if isinstance(answer, BaseException):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+
+def _has_ended(request: Request) -> StorageError:
+    return StorageError(f"{request.shown}: reading from URLs has ended in this process")
+
+
+def _no_thread(request: Request) -> StorageError:
+    return StorageError(
+        f"{request.shown}: no thread can be started to read it. Check the limit of processes "
+        "(ulimit -u), and of the container (pids.max)"
+    )

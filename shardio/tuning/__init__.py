@@ -4,6 +4,7 @@ Its files:
 
     explain        what training with these options will be like
     cost           the arithmetic of it: reads, memory, steps
+    traffic        what a machine asks an object store for
     advice         the rules that warn
     tune           which shuffle buffer to set
     simulate       the order for any buffer, without bytes

@@ -248,6 +248,8 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
         if job.plan.policy != "network":
             cost = "records are read one by one, a request each"
         what = f"{sharers:,} workers read from the same span: {cost}"
+        if job.is_remote:
+            what += "; a cache directory (docs/remote.md) makes ranges of 8 MiB of them"
         fitting = [
             free // job.world_size
             for free in job.free_consumers

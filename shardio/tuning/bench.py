@@ -196,6 +196,12 @@ def _plan(
     load = machine.load()
     batch_size = check_int("batch_size", batch_size)
     size = None if size is None else check_int("size", size)
+    for place in (path, root):
+        if place is not None and (there := locate(place)).remote:
+            raise OptionError(
+                f"{there.url}: bench measures what this machine reads from its memory and its "
+                "disks, and by URL it would measure the network. `shardio copy` gives it a copy"
+            )
     found = sequence.open(path, decode=None, storage=Storage(root=root))
     if not len(found):
         raise OptionError(f"{printable(os.fsdecode(path), 4096)}: there are no records to measure")

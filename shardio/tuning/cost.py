@@ -27,6 +27,7 @@ from ..order.subset import Selection
 from ..storage.local import memory_available
 from ..units import check_int
 from .text import Plain
+from .traffic import Traffic, machine_traffic
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
@@ -84,7 +85,8 @@ class TrainingJob:
     num_workers, world_size, local_world_size    as `explain` has them
     shard_records     records of each shard that are read, of a subset; default: all
     buffer_bytes      as ShardDataset has it
-    is_network        the dataset lies on a network file system
+    is_network        the dataset lies on a network file system, or in an object store
+    is_remote         it lies in an object store; has_cache: what is read there is kept on a disk
     files_limit       shards that a process opens; default: as many as this process would
     available_bytes   memory of a machine; default: what this one has to give
     labels            gives the labels of a shard, by its number; asked of a few shards, and only
@@ -106,6 +108,8 @@ class TrainingJob:
         shard_records: Int64s | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         is_network: bool = False,
+        is_remote: bool = False,
+        has_cache: bool = False,
         files_limit: int | None = None,
         available_bytes: int | None = None,
         labels: Labels | None = None,
@@ -113,7 +117,7 @@ class TrainingJob:
         selection: Selection | None = None,
     ) -> None:
         self.manifest, self.options, self.labels = manifest, options, labels
-        self.is_network = is_network
+        self.is_network, self.is_remote, self.has_cache = is_network, is_remote, has_cache
         self.num_workers = check_int("num_workers", num_workers, 0)  # 0: the rank itself reads
         self.world_size = ranks = check_int("world_size", world_size)
         local = min(ranks, _MACHINE) if local_world_size is None else local_world_size
@@ -134,7 +138,8 @@ class TrainingJob:
         self.local_consumers = share.num_workers * local  # on a machine
         if batched_reads is None:
             batched_reads = buffering.reads_batches_in_core(manifest)
-        self.plan = buffering.plan_buffering(
+        plan = partial(
+            buffering.plan_buffering,
             share,
             self.record_bytes,
             network=is_network,
@@ -145,6 +150,16 @@ class TrainingJob:
             batched_reads=batched_reads,
             calls_per_record=partial(buffering.calls_per_record, manifest, selection),
         )
+        self.plan = plan(remote=is_remote and not has_cache)
+        self.traffic: Traffic | None = None
+        if is_remote:
+            self.traffic = machine_traffic(
+                share,
+                plan(remote=True),
+                mean_bytes=self.record_bytes,
+                shards=self.shards,
+                local_world_size=local,
+            )
         windows = min(epoch.spans * epoch.window, epoch.records)
         self.window_bytes = math.ceil(windows * self.record_bytes)
         self.files_open = min(self.files_limit, self.shards)  # by a process, at most

@@ -24,6 +24,7 @@ from ..units import check_group, grouped_in, refuse_options, show_count, show_si
 from .advice import WIDTH, Advice, advice_text, advise
 from .cost import Memory, TrainingJob, WorkerReads, divisors
 from .text import Result, paragraph, show_choices, show_range, show_sizes
+from .traffic import Traffic
 
 if TYPE_CHECKING:
     from ..dataset.shard_dataset import ShardDataset
@@ -43,7 +44,7 @@ class Explanation(Result):
     records: int
     shards: int  # that have records
     dataset_bytes: int
-    is_network: bool  # it lies on a network file system
+    is_network: bool  # it lies on a network file system, or in an object store without a cache
     # The order, and who reads it
     batch_size: int | None
     state: dict[str, Any]  # the options that, with dataset and epoch, a saved state holds
@@ -59,7 +60,8 @@ class Explanation(Result):
     law_world_sizes: tuple[int, ...]  # that give the same global batches, batch_size adapted
     free_consumers: tuple[int, ...]  # values of num_workers x world_size with no shared span
     # Where the bytes wait, and memory in the worst case
-    policy: str  # buffering.BufferPlan's: "page_cache", "in_memory", "network"
+    policy: str  # buffering.BufferPlan's: "page_cache", "in_memory", "network", "remote"
+    traffic: Traffic | None  # of a machine with an object store; None: the dataset is in none
     files_open: int  # at most, in each process
     files_limit: int  # that a process lets itself open
     memory: Memory
@@ -125,6 +127,8 @@ def explain(
             world_size=ranks_of(stream) if world_size is None else world_size,
             local_world_size=local_world_size,
             is_network=reader.storage.is_network(),
+            is_remote=reader.storage.remote,
+            has_cache=reader.storage.remote and not reader.storage.is_network(),
             files_limit=reader.limit,
             labels=lambda shard: reader.shard(shard).columns.get("label"),
             **own,
@@ -173,7 +177,7 @@ def explain_job(job: TrainingJob) -> Explanation:
         for name, text in (*_rows(job), *(("note", note) for note in notes))
     ]
     of_job = "records shards dataset_bytes is_network num_workers world_size local_world_size "
-    of_job += "free_consumers files_open files_limit memory"
+    of_job += "free_consumers files_open files_limit memory traffic"
     return Explanation(
         **{name: getattr(job, name) for name in of_job.split()},
         batch_size=job.options.batch_size,
@@ -224,6 +228,8 @@ def _rows(job: TrainingJob) -> Iterator[tuple[str, str]]:
         f"{job.files_open:,} open at most, of {job.files_limit:,} that a process may open",
     )
     yield "bytes wait", _waiting(job)
+    if job.traffic is not None:
+        yield "requests", _requests(job, job.traffic)
     yield "memory", _memory(job)
     yield "state", " ".join(f"{name}={value}" for name, value in job.options.state().items())
 
@@ -319,6 +325,11 @@ def _waiting(job: TrainingJob) -> str:
         return "in each process, read in blocks"
     if job.plan.policy == "network":
         return "in each process, up to its part of buffer_bytes; others are read one by one"
+    if job.plan.policy == "remote":
+        return "in each process, asked for ahead in ranges of 8 MiB"
+    if job.plan.ahead_bytes:
+        how = "all are asked for" if job.plan.first else "those of the next batches are asked for"
+        return f"in each process; {how} ahead"
     if job.plan.exact:
         return "in storage; only those of the next batches are announced to the page cache"
     if job.plan.first:
@@ -327,6 +338,19 @@ def _waiting(job: TrainingJob) -> str:
     if job.epoch.shuffles_all:
         return "in the page cache, all announced in the first quarter of the epoch"
     return "in the page cache, announced as the windows move on"
+
+
+def _requests(job: TrainingJob, traffic: Traffic) -> str:
+    """Say what a machine asks an object store for, without a cache and with one."""
+    alone = f"{show_size(traffic.bytes)} in {show_count(traffic.requests, 'request')} an epoch"
+    kept = f"{show_size(traffic.first_bytes)} in {show_count(traffic.first_requests, 'request')}"
+    later = "then nothing"
+    if traffic.later_bytes:
+        later = f"{show_size(traffic.later_bytes)} in the second, and less in each that follows"
+    with_cache = f"{kept} in the first epoch, {later}"
+    if job.has_cache:
+        return f"of a machine: {with_cache} (without the cache: {alone})"
+    return f"of a machine: {alone} (with a cache for all of it: {with_cache})"
 
 
 def _memory(job: TrainingJob) -> str:

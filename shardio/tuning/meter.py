@@ -20,7 +20,7 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -48,6 +48,7 @@ FEW: Final = 0.1  # part of the batches that is late: a longer queue hides so ma
 UNEVEN: Final = 1.5  # time for a row, over that of the other workers; two on one core have 2
 WAITS: Final = 0.3  # CPU time over the time of the work: below it, more threads do more at a time
 QUEUE: Final = 32  # batches of a process ahead, the most that is advised: they take memory
+FAILING: Final = 0.01  # of the requests to a store that fail: below, it is as stores are
 SLOWEST: Final = 5  # records to name
 FOLD: Final = 1024  # batches that are kept as they came; then they are summed up
 KEPT: Final = 1 << 16  # batches that a verdict is of: the last ones, to twice as many, in 2 MB
@@ -65,6 +66,9 @@ class BatchTotals:
 
     batches: int = 0
     cpu_s: float = 0.0
+    requests: int = 0  # to object stores; with those that failed, and were sent again
+    retries: int = 0
+    throttled: int = 0  # of these, refused because there were too many
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     workers: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds, rows of each
     slowest: tuple[BatchStats, ...] = ()  # those with the SLOWEST records, the slowest first
@@ -76,6 +80,9 @@ class BatchTotals:
         for one in stats:
             spent, rows = self.workers.get(one.worker, (0.0, 0))
             self.cpu_s += one.cpu_s
+            self.requests += one.requests
+            self.retries += one.retries
+            self.throttled += one.throttled
             self.workers[one.worker] = (spent + sum(one[2:6]), rows + one.rows)
         self.batches += len(stats)
         known = (one for one in stats if one.slowest_record >= 0 or one.slowest_key)
@@ -468,8 +475,20 @@ def judge(
     data, step: seconds of each batch but the first, (n,); totals: of the same batches, where it is
     known; first_s: seconds to the first batch.
     """
-    data, step = np.asarray(data, np.float64), np.asarray(step, np.float64)
     totals, setup = totals or BatchTotals(), setup or Setup()
+    found = _judge(data, step, totals, setup, alarm, first_s)
+    return replace(found, text=found.text + _failing(totals))
+
+
+def _judge(
+    data: ArrayLike,
+    step: ArrayLike,
+    totals: BatchTotals,
+    setup: Setup,
+    alarm: float,
+    first_s: float,
+) -> Verdict:
+    data, step = np.asarray(data, np.float64), np.asarray(step, np.float64)
     waited, worked = float(data.sum()), float(step.sum())
     # Workers that start anew cost more than all other waiting, and more than `alarm` allows.
     if setup.restarts and len(step) and first_s > max(waited, alarm * worked):
@@ -498,6 +517,8 @@ def judge(
     late: NDArray[np.bool_] = data > (1 - 1e-9) * found.mean  # all that are equal: it is rounded
     stage, limit = _stage(totals, found.mean)
     advice = limit + (_waits(stage, totals, setup, waited + worked) or _knob(stage, setup))
+    if stage == "read" and totals.requests:
+        advice = limit + _REMOTE
     if setup.kind == "resident":
         advice = (
             'Batches are gathered from memory: larger ones, or resident="device", cost less a row'
@@ -512,6 +533,28 @@ def judge(
         stage, advice = "", _few_late(wait, mean_step, totals, setup)
     stop = ";" if advice[0].islower() else "."
     return Verdict("loader", share, stage, f"loader-bound: {waiting}{stop} {advice}")
+
+
+_REMOTE: Final = (
+    "batches wait for the network, not for the processor: keep what is read on a disk here "
+    "(storage=shardio.Storage(cache=DIR, cache_bytes=...)), or read from a store that is nearer"
+)
+
+
+def _failing(totals: BatchTotals) -> str:
+    """Say how many requests failed, as sentences to add; "": too few to mention."""
+    if totals.retries <= FAILING * totals.requests:
+        return ""
+    of = f"of {totals.requests:,} requests"
+    if totals.throttled > totals.retries / 2:
+        return (
+            f". The store refused {totals.throttled:,} {of} as too many, and all wait until it "
+            "takes more: fewer workers, or ask for a higher limit"
+        )
+    return (
+        f". {totals.retries:,} {of} failed and were sent again, without harm to the data: the "
+        "network or the store is at fault"
+    )
 
 
 def _stage(totals: BatchTotals, waited: float) -> tuple[str, str]:

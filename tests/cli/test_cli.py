@@ -49,7 +49,7 @@ from shardio.storage.cache import CacheDirectory
 
 COMMANDS = (
     *("pack", "commit", "index", "unpack", "export", "info", "ls", "cat", "verify", "explain"),
-    *("tune", "bench", "demo", "gc", "cache"),
+    *("tune", "bench", "demo", "gc", "copy", "cache"),
 )
 
 
@@ -102,8 +102,9 @@ def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
     section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
     assert section, f"docs/cli.md has no section `## {name}`"
     for option in re.findall(r"^\s+(?:-h, )?(--[a-z0-9-]+)", said, re.M):
-        if option not in ("--help", "--json", "--quiet"):
-            assert f"`{option}" in section[1], f"docs/cli.md, {name}: {option} is missing"
+        common = option in ("--json", "--quiet", "--help", "--store-option", "--timeout")
+        place = documented.partition("\n## ")[0] if common else section[1]
+        assert f"`{option}" in place, f"docs/cli.md, {name}: {option} is missing"
 
 
 def test_the_docs_name_no_option_that_does_not_exist() -> None:
@@ -193,6 +194,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "index": [tarred(tmp_path)],
         "export": [out, tmp_path / "export", "--format", "webdataset"],
         "unpack": [out, tmp_path / "back"],
+        "copy": [out, tmp_path / "copy"],
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
@@ -337,6 +339,7 @@ def test_json_is_one_object_and_all_of_stdout(
         "index": [tarred(tmp_path)],
         "export": [out, tmp_path / "export", "--format", "webdataset"],
         "unpack": [out, tmp_path / "back"],
+        "copy": [out, tmp_path / "copy"],
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "cache": ["ls", out],
@@ -653,7 +656,7 @@ def test_a_url_that_is_not_supported_says_what_is(out: Path, tmp_path: Path) -> 
     ):
         said = shardio(*arguments, code=2).stderr
         assert re.search(
-            r"s3://b/\w+: expected a directory.*not yet written.*into a directory, and copy", said
+            r"s3://b/\w+: expected a directory.*; write into a directory, and `shardio copy`", said
         )
 
 
@@ -685,6 +688,7 @@ def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None
     more = {
         "export": [tmp_path / "export", "--format", "webdataset"],
         "unpack": [tmp_path / "back"],
+        "copy": [tmp_path / "copy"],
         "cat": ["0"],
         "tune": ["--batch-size", "4"],
     }.get(name, [])

@@ -399,7 +399,9 @@ class Counting:
         self.read, self.exists = inner.read, inner.exists
         self.ranges: list[tuple[int, int]] = []
 
-    def open(self, name: str) -> Any:
+    remote = False
+
+    def open(self, name: str, known: Any = None) -> Any:
         file = self._inner.open(name)
         original, ranges = file.read, self.ranges
 

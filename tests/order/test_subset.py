@@ -515,7 +515,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     """The storages of datasets that are opened."""
     storages: list[Watched] = []
 
-    def locate(path: Any) -> Watched:
+    def locate(path: Any, _: Any = None) -> Watched:
         storages.append(Watched(path))
         return storages[-1]
 

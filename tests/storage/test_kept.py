@@ -20,6 +20,7 @@ import shardio
 from shardio import Order, ShardDataset, ShardLoader, Storage
 from shardio.errors import OptionError
 from shardio.storage import kept_file, ranges
+from shardio.storage.cache import CacheDirectory
 
 RECORDS, BYTES = 600, 60_000
 
@@ -213,3 +214,20 @@ def test_a_read_only_cache_is_read(folder: Path, proxy: FaultProxy, tmp_path: Pa
     proxy.reset()
     batches(DataLoader(dataset(f"{proxy.url}/data", tmp_path / "cache"), batch_size=None))
     assert proxy.figures().sent < 100_000
+
+
+def test_a_process_that_is_stopped_while_it_downloads_holds_nobody_up(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Its claim lasts as long as it does; others stream after their own timeout."""
+    storage = Storage(cache=tmp_path / "cache", cache_bytes="1GiB", timeout_s=0.5)
+    there = shardio.open(f"{proxy.url}/data", decode=None, storage=storage)
+    manifest = there.reader.manifest
+    cache = CacheDirectory(tmp_path / "cache", "1GiB")
+    info = manifest.shard(0)
+    other = cache.open(info.sha256.hex(), info.size, manifest.dataset_id, 0)
+    claim = other.claim(0)
+    assert claim is not None
+    assert bytes(there[3]["image"]) == image(there[3]["label"])
+    claim.abandon()
+    other.close()

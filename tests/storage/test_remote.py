@@ -385,7 +385,7 @@ def test_a_refusal_says_what_the_store_said_at_once(proxy: FaultProxy) -> None:
 
 
 def test_what_is_no_dataset_is_said(web: servers.Web) -> None:
-    with pytest.raises(NotPackedError, match="not packed"):
+    with pytest.raises(NotPackedError, match=r"not packed: .* Expected the URL of the folder"):
         quick(f"{web.url}/nothing")
 
 
@@ -419,7 +419,7 @@ def test_no_secret_of_a_url_is_in_errors(proxy: FaultProxy) -> None:
 
 
 def test_urls_are_read_only_here(web: servers.Web, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="object stores are read"):
+    with pytest.raises(OptionError, match="read only"):
         shardio.pack(tmp_path, f"{web.url}/out")
 
 

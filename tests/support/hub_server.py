@@ -41,6 +41,7 @@ class Request(NamedTuple):
     path: str  # without the signature
     range: str  # the Range header, or ""
     status: int
+    authorized: bool = False  # it had the header Authorization
 
 
 class State:
@@ -103,7 +104,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def send(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         path = self.path.partition("?")[0]
         asked = self.headers.get("Range", "")
-        self.state.requests.append(Request(self.name, self.command, path, asked, status))
+        authorized = "Authorization" in self.headers
+        one = Request(self.name, self.command, path, asked, status, authorized)
+        self.state.requests.append(one)
         self.send_response(status)
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key, value)

@@ -66,6 +66,7 @@ NAMES = (
         "workers",
     ),
     "shuffle",
+    "scale",
     *(
         "compare",
         "loader",

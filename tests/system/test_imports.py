@@ -20,7 +20,8 @@ packing tuning < cli < __main__
 
 DOORS = {  # what only these modules import
     "msgpack": {"formats.sample"},
-    "obstore": {"storage.client"},
+    "botocore": {"storage.credentials"},
+    "obstore": {"storage.credentials", "storage.stores"},
     "xxhash": {"formats.index", "formats.record", "packing.writer", "storage.cache_layout"},
     "tqdm": {"cli.output"},
     "PIL": {

@@ -720,7 +720,7 @@ def test_the_names_of_the_json_do_not_change():
     assert " ".join(found) == (
         "records shards dataset_bytes is_network batch_size state num_workers world_size "
         "local_world_size steps last_batch_records dropped_records repeated_records worker "
-        "law_world_sizes free_consumers policy files_open files_limit memory warnings notes"
+        "law_world_sizes free_consumers policy traffic files_open files_limit memory warnings notes"
     )
     assert " ".join(found["state"]) == "shuffle_buffer seed tail canonical_workers unit"
     assert " ".join(found["worker"]) == "is_exact steps records shards bytes spans sharers"

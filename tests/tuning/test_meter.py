@@ -598,6 +598,21 @@ def test_work_that_waits_while_cores_are_idle_wants_threads() -> None:
         assert "waits more" not in other.text
 
 
+def test_requests_that_fail_or_are_too_many_are_told() -> None:
+    well = steady(0.1, totals=making(read_s=0.4, requests=100), setup=SHARD).text
+    assert "batches wait for the network" in well and "requests" not in well
+    assert "batches wait for the network" not in steady(0.1, totals=making(read_s=0.4)).text
+    fails = making(decode_s=0.4, requests=100, retries=5, throttled=1)
+    for text in (steady(0.1, totals=fails).text, steady(0.0, totals=fails).text):
+        assert text.endswith("the network or the store is at fault")
+        assert ". 500 of 10,000 requests failed" in text
+    many = making(decode_s=0.4, requests=100, retries=5, throttled=4)
+    busy = steady(0.1, totals=many).text
+    assert (
+        "The store refused 400 of 10,000 requests as too many" in busy and "fewer workers" in busy
+    )
+
+
 def test_shares_of_stages_are_of_what_they_are_said_to_be() -> None:
     work = {"read_s": 0.05, "decode_s": 0.15}
     assert "(75% of the loader's work)" in steady(0.1, totals=making(**work)).text

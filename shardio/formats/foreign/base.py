@@ -282,6 +282,14 @@ def sidecar_name(number: int, index_checksum: int) -> str:
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
 
 
+def sidecar_checksum(data: bytes) -> int | None:
+    """Return the checksum of an index, which is in its name; None where the bytes have another."""
+    if len(data) < _HEADER.size + 8:
+        return None
+    (sealed,) = _U64.unpack_from(data, len(data) - 8)
+    return int(sealed) if sealed == checksum(memoryview(data)[:-8]) else None
+
+
 def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
     """Read and check the index of a shard. Raises DamageError, StorageError, VersionError."""
     name = sidecar_name(info.number, info.index_checksum)
@@ -504,7 +512,7 @@ class ForeignShard:
                 f"{printable(info.name)}: its index does not describe it: {error}. "
                 "`shardio index` makes it anew"
             ) from None
-        self._info = info
+        self._info, self._remote = info, opening.storage.remote
         self.name = printable(f"{opening.storage.url.rstrip('/')}/{info.name}", 4096)
         if self._file.size != info.size:
             size = self._file.size
@@ -579,6 +587,12 @@ class ForeignShard:
                 f"{self._where(record)}: its key {printable(key)} is not the one that was indexed"
             )
         return key
+
+    def keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the keys of records [start, stop), by few round trips. Raises DamageError."""
+        if self._remote:
+            return (bytes(sample[KEY]) for sample in self.scan(start, stop))
+        return map(self.key, range(start, stop))
 
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins."""

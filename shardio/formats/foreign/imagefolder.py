@@ -27,12 +27,15 @@ import numpy as np
 from ...errors import DamageError, SourceError, StorageError, printable
 from ...images.filetype import image_type
 from ...names import KEY, file_name, key_text
-from ...storage.base import File, Location
+from ...storage.base import File, KnownFile, Location
 from ...units import show_count
 from ..base import Column, Opening, ShardInfo
 from ..sample import pack, unpack
 from .base import ForeignFile, ForeignShard, Values, Walked
 
+# By URL: files that are asked for and not read yet, at most; bytes that a reader in order asks for
+# ahead.
+_EXPECTED, _AHEAD = 1024, 16 << 20
 # Of a path that would lead out of the folder: a part that is empty, or `.`, or `..`.
 _OUTSIDE = re.compile(rb"(?:\A|[/\0])\.{0,2}(?:[/\0]|\Z)")
 
@@ -60,6 +63,8 @@ class ImageRun(ForeignFile):
         self.starts: Column = np.append(0, np.cumsum(sizes, dtype=np.int64))  # of the files
         self.size = int(self.starts[-1])
         self._extra = extra
+        self._expected: dict[int, File] = {}  # files of an object store that were asked for
+        self._end = -1  # of the last read
         self.digest: bytes | None = None  # once all of it was read, to be indexed
         self.problems: list[tuple[bytes, str]] = []
         if len(self._ends) != len(sizes) or len(labels) not in (0, len(sizes)):
@@ -83,15 +88,17 @@ class ImageRun(ForeignFile):
     def open(self, record: int) -> File:
         """Open a file, of the size that it had. Raises DamageError, StorageError."""
         size = int(self.starts[record + 1] - self.starts[record])
+        if self._storage.remote:  # its size is compared when it is read
+            expected = self._expected.pop(record, None)
+            return (
+                self._storage.open(key_text(self.key(record)), KnownFile(size, b"", b"", 0))
+                if expected is None
+                else expected
+            )
         try:
             file = self._storage.open(key_text(self.key(record)))
         except FileNotFoundError:
-            raise DamageError(
-                f"{self.path(record)}: the file is not there, and had {size:,} bytes when it was "
-                "indexed. If the folder lies elsewhere (`shardio index --out`), say where: --root, "
-                "in Python storage=shardio.Storage(root=...); else restore it, or index the folder "
-                "anew"
-            ) from None
+            raise self._missing(record) from None
         if file.size != size:
             found = file.size
             file.close()
@@ -105,6 +112,15 @@ class ImageRun(ForeignFile):
         """Read as `read` does."""
         return self.read(start, length)
 
+    def _missing(self, record: int) -> DamageError:
+        size = int(self.starts[record + 1] - self.starts[record])
+        return DamageError(
+            f"{self.path(record)}: the file is not there, and had {size:,} bytes when it was "
+            "indexed. If the folder lies elsewhere (`shardio index --out`), say where: --root, "
+            "in Python storage=shardio.Storage(root=...); else restore it, or index the folder "
+            "anew"
+        )
+
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""
         parts = []
@@ -113,12 +129,18 @@ class ImageRun(ForeignFile):
                 f"{self.name}: its index asks for {length:,} bytes from byte {start:,} of files "
                 f"of {self.size:,}; index the folder anew"
             )
+        if self._storage.remote:  # each file is a request: they run at once
+            self.will_need(start, length + _AHEAD * (start == self._end))
+            self._end = start + length
         record = int(np.searchsorted(self.starts, start, side="right")) - 1
         while length > 0:
             begin = start - int(self.starts[record])
             count = min(length, int(self.starts[record + 1]) - start)
             with contextlib.closing(self.open(record)) as file:
-                parts.append(file.read(begin, count))
+                try:
+                    parts.append(file.read(begin, count))
+                except FileNotFoundError:
+                    raise self._missing(record) from None
             start, length, record = start + count, length - count, record + 1
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -137,6 +159,14 @@ class ImageRun(ForeignFile):
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, start + length, side="left"))
         for record in range(max(first, 0), min(last, len(self.starts) - 1)):
+            if self._storage.remote:
+                if len(self._expected) >= _EXPECTED:
+                    return
+                if record not in self._expected:
+                    file = self.open(record)
+                    file.will_need(0, file.size)
+                    self._expected[record] = file
+                continue
             with contextlib.suppress(DamageError, StorageError):  # reading it says so
                 file = self.open(record)
                 file.will_need(0, file.size)
@@ -146,7 +176,9 @@ class ImageRun(ForeignFile):
         """Do nothing: files are read as a whole."""
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Let go of files that were asked for."""
+        while self._expected:
+            self._expected.popitem()[1].close()
 
     def scan(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, length) of each record. Raises DamageError, SourceError."""
@@ -198,6 +230,10 @@ class ImageFolderShard(ForeignShard):
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""
         return self._file.key(record)
+
+    def keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the keys of records [start, stop), which the index has."""
+        return map(self.key, range(start, stop))
 
     def sha256(self) -> bytes:
         """Return the SHA-256 of the files of the run, one behind the other."""

@@ -82,36 +82,39 @@ class WebDataset(ShardTarget):
         self._has_image = main is not None or any(kind == "image" for _, kind, _ in self._fields)
         self._all = plan.manifest.schema.fields
         self._members: list[_Member] = []  # of the record that was encoded last
-        self._check_keys(plan.keys())
+        self._seen: dict[bytes, bytes] = {}  # keys by their names in the file
+        for key in (keys := plan.keys()):
+            self._check_key(key)
+        self._checked = bool(keys)  # all of them, before any is written
 
-    def _check_keys(self, keys: Sequence[bytes]) -> None:
+    def _check_key(self, key: bytes) -> None:
         advice = "--keys number names the records by their numbers"
-        left_out = next(
-            (name for name, kind in self._all if kind == "image" and not self._has_image), None
-        )
-        seen: dict[bytes, bytes] = {}
-        for key in keys:
-            short = self._key(key)
-            if why := _unfit(short):
-                more = ""
-                if left_out is not None and not _unfit(_without_ending(key)):
-                    more = (
-                        "; or write the image, too, whose ending goes: --fields "
-                        f"{printable(left_out)},..."
-                    )
-                raise OptionError(f"the key {printable(key)} {why}. {advice}{more}")
-            if short in seen:
-                raise OptionError(
-                    f"the keys {printable(seen[short])} and {printable(key)} are one in "
-                    f"webdataset, {printable(short)}; {advice}"
+        short = self._key(key)
+        if why := _unfit(short):
+            left_out = next(
+                (name for name, kind in self._all if kind == "image" and not self._has_image), None
+            )
+            more = ""
+            if left_out is not None and not _unfit(_without_ending(key)):
+                more = (
+                    "; or write the image, too, whose ending goes: --fields "
+                    f"{printable(left_out)},..."
                 )
-            seen[short] = key
+            raise OptionError(f"the key {printable(key)} {why}. {advice}{more}")
+        if short in self._seen:
+            raise OptionError(
+                f"the keys {printable(self._seen[short])} and {printable(key)} are one in "
+                f"webdataset, {printable(short)}; {advice}"
+            )
+        self._seen[short] = key
 
     def _key(self, key: bytes) -> bytes:
         return _without_ending(key) if self._has_image else key
 
     def encode(self, number: int, sample: Sample) -> bytes:
         """Return a record; empty if there is nothing of it. Raises SampleError."""
+        if not self._checked:
+            self._check_key(sample[KEY])
         key = self._key(sample[KEY])
         pieces: list[bytes] = []
         self._members, at = [], 0

@@ -42,7 +42,7 @@ class Plan:
     fields: Sequence[Field]  # without the key
     key: Field | None  # where the key is to be a field, too
     shard_size: int | None
-    keys: Callable[[], Sequence[bytes]]  # of all records, as they will come
+    keys: Callable[[], Sequence[bytes]]  # of all records, as they will come; none: it is told then
     learned: dict[str, str]  # by field, what `Again` was raised for
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
@@ -40,7 +39,7 @@ def _dataset(request: SourceRequest) -> Listings:
 
 def _dataset_names(request: SourceRequest) -> list[str]:
     _only(request)
-    return list(manifest.datasets(os.fsdecode(request.path)))
+    return list(manifest.datasets_in(request.location))
 
 
 def _folder_names(request: SourceRequest) -> list[str]:
@@ -72,14 +71,20 @@ def detect_kind(request: SourceRequest) -> SourceRequest:
 
     Raises OptionError, SourceError.
     """
-    if request.kind is not None:
-        if request.kind not in KINDS:
+    if request.kind is not None and request.kind not in KINDS:
+        raise OptionError(
+            f"--from {printable(request.kind)}: no such kind of source; "
+            f"{there_are(KINDS, request.kind, len(KINDS))}"
+        )
+    if request.location.remote:
+        if request.kind not in (None, "dataset"):
             raise OptionError(
-                f"--from {printable(request.kind)}: no such kind of source; "
-                f"{there_are(KINDS, request.kind, len(KINDS))}"
+                f"{request.shown}: --from {printable(request.kind)}: by URL only datasets are "
+                "packed: shardio's own, and what `shardio index` made an index of; copy the files "
+                "to a directory first"
             )
-        return request
-    return detect(request)
+        return replace(request, kind="dataset")
+    return request if request.kind is not None else detect(request)
 
 
 def split_names(request: SourceRequest) -> list[str]:

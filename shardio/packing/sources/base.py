@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_KEY, Sample
 from ...names import KEY
 from ...order.subset import select_where
+from ...storage.base import Location
+from ...storage.location import locate
+from ...storage.options import Storage
 from ..process_pool import Progress
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -45,6 +49,9 @@ class Source:
         what is there is not what was listed.
         """
         raise NotImplementedError
+
+    def will_need(self, place: int) -> None:
+        """Announce that the record at a place will be read soon: a hint, which may do nothing."""
 
     def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return this source with other numbers of its classes: class i becomes numbers[i].
@@ -70,6 +77,12 @@ class SourceRequest:
     looked: tuple[str, ...] | None = None
     jobs: int | None = None
     progress: Progress | None = None
+    storage: Storage = field(default_factory=Storage)  # how an object store is reached
+
+    @property
+    def location(self) -> Location:
+        """Return the place of the source, or of its index."""
+        return locate(os.fsdecode(self.path), self.storage)
 
     def show(self, split: str = "") -> str:
         """Return the name of the source, or of one of its splits, in messages."""
@@ -78,7 +91,7 @@ class SourceRequest:
     @property
     def shown(self) -> str:
         """The name of the source in messages."""
-        return printable(self.path)
+        return self.location.url if self.location.remote else printable(self.path)
 
     def select(
         self, column: Callable[[str], Any], count: int, classes: Sequence[str] | None
@@ -197,6 +210,10 @@ class _Renumbered(Source):
                 return sample
 
             yield renumbered
+
+    def will_need(self, place: int) -> None:
+        """Announce a record to the source."""
+        self._source.will_need(place)
 
 
 def renamed(theirs: Mapping[str, str]) -> dict[str, Any]:

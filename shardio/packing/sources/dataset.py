@@ -19,6 +19,7 @@ from ...errors import DamageError, SourceError, StorageError, printable
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
+from ...storage.options import with_root
 from ..index import in_memory
 from .base import Listing, Listings, Read, Rejected, Source, SourceRequest, check_key, renamed
 from .field_names import our_names
@@ -45,12 +46,18 @@ class Records(Source):
 
         yield read
 
+    def will_need(self, place: int) -> None:
+        """Ask for a record, where each read is a round trip."""
+        with contextlib.suppress(DamageError, StorageError):  # reading it says so
+            self._records.will_need(place)
+
 
 def list_records(request: SourceRequest) -> Listings:
     """List the records of a packed or indexed directory, by split."""
+    options = with_root(request.storage, request.root)
     return {
-        name: listing_of(sequence.stored(folder, root=request.root), request)
-        for name, folder in manifest.datasets(os.fsdecode(request.path)).items()
+        name: listing_of(sequence.stored_in(index, options), request)
+        for name, index in manifest.datasets_in(request.location).items()
     }
 
 

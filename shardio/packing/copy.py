@@ -1,0 +1,507 @@
+"""A dataset copied between disks and object stores, byte for byte: its shards, then its manifest.
+
+How it works. Every file is named by a manifest, with its size and its SHA-256 (indexes of foreign
+shards: with a checksum of their own). It is compared on the way, and takes its name only when it is
+right. The manifest is copied last, so that nobody finds half a dataset. Run again, a copy goes on
+where it was: what is there and right is kept.
+
+What is there is read back, and hashed. In an object store this would cost as much as copying, so
+the hash that a copy notes with each object is trusted; `recheck` reads those, too.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
+from ..formats import manifest
+from ..formats.base import known_file
+from ..formats.foreign.base import MAX_SIDECAR, sidecar_checksum, sidecar_name
+from ..formats.manifest import MANIFEST, SPLITS, Manifest
+from ..names import file_name
+from ..storage import local, ranges
+from ..storage.base import File, KnownFile, Location
+from ..storage.client import Reply, Request, RequestError
+from ..storage.local import LocalDirectory
+from ..storage.location import locate
+from ..storage.lock import JOURNAL
+from ..storage.options import Storage
+from ..storage.remote import RemoteLocation
+from ..storage.stores import READ_ONLY
+from ..storage.upload import Upload
+from ..units import check_bool, check_group, check_int, show_count, show_size
+from . import journal, output_dir
+from .process_pool import Progress
+
+JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
+_LOOKS = 32  # objects that are looked at, at once
+_PIECE = 8 << 20  # bytes that are read, hashed and written at a time
+_AHEAD = 64 << 20  # bytes of the next file that are asked for, while the one before is copied
+
+PathLike = str | bytes | os.PathLike[str]
+Target = LocalDirectory | RemoteLocation
+
+
+@dataclass
+class Copied:
+    """The result of one call of `copy`; as str, a summary."""
+
+    out: str
+    files: int = 0  # of all datasets, manifests included
+    bytes: int = 0
+    kept: int = 0  # files that were there already
+    copied: int = 0
+    copied_bytes: int = 0
+    replaced: bool = False  # another dataset, whose shards are still there
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        what = f"{show_count(self.files, 'file')}, {show_size(self.bytes)}"
+        rate = self.copied_bytes / max(self.seconds, 1e-9) / 1e6
+        lines = [
+            f"{printable(self.out, 4096)}: {what}: {self.copied:,} copied, {self.kept:,} kept from "
+            f"before, in {self.seconds:.1f} s, {rate:,.0f} MB/s"
+        ]
+        if self.replaced:
+            lines.append("another dataset was replaced there; files that were its alone are left")
+        return "\n".join(lines)
+
+
+class _Item(NamedTuple):
+    """One file that is to be there."""
+
+    name: str
+    size: int
+    sha256: bytes
+    data: bytes | None  # of a small file; None: it is read from the source
+    known: KnownFile | None
+    ours: bool  # its name is of its content, so that another file of this name is damaged
+
+
+class _Work(NamedTuple):
+    """One dataset, or the file that names the splits, and where it goes."""
+
+    items: list[_Item]
+    last: _Item  # the manifest, or shardio.json
+    source: Location
+    target: Target
+    dataset_id: bytes  # b"" of the splits
+
+
+def copy(
+    source: PathLike,
+    target: PathLike,
+    *,
+    storage: Storage | None = None,
+    to: Storage | None = None,
+    overwrite: bool = False,
+    recheck: bool = False,
+    jobs: int = JOBS,
+    progress: Progress | None = None,
+) -> Copied:
+    """Copy a dataset, or all its splits, to another directory or object store.
+
+    source     the packed or indexed directory, or its URL
+    target     a directory, or an s3://, gs:// or az:// URL
+    storage    a shardio.Storage: how the source is reached, and where its data lies, when
+               `shardio index --out` put its index elsewhere; the copy has both in one place
+    to         a shardio.Storage: how the target is reached; default: as the source, where that is
+               of the same scheme, or no URL
+    overwrite  replace another dataset there; its shards are left
+    recheck    read back what is in an object store already, instead of trusting the SHA-256 that an
+               earlier copy noted with it
+    jobs       uploads at once; default 4
+    progress   called now and then with bytes done and bytes in all
+
+    Run again after an interruption, it goes on where it was. Raises DamageError (of the source:
+    nothing takes the place of the damaged file, and no manifest is written), NotPackedError,
+    ExistsError, BusyError, OptionError, StorageError.
+    """
+    check_bool(overwrite=overwrite, recheck=recheck)
+    jobs, began = check_int("jobs", jobs), time.monotonic()
+    here = check_group("storage", storage, Storage)
+    index, into = locate(source, here), _target(source, target, here, to)
+    root = None if here.root is None else locate(here.root, here)
+    work = list(_planned(index, root, into))
+    _refuse_itself([index, *([] if root is None else [root])], into)
+    done = Copied(into.url)
+    for one in work:  # all of them, before any is touched
+        done.replaced |= _refuse_other(one, overwrite)
+    done.files = sum(len(one.items) + 1 for one in work)
+    done.bytes = sum(item.size for one in work for item in (*one.items, one.last))
+    count = _Count(done, progress)
+    for one in work:
+        root_of = one.source if root is None else root
+        if isinstance(one.target, LocalDirectory):
+            _to_directory(one, root_of, one.target.root, overwrite, count)
+        else:
+            _to_store(one, root_of, one.target, _Way(overwrite, recheck, jobs), count)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+class _Way(NamedTuple):
+    """How objects are written."""
+
+    overwrite: bool
+    recheck: bool
+    jobs: int
+
+
+class _Count:
+    """What is done, for the result and for `progress`."""
+
+    def __init__(self, done: Copied, progress: Progress | None) -> None:
+        self._done, self._progress, self._bytes = done, progress, 0
+
+    def keep(self, item: _Item) -> None:
+        """Count a file that is there already."""
+        self._done.kept += 1
+        self.add(item.size)
+
+    def finish(self, item: _Item) -> None:
+        """Count a file that was copied, but for its bytes."""
+        self._done.copied += 1
+        self._done.copied_bytes += item.size
+
+    def add(self, count: int) -> None:
+        """Count bytes."""
+        self._bytes += count
+        if self._progress is not None:
+            self._progress(self._bytes, self._done.bytes)
+
+
+# --- from what is asked for to a list of files ----------------------------------------------------
+
+
+def _target(source: PathLike, target: PathLike, here: Storage, to: Storage | None) -> Target:
+    """Return the location of the copy. Raises OptionError where nothing can be written."""
+    if to is None:
+        schemes = [os.fsdecode(one).partition("://") for one in (source, target)]
+        alike = not schemes[0][1] or schemes[0][0].lower() == schemes[1][0].lower()
+        to = here if alike else Storage(timeout_s=here.timeout_s)
+    found = locate(target, replace(check_group("to", to, Storage), cache=None, cache_bytes=None))
+    if isinstance(found, RemoteLocation) and found.store.scheme in READ_ONLY:
+        raise OptionError(f"{found.url}: {found.store.scheme}:// is read only")
+    if isinstance(found, LocalDirectory):
+        if os.path.lexists(found.root) and not os.path.isdir(found.root):
+            raise OptionError(f"{printable(found.url)}: expected a directory, or nothing yet")
+        local.check_directory(found.root)
+    return found
+
+
+def _planned(index: Location, root: Location | None, into: Target) -> Iterator[_Work]:
+    """Yield the datasets that are to be copied, and what names them as splits, last."""
+    splits = manifest.load_splits(index)
+    for name in splits or [""]:
+        source, target = (index.below(name), into.below(name)) if name else (index, into)
+        found, data = _manifest(source)
+        items = list(_items(found, source))
+        yield _Work(items, _small(MANIFEST, data), source, target, found.dataset_id)
+    if splits is not None:
+        data = index.read(SPLITS, manifest.MAX_SPLITS)
+        yield _Work([], _small(SPLITS, data), index, into, b"")
+
+
+def _manifest(source: Location) -> tuple[Manifest, bytes]:
+    """Read a manifest, and its bytes. Raises as `manifest.load`."""
+    with contextlib.suppress(FileNotFoundError, DamageError):
+        data = source.read(MANIFEST, manifest.MAX_MANIFEST)
+        return manifest.parse(data, f"{source.url.rstrip('/')}/{MANIFEST}"), data
+    found = manifest.load(source)  # says what is there instead
+    return found, found.dump()
+
+
+def _small(name: str, data: bytes) -> _Item:
+    return _Item(name, len(data), hashlib.sha256(data).digest(), data, None, False)
+
+
+def _items(found: Manifest, index: Location) -> Iterator[_Item]:
+    """Yield the shards of a dataset, and the indexes of foreign ones."""
+    if found.format == "imagefolder":
+        raise OptionError(
+            f"{found.where}: an index of a folder of images; its files are copied by any tool, and "
+            "`shardio pack` makes shards of them"
+        )
+    opening = found.opening(index)
+    for info in map(found.shard, range(found.shards)):
+        known = known_file(opening, info)
+        yield _Item(info.name, info.size, info.sha256, None, known, found.names is None)
+        if found.names is not None:
+            name = sidecar_name(info.number, info.index_checksum)
+            data = index.read(name, MAX_SIDECAR)
+            if sidecar_checksum(data) != info.index_checksum:
+                raise DamageError(
+                    f"{index.url.rstrip('/')}/{name}: it is not the index that the manifest names"
+                )
+            yield _small(name, data)._replace(ours=True)
+
+
+def _refuse_itself(sources: Iterable[Location], into: Target) -> None:
+    for one in sources:
+        same = one.url.rstrip("/") == into.url.rstrip("/")
+        if isinstance(one, LocalDirectory) and isinstance(into, LocalDirectory):
+            same = os.path.realpath(one.root) == os.path.realpath(into.root)
+        if same:
+            raise OptionError(f"{into.url}: the dataset is there itself; choose another place")
+
+
+def _refuse_other(one: _Work, overwrite: bool) -> bool:
+    """Raise ExistsError where another dataset is; return whether one is to be replaced."""
+    others = [SPLITS] if one.dataset_id else [MANIFEST, JOURNAL]
+    shown = printable(one.target.url, 4096)
+    for name in others:
+        if one.target.exists(name):
+            kind = "splits are" if name == SPLITS else "one dataset is"
+            raise ExistsError(f"{shown}: {kind} packed here; choose another place")
+    try:
+        data = one.target.read(one.last.name, manifest.MAX_MANIFEST)
+    except FileNotFoundError:
+        return False
+    except DamageError:
+        data = b""
+    if data == one.last.data:
+        return False
+    if not overwrite:
+        raise ExistsError(
+            f"{shown}: another dataset is here; choose another place, or replace it with "
+            "--overwrite"
+        )
+    if not all(item.ours for item in one.items):
+        raise ExistsError(
+            f"{shown}: another dataset is here, and the files to be copied may have the names of "
+            "its own, which people read: remove it first, or choose another place"
+        )
+    return True
+
+
+# --- into a directory -----------------------------------------------------------------------------
+
+
+def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, count: _Count) -> None:
+    """Copy a dataset into a directory, which is locked while it is written."""
+    local.make_directory(folder)
+    if not one.dataset_id:
+        _write_last(folder, one.last, count)
+        return
+    with _owned(folder, one.dataset_id) as owner:
+        for item in one.items:
+            _remove_drafts(folder, item)
+        missing = []
+        for item in one.items:
+            if _is_right(folder, item, overwrite):
+                count.keep(item)
+            else:
+                missing.append(item)
+        local.refuse_if_full(folder, sum(item.size for item in missing))
+        try:
+            for item, file in _opened(root, missing):
+                _write_file(folder, item, file, count)
+                count.finish(item)
+        except FileNotFoundError as error:
+            raise DamageError(f"{error}: the manifest names it, but it is not there") from None
+        _write_last(folder, one.last, count)
+        owner.clean()
+
+
+def _owned(folder: str, dataset_id: bytes) -> output_dir.Owner:
+    """Own a directory; an earlier copy of the same dataset is gone on with.
+
+    Raises BusyError, and ExistsError where a packing is unfinished.
+    """
+
+    def joins(data: bytes) -> bool:
+        if journal.is_resumable(folder, data):
+            raise ExistsError(
+                f"{printable(folder)}: an unfinished packing is here; finish it, or choose another "
+                "directory"
+            )
+        with contextlib.suppress(DamageError):
+            return journal.identity(data)[0] == dataset_id
+        return False
+
+    def fresh() -> bytes:
+        return journal.of_writer(dataset_id, journal.shards_in(folder))
+
+    return output_dir.own(folder, fresh, joins)
+
+
+def _remove_drafts(folder: str, item: _Item) -> None:
+    """Remove what a copy that was killed had begun to write under a temporary name."""
+    directory, name = os.path.split(os.path.join(folder, file_name(item.name)))
+    with contextlib.suppress(FileNotFoundError):
+        for found in os.listdir(directory):
+            if local.is_temporary(found) and found.endswith(f"-{name}.tmp"):
+                local.remove(os.path.join(directory, found))
+
+
+def _is_right(folder: str, item: _Item, overwrite: bool) -> bool:
+    """Return whether a file is there and right. Raises ExistsError for another one of its name."""
+    try:
+        with contextlib.closing(LocalDirectory(folder).open(item.name)) as file:
+            if file.size == item.size and file.sha256() == item.sha256:
+                return True
+    except FileNotFoundError:
+        return False
+    _refuse_file(os.path.join(folder, file_name(item.name)), item, overwrite)
+    return False
+
+
+def _refuse_file(shown: str, item: _Item, overwrite: bool) -> None:
+    """Raise ExistsError for a file that is there, may be anybody's, and is not the one to copy."""
+    if not item.ours and not overwrite:
+        raise ExistsError(
+            f"{printable(shown, 4096)}: another file of this name is there; choose another place, "
+            "or replace it with --overwrite"
+        )
+
+
+def _opened(root: Location, items: list[_Item]) -> Iterator[tuple[_Item, File | None]]:
+    """Yield files with what they are read from, of which the next one is asked for ahead."""
+    files: list[File | None] = []
+    try:
+        for place, item in enumerate(items):
+            for ahead in items[len(files) : place + 2]:
+                file = root.open(ahead.name, ahead.known) if ahead.data is None else None
+                if file is not None and root.remote:
+                    file.will_need(0, _AHEAD)
+                files.append(file)
+            now = files[place]
+            yield item, now
+            if now is not None:
+                now.close()
+    finally:
+        for file in files:
+            if file is not None:
+                file.close()
+
+
+def _write_file(folder: str, item: _Item, file: File | None, count: _Count) -> None:
+    """Write one file, whole and right, or not at all. Raises DamageError, StorageError."""
+    directory, name = os.path.split(os.path.join(folder, file_name(item.name)))
+    local.make_directory(directory)
+    with local.Draft(directory, name, local.token()) as draft:
+        if file is None:
+            draft.write(item.data or b"")
+            count.add(item.size)
+        else:
+            if file.size != item.size:
+                raise DamageError(
+                    f"{file.name}: is {file.size:,} bytes long, but the manifest says "
+                    f"{item.size:,}. The file is not the one that was packed"
+                )
+            for start in range(0, item.size, _PIECE):
+                piece = file.read(start, min(_PIECE, item.size - start))
+                draft.write(piece)
+                count.add(len(piece))
+                file.will_need(start + _AHEAD, _PIECE)
+        if draft.digest() != item.sha256:
+            shown = item.name if file is None else file.name
+            raise DamageError(
+                f"{printable(shown, 4096)}: its SHA-256 is {draft.digest().hex()}, expected "
+                f"{item.sha256.hex()}. The file differs from what was packed; nothing was written "
+                "in its place"
+            )
+        draft.commit(name)
+
+
+def _write_last(folder: str, item: _Item, count: _Count) -> None:
+    """Write the manifest, or the file of the splits, unless it is there."""
+    assert item.data is not None
+    with contextlib.suppress(FileNotFoundError, DamageError):
+        if LocalDirectory(folder).read(item.name, manifest.MAX_MANIFEST) == item.data:
+            count.keep(item)
+            return
+    local.write_file(folder, item.name, item.data)
+    count.add(item.size)
+    count.finish(item)
+
+
+# --- into an object store -------------------------------------------------------------------------
+
+
+def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, count: _Count) -> None:
+    """Copy a dataset into an object store: what is missing, many at once, and its manifest last."""
+    missing = []
+    looks = ((item, Request(target.store, item.name, what="noted")) for item in one.items)
+    for item, look in _each(looks, _LOOKS):
+        if _is_there(item, look, target, way):
+            count.keep(item)
+        else:
+            missing.append(item)
+    puts = ((item, put_request(target, item.name, _upload(item, root))) for item in missing)
+    for item, put in _each(puts, way.jobs):
+        put.result()
+        count.add(item.size)
+        count.finish(item)
+    assert one.last.data is not None
+    with contextlib.suppress(FileNotFoundError, DamageError):
+        if target.read(one.last.name, manifest.MAX_MANIFEST) == one.last.data:
+            count.keep(one.last)
+            return
+    ranges.send(put_request(target, one.last.name, _upload(one.last, root))).result()
+    count.add(one.last.size)
+    count.finish(one.last)
+
+
+def put_request(target: RemoteLocation, name: str, upload: Upload) -> Request:
+    """Return the request that writes an object; `ranges.send` sends it, and may send it again."""
+    return Request(target.store.patient(), name, 0, upload.size, "put", upload)
+
+
+def _upload(item: _Item, root: Location) -> Upload:
+    """Say what the object of a file is to hold."""
+    if item.data is not None:
+        return Upload(item.data, item.size, item.sha256, item.name)
+    shown = f"{root.url.rstrip('/')}/{item.name}"
+    if isinstance(root, RemoteLocation):
+        return Upload((root.store, item.name), item.size, item.sha256, printable(shown, 4096))
+    assert isinstance(root, LocalDirectory)
+    return Upload(root.path(item.name), item.size, item.sha256, printable(shown, 4096))
+
+
+def _is_there(item: _Item, look: Future[Reply], target: RemoteLocation, way: _Way) -> bool:
+    """Return whether an object is there and right. Raises ExistsError for another one."""
+    try:
+        found = look.result()
+    except StorageError as error:
+        if isinstance(error.__cause__, RequestError) and error.__cause__.kind == "missing":
+            return False
+        raise
+    if found.size == item.size:
+        if found.tag == item.sha256.hex() and not way.recheck:
+            return True
+        known = KnownFile(item.size, b"", b"", 0)
+        with contextlib.closing(target.open(item.name, known)) as file:
+            if file.sha256() == item.sha256:
+                return True
+    _refuse_file(f"{target.url.rstrip('/')}/{item.name}", item, way.overwrite)
+    return False
+
+
+def _each(
+    requests: Iterator[tuple[_Item, Request]], most: int
+) -> Iterator[tuple[_Item, Future[Reply]]]:
+    """Send requests, `most` at a time, and yield each with its answer as it comes."""
+    running: dict[Future[Reply], _Item] = {}
+    while True:
+        for item, request in requests:
+            running[ranges.send(request)] = item
+            if len(running) >= most:
+                break
+        if not running:
+            return
+        done, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+        for future in done:
+            yield running.pop(future), future

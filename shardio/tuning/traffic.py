@@ -1,0 +1,83 @@
+"""What a machine asks an object store for, by arithmetic: bytes and requests of an epoch.
+
+How it works. Without a cache a loader process asks for what it hands out and nothing else: in
+ranges of 8 MiB where no other reads its spans, else record by record. With a cache the processes
+of a machine share ranges, so it asks for each span that one of them touches, once. A span that
+processes of several machines share is asked for by each of these machines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..dataset.buffering import BufferPlan
+from ..order.partition import Partition
+from ..storage.remote_file import RANGE
+from .text import Plain
+
+
+@dataclass(frozen=True)
+class Traffic(Plain):
+    """Bytes and requests of the busiest machine in an epoch; later ones differ by a shard or so."""
+
+    bytes: int  # without a cache, each epoch
+    requests: int
+    first_bytes: int  # with a cache that has room for it, the first epoch
+    first_requests: int
+    later_bytes: int  # the second epoch, whose spans are others; 0 where a machine has them all
+
+
+def machine_traffic(
+    share: Partition,
+    plan: BufferPlan,
+    *,
+    mean_bytes: float,
+    shards: int,
+    local_world_size: int,
+) -> Traffic:
+    """Estimate what a machine of `local_world_size` ranks asks for.
+
+    plan        of a process without a cache
+    mean_bytes  of a record in storage
+    shards      that have records
+    """
+    epoch, local = share.epoch, local_world_size * share.num_workers
+    everything = epoch.records * mean_bytes
+    part = local_world_size / share.world_size  # of the records that this machine hands out
+    touched = _touched_spans(share, local_world_size) / max(1, min(epoch.spans, epoch.units))
+    # Spans begin and end within shards: a process opens those that its spans reach into, and at
+    # most those that its units do.
+    reach = 1 + epoch.window * shards / max(1, epoch.records)
+    units = epoch.units / (share.world_size * share.num_workers)
+    opened = min(shards, share.touched * (1 + shards / epoch.spans), max(1.0, units * reach))
+    if epoch.shuffles_all:
+        opened = min(shards, epoch.records / (share.world_size * share.num_workers))
+    fixed = local * opened + local_world_size  # ends of shards; manifests
+    handed_out = everything * part
+    if plan.policy == "remote":
+        spans = min(epoch.spans, share.touched * local)
+        requests = spans * (math.ceil(everything / epoch.spans / RANGE) + 1 + shards / epoch.spans)
+        sent = handed_out
+    elif plan.first:
+        sent = everything * local
+        requests = local * (shards + everything / RANGE)
+    else:
+        sent, requests = handed_out, epoch.records * part
+    kept = everything * max(part, touched)
+    borders = 2 * min(epoch.spans, share.touched * local) if touched < 1 else shards
+    return Traffic(
+        bytes=math.ceil(sent),
+        requests=math.ceil(requests + fixed),
+        first_bytes=math.ceil(kept),
+        first_requests=math.ceil(kept / RANGE + borders + fixed),
+        later_bytes=math.ceil(kept * (1 - min(1.0, kept / max(1.0, everything)))),
+    )
+
+
+def _touched_spans(share: Partition, local_world_size: int) -> int:
+    """Count the spans that the first `local_world_size` ranks touch, of a long epoch."""
+    spans, units, ranks = share.epoch.spans, share.batch_units, share.world_size
+    step = math.gcd(ranks * units, spans)  # global batches begin at its multiples, modulo spans
+    width = local_world_size * units  # units of this machine in each
+    return min(spans, min(width, step) * (spans // step))

@@ -1,0 +1,247 @@
+"""Whatever a store does: the right bytes, or within a bounded time an error that says what failed.
+
+The 12 faults are those that users of other loaders met. `support.faults` says what each does.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import servers
+from support.fault_proxy import FaultProxy, fault_proxy
+from support.faults import Rule
+from support.url_reader import UrlReader, digest, url_reader
+
+import shardio
+
+RECORDS = 80
+FAULTS = (
+    *("timeout", "reset", "5xx", "429", "short", "wrong_range"),
+    *("shifted", "stall", "changed", "403", "404", "refused"),
+)
+MORE = ("reset_midway", "shifted_silently", "garbage")
+PASSES = frozenset(FAULTS) - {"403", "404"}  # these are told at once
+TARGETS = ("manifest", "index", "range", "whole")
+CAUSES = {
+    "timeout": "no answer came in time",
+    "reset": "connection broke|connection reset",
+    "reset_midway": "connection broke|connection reset",
+    "5xx": "answered 50[023]",
+    "429": "answered 429",
+    "short": "connection broke",
+    "wrong_range": "whole object",
+    "shifted": "another range",
+    "stall": "no answer came in time, or it stalled",
+    "403": "answered 403",
+    "404": "not there|not packed",
+    "refused": "connection refused|connection broke|no connection|connection reset",
+}
+# Bytes that are wrong, in an answer that looks right: it takes a checksum to see it.
+WRONG_BYTES = ("changed", "garbage", "shifted_silently")
+
+
+def image(number: int) -> bytes:
+    return b"\xff\xd8\xff" + np.random.default_rng(number).bytes(
+        110_000 + 100 * number
+    )  # more than a range of 8 MiB in all
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("www")
+    with shardio.Writer(
+        folder / "data", fields={"image": "image", "label": "int"}, shard_size="16MiB"
+    ) as writer:
+        for number in range(RECORDS):
+            writer.write({"__key__": f"{number}.jpg", "image": image(number), "label": number})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_all(folder: Path) -> Iterator[FaultProxy]:
+    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(of_all: FaultProxy) -> FaultProxy:
+    of_all.rules()
+    of_all.limits()
+    of_all.listen()
+    of_all.reset()
+    return of_all
+
+
+@pytest.fixture(scope="module")
+def holder() -> Iterator[UrlReader]:
+    with url_reader(holds_client=True) as reader:
+        yield reader
+
+
+@pytest.fixture(scope="module")
+def helped() -> Iterator[UrlReader]:
+    with url_reader(holds_client=False) as reader:
+        yield reader
+
+
+def rule(folder: Path, kind: str, target: str, transient: bool) -> Rule:
+    """Return the rule of a fault that strikes the first requests of a kind, or all."""
+    last = next((folder / "data").glob("*.shard")).stat().st_size - 1
+    where = {
+        "manifest": {"path": "manifest"},
+        "index": {"path": r"\.shard", "range": f"-{last}$"},
+        "range": {"path": r"\.shard", "range": rf"^bytes=\d+-(?!{last}$)"},
+        "whole": {"path": r"\.shard", "range": rf"^bytes=\d+-(?!{last}$)"},
+    }[target]
+    few = kind in WRONG_BYTES  # these are asked for again once
+    times = (1 if few else 2) if transient else None
+    if kind == "refused" and transient:
+        return Rule(kind, **where, times=1, hold_s=0.2)
+    return Rule(kind, **where, times=times)
+
+
+def check(
+    reader: UrlReader, proxy: FaultProxy, folder: Path, case: Any, cache: Path | None = None
+) -> None:
+    """Read with a fault; what comes of it is as the module says."""
+    kind, target, transient = case
+    # An attempt takes at most a quarter of it.
+    timeout_s = 4.0 if transient else 1.0
+    options: dict[str, Any] = {"timeout_s": timeout_s}
+    if cache is not None:
+        options |= {"cache": str(cache), "cache_bytes": 1 << 30}
+    url = f"{proxy.url}/data"
+    proxy.rules(rule(folder, kind, target, transient))
+    if target == "whole":
+        shard = next((folder / "data").glob("*.shard"))
+        right = [hashlib.sha256(shard.read_bytes()).hexdigest()]
+        done = reader.read("whole", f"{url}/{shard.name}", **options)
+        if kind in WRONG_BYTES and not done["error"]:  # who asks for the sum compares it
+            assert done["digests"] != right
+            done["error"], done["text"] = "DamageError", url
+    else:
+        right = [digest(image(3)), digest(image(77))]
+        done = reader.read("records", url, [3, 77], **options)
+    assert proxy.figures().faults, "the fault did not strike"
+    # Not how fast this machine is: a bound that a wait without one would exceed.
+    assert done["took_s"] < 60
+    if not done["error"]:
+        assert done["digests"] == right
+    if transient and kind in (*PASSES, *MORE) and not (kind in WRONG_BYTES and target == "whole"):
+        assert not done["error"], done["text"]
+    never = kind in ("wrong_range", "shifted") and target == "manifest"  # it is read without one
+    if not transient and not never:
+        tell(done, kind, target, url)
+    proxy.rules()
+    proxy.listen()
+    again = reader.read("records", url, [5], **options | {"timeout_s": 20.0})
+    assert again["digests"] == [digest(image(5))], again["text"]
+    assert not again["in_flight"]
+
+
+def tell(done: Any, kind: str, target: str, url: str) -> None:
+    """Compare the words of an error with what a user has to know."""
+    text = done["text"]
+    if kind == "garbage" and not done["error"]:
+        return  # the bit was flipped beside what was wanted, which is right
+    assert done["error"], "a fault that was not met"
+    assert url in text and "obstore" not in text and "Debug" not in text
+    if kind in WRONG_BYTES:
+        assert done["error"] in ("DamageError", "NotPackedError")
+        return
+    busy = "no answer came in time"  # where this machine is busy, of any that have a body
+    assert re.search(f"{CAUSES[kind]}|{busy}|broke before the last byte", text.lower()), text
+    if target != "manifest" and kind not in ("404",):
+        assert re.search(r"cannot read bytes \d+-\d+: ", text), text
+    if kind in PASSES:
+        assert re.search(r"\(\d+ attempts in \d+ s\)", text), text
+
+
+CASES = [
+    (kind, target, transient)
+    for kind in (*FAULTS, *MORE)
+    for target in TARGETS
+    for transient in (True, False)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_cache", [False, True], ids=["", "cache"])
+@pytest.mark.parametrize("who", ["holder", "helped"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_every_fault_gives_right_bytes_or_an_error(
+    request: pytest.FixtureRequest,
+    proxy: FaultProxy,
+    folder: Path,
+    tmp_path: Path,
+    case: Any,
+    who: str,
+    with_cache: bool,
+) -> None:
+    reader = request.getfixturevalue(who)
+    check(reader, proxy, folder, case, tmp_path / "cache" if with_cache else None)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_some_faults_give_right_bytes_or_an_error(
+    holder: UrlReader,
+    helped: UrlReader,
+    proxy: FaultProxy,
+    folder: Path,
+    tmp_path: Path,
+    part: int,
+) -> None:
+    draw = random.Random(part)
+    for number, case in enumerate(draw.sample(CASES, 4)):
+        reader = draw.choice((holder, helped))
+        cache = tmp_path / str(number) if draw.random() < 0.5 else None
+        check(reader, proxy, folder, case, cache)
+
+
+# --- many reads -----------------------------------------------------------------------------------
+
+# Of these a read gets over; 403 and 404 are told at once, and `refused` breaks all connections.
+OFTEN = tuple(kind for kind in (*FAULTS, *MORE) if kind not in ("403", "404", "refused"))
+PART = 0.1  # of the requests
+
+
+def soak(reader: UrlReader, proxy: FaultProxy, reads: int, seed: int) -> None:
+    """Read records at random while a tenth of all requests fails in one way or another."""
+    url = f"{proxy.url}/data"
+    each = PART / len(OFTEN)
+    proxy.rules(*(Rule(kind, path=r"\.shard", fraction=each, seed=seed) for kind in OFTEN))
+    draw = random.Random(seed)
+    numbers = [draw.randrange(RECORDS) for _ in range(reads)]
+    done = reader.read("records", url, numbers, timeout_s=8.0)
+    assert not done["text"]
+    right = [digest(image(number)) for number in range(RECORDS)]
+    wrong = [n for n, one in zip(numbers, done["digests"], strict=True) if one != right[n]]
+    assert not wrong and len(done["digests"]) == reads
+    figures = proxy.figures()
+    faults = sum(figures.faults.values())
+    print(f"{reads} reads, {figures.requests} requests, {faults} faults: {done['figures']}")
+    assert faults > PART * reads / 2
+    assert figures.requests <= 1.3 * reads + 20  # which open the dataset
+    hedges = done["figures"]["hedges"]
+    assert hedges <= 0.02 * done["figures"]["requests"] + 5
+    assert not done["in_flight"]
+
+
+@pytest.mark.parametrize("holds_client", [True, False], ids=["holder", "helped"])
+def test_reads_are_right_while_a_tenth_of_the_requests_fails(
+    proxy: FaultProxy, holds_client: bool
+) -> None:
+    with url_reader(holds_client=holds_client, threads=8) as reader:
+        soak(reader, proxy, 300, seed=1)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("holds_client", [True, False], ids=["holder", "helped"])
+def test_ten_thousand_reads_are_right(proxy: FaultProxy, holds_client: bool) -> None:
+    with url_reader(holds_client=holds_client, threads=8) as reader:
+        soak(reader, proxy, 10_000, seed=2)

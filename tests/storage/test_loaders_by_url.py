@@ -1,0 +1,116 @@
+"""Loaders that read by URL: their processes may end at any moment, and consumers may be slow."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import servers
+from support.fault_proxy import FaultProxy, fault_proxy
+from support.faults import Rule
+from support.leftovers import nothing_left
+from torch.utils.data import DataLoader
+
+import shardio
+from shardio import Order, ShardDataset, ShardLoader, Storage
+from shardio.errors import WorkerError
+from shardio.storage import ranges
+
+RECORDS = 160
+
+
+@pytest.fixture(scope="module")
+def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    folder = tmp_path_factory.mktemp("www")
+    fields = {"image": "image", "label": "int"}
+    with shardio.Writer(folder / "data", fields=fields, shard_size=4_000_000) as writer:
+        for number in range(RECORDS):
+            data = b"\xff\xd8\xff" + np.random.default_rng(number).bytes(100_000)
+            writer.write({"__key__": f"{number}.jpg", "image": data, "label": number})
+    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
+    of_all.rules()
+    of_all.limits()
+    of_all.reset()
+    yield of_all
+    of_all.rules()
+    of_all.limits()
+    ranges.close()
+
+
+def dataset(proxy: FaultProxy, **options: Any) -> ShardDataset:
+    return ShardDataset(
+        f"{proxy.url}/data",
+        batch_size=8,
+        decode=None,
+        fields=("image", "label"),
+        storage=Storage(timeout_s=20.0),
+        **{"shuffle_buffer": 30, "order": Order(spans=4, unit=4)} | options,
+    )
+
+
+def labels(loader: Any) -> list[int]:
+    return sorted(label for _, batch in loader for label in batch.tolist())
+
+
+@pytest.mark.parametrize("what", ["index", "range"])
+def test_a_killed_loader_process_is_named_and_the_next_pass_works(
+    proxy: FaultProxy, what: str
+) -> None:
+    there = dataset(proxy)
+    with ShardLoader(there, num_workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        proxy.rules(Rule("timeout", path="shard"))
+        begun = proxy.figures().requests
+        pids = loader.explain().pids
+        if what == "range":
+            proxy.wait(requests=begun)
+        for pid in pids:  # each is waited for in its turn
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"SIGKILL|signal 9|killed"):
+            for _ in batches:
+                pass
+    proxy.rules()
+    there.set_epoch(1)
+    with ShardLoader(there, num_workers=2) as loader:
+        assert labels(loader) == list(range(RECORDS))
+    ranges.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_end_while_requests_are_under_way(proxy: FaultProxy, method: str) -> None:
+    proxy.limits(latency_s=0.5)
+    with nothing_left():
+        loader = DataLoader(
+            dataset(proxy), batch_size=None, num_workers=2, multiprocessing_context=method
+        )
+        batches = iter(loader)
+        next(batches)
+        proxy.rules(Rule("stall", path="shard"))
+        del batches, loader
+        ranges.close()
+
+
+def test_a_slow_consumer_holds_no_more_than_its_budget_and_its_windows(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "IN_FLIGHT", 2 << 20)
+    monkeypatch.setattr(ranges, "LEAST_IN_FLIGHT", 2 << 20)
+    there = dataset(proxy)
+    batches = iter(DataLoader(there, batch_size=None))
+    most = 0
+    for number, _ in enumerate(batches):
+        before = -1
+        while number < 6 and (held := ranges.ranges().in_flight) != before:
+            before = held  # what arrives changes nothing: it counts until it is read
+        most = max(most, ranges.ranges().in_flight)
+    # A range may exceed a budget that is not used at all; each span waits for one at most.
+    assert 0 < most <= (2 << 20) + 4 * (4 << 20)
+    assert ranges.ranges().in_flight == 0

@@ -1,0 +1,136 @@
+"""What a machine asks an object store for: the arithmetic against a real server's log."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import servers
+from support.fault_proxy import FaultProxy, fault_proxy
+from torch.utils.data import DataLoader
+
+import shardio
+from shardio import Order, ShardDataset, Storage
+from shardio.dataset.buffering import plan_buffering
+from shardio.order.epoch import Epoch
+from shardio.order.options import RequestedOptions
+from shardio.order.partition import Partition
+from shardio.storage import ranges
+from shardio.tuning.traffic import machine_traffic
+
+RECORDS, BYTES = 1024, 20_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("www")
+    fields = {"image": "bytes", "label": "int"}
+    with shardio.Writer(folder / "data", fields=fields, shard_size=3_000_000) as writer:
+        for number in range(RECORDS):
+            image = np.random.default_rng(number).bytes(BYTES)
+            writer.write({"__key__": f"{number}", "image": image, "label": number})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_all(folder: Path) -> Iterator[FaultProxy]:
+    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
+    of_all.reset()
+    yield of_all
+    ranges.close()
+
+
+def dataset(url: str, **options: Any) -> ShardDataset:
+    return ShardDataset(
+        url,
+        batch_size=16,
+        fields=("image", "label"),
+        shuffle_buffer=256,
+        order=Order(spans=16, unit=4),
+        **options,
+    )
+
+
+def read(url: str, ranks: range, world_size: int, workers: int, **options: Any) -> None:
+    for rank in ranks:
+        one = dataset(url, rank=rank, world_size=world_size, **options)
+        for _ in DataLoader(one, batch_size=None, num_workers=workers):
+            pass
+        ranges.close()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local", "workers"), [(1, 1, 2), (2, 1, 2), (4, 2, 2), (8, 4, 1)]
+)
+def test_a_machine_downloads_what_it_hands_out(
+    folder: Path, proxy: FaultProxy, world_size: int, local: int, workers: int
+) -> None:
+    url = f"{proxy.url}/data"
+    asked = {"num_workers": workers, "world_size": world_size, "local_world_size": local}
+    told = shardio.explain(dataset(url), **asked).traffic
+    assert told is not None
+    proxy.reset()
+    read(url, range(local), world_size, workers)
+    figures = proxy.figures()
+    handed_out = RECORDS * BYTES * local / world_size
+    assert figures.sent <= 1.1 * handed_out
+    assert 0.9 * figures.sent <= told.bytes <= 1.1 * figures.sent
+    # The arithmetic is for requests of 8 MiB; here spans are shorter than one.
+    assert 0.4 * figures.requests <= told.requests <= 2 * figures.requests
+
+
+@pytest.mark.parametrize(("world_size", "local"), [(2, 1), (4, 2)])
+def test_with_a_cache_a_machine_downloads_each_range_once(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, world_size: int, local: int
+) -> None:
+    url, storage = f"{proxy.url}/data", Storage(cache=tmp_path / "cache", cache_bytes="1GiB")
+    told = shardio.explain(
+        dataset(url, storage=storage), world_size=world_size, local_world_size=local, num_workers=2
+    )
+    assert told.traffic is not None and told.policy in ("page_cache", "in_memory")
+    assert "of a machine" in str(told) and "in the first epoch" in str(told)
+    proxy.reset()
+    read(url, range(local), world_size, 2, storage=storage)
+    assert proxy.figures().sent <= 1.1 * max(told.traffic.first_bytes, RECORDS * BYTES)
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4, 8])
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_at_the_defaults_no_machine_downloads_more_than_it_hands_out(
+    machines: int, workers: int
+) -> None:
+    counts, mean = np.full(128, 10_000), 110_000.0
+    options = RequestedOptions(256, None, 0, None, None, None, True).resolve(
+        mean, records=int(counts.sum())
+    )
+    epoch = options.epoch(counts, 0)
+    share = options.partition(epoch, world_size=8 * machines, num_workers=workers)
+    plan = plan_buffering(share, mean, network=True, remote=True, local_consumers=8 * workers)
+    traffic = machine_traffic(share, plan, mean_bytes=mean, shards=128, local_world_size=8)
+    assert traffic.bytes <= 1.1 * epoch.records * mean / machines
+
+
+@pytest.mark.parametrize("spans", [6, 64])
+@pytest.mark.parametrize("batch_units", [1, 3, 8])
+@pytest.mark.parametrize(("world_size", "local"), [(1, 1), (4, 2), (8, 3), (16, 8)])
+def test_the_spans_of_a_machine_are_those_that_its_batches_touch(
+    spans: int, batch_units: int, world_size: int, local: int
+) -> None:
+    counts = np.full(4, 10_000)
+    epoch = Epoch(counts, seed=0, epoch=0, spans=spans, unit=4, shuffle_buffer=1000)
+    touched, batches = set(), 0
+    for rank in range(local):
+        share = Partition(epoch, batch_size=4 * batch_units, rank=rank, world_size=world_size)
+        for batch in share:
+            touched.update(span for span, _, _ in batch.pieces)
+            batches += 1
+    plan = plan_buffering(share, 100.0, network=True, remote=True)
+    found = machine_traffic(share, plan, mean_bytes=100.0, shards=4, local_world_size=local)
+    expected = epoch.records * 100.0 * max(local / world_size, len(touched) / spans)
+    assert found.first_bytes == pytest.approx(expected, rel=0.01)
