@@ -470,8 +470,11 @@ class RecordShard:
         """Return records [start, stop) as bytes, unchecked, to be decoded later."""
         if start == stop:
             return []
-        block, begins, ends = self._block(start, stop)
-        return [block[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+        begins = self._offsets[start:stop] - self._offsets[start]
+        ends = begins + self.sizes[start:stop]
+        block = self._file.view(int(self._offsets[start]), int(ends[-1]))
+        # bytes() of bytes is no copy; of a view it is the only one.
+        return [bytes(block[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""

@@ -34,6 +34,9 @@ class File(Protocol):
     def read(self, start: int, length: int) -> bytes:
         """Read exactly `length` bytes from `start`. Raises DamageError if the file ends before."""
 
+    def view(self, start: int, length: int) -> bytes | memoryview:
+        """Read as `read` does, without a copy where the bytes are in memory already."""
+
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes that were damaged when they came, past all that is kept here. As `read`."""
 

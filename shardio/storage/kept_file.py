@@ -57,6 +57,10 @@ class KeptFile(RemoteFile):
                 return super().read(start, length)
         return self._local.read(start, length)
 
+    def view(self, start: int, length: int) -> bytes:
+        """Read as `read` does."""
+        return self.read(start, length)
+
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes that were damaged when they came: the cache's are not used again."""
         size = self._cached.layout.range_bytes

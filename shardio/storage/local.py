@@ -128,6 +128,10 @@ class LocalFile:
             )
         return b"".join(parts)
 
+    def view(self, start: int, length: int) -> bytes:
+        """Read as `read` does."""
+        return self.read(start, length)
+
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes once more. Raises as `read`."""
         return self.read(start, length)

@@ -92,6 +92,13 @@ class RemoteFile:
 
     def read(self, start: int, length: int) -> bytes:
         """Read exactly `length` bytes from `start`. Raises DamageError if the file ends before."""
+        return bytes(self._view(start, length))
+
+    def view(self, start: int, length: int) -> bytes | memoryview:
+        """Read as `read` does, without a copy of bytes that are of one announced range."""
+        return self._view(start, length)
+
+    def _view(self, start: int, length: int) -> bytes | memoryview:
         if start + length > self.size:
             raise DamageError(
                 f"{self.name}: ends at byte {self.size}, expected {length:,} bytes from byte "
@@ -102,13 +109,14 @@ class RemoteFile:
         kept, tail = self._tail
         if start >= kept and tail:
             return tail[start - kept : start - kept + length]
-        parts, at, stop = [], start, start + length
+        parts: list[memoryview] = []
+        at, stop = start, start + length
         while at < stop:
             part = self._part(at, stop)
             parts.append(part)
             at += len(part)
         self._read_ahead(start, stop)
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes that were damaged when they came, by a request of their own."""

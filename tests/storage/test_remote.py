@@ -24,6 +24,7 @@ from shardio import ShardDataset, ShardLoader, Storage
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, StorageError
 from shardio.storage import ranges
 from shardio.storage.client import Request, Store
+from shardio.storage.remote import RemoteLocation
 from shardio.storage.remote_file import read
 
 RECORDS, SHARDS = 120, 6
@@ -365,6 +366,16 @@ def test_a_body_that_stalls_early_gets_a_second_request(
     figures = ranges.figures()
     assert figures is not None and figures.hedges >= 1 and figures.won >= 1
     assert not figures.retries and proxy.figures().faults == {"stall": 1}
+
+
+def test_a_view_of_an_announced_range_is_no_copy(folder: Path, proxy: FaultProxy) -> None:
+    (folder / "blob").write_bytes(bytes(range(256)) * (1 << 13))
+    file = RemoteLocation(Store(proxy.url)).open("blob")
+    file.will_need(0, 1 << 20)
+    view = file.view(300, 200_000)
+    assert isinstance(view, memoryview) and len(view.obj) == 1 << 20
+    assert view == (bytes(range(256)) * 1000)[300:200_300]
+    file.close()
 
 
 def test_a_refusal_says_what_the_store_said_at_once(proxy: FaultProxy) -> None:

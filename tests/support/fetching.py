@@ -54,6 +54,9 @@ class WatchedFile:
         self._storage.reads.append((self.name, start, start + length))
         return self._file.read(start, length)
 
+    def view(self, start: int, length: int) -> bytes:
+        return self.read(start, length)
+
     def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         self._storage.announced.append((self.name, start, start + length))
         self._file.will_need(start, length)

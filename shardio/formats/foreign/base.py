@@ -69,6 +69,10 @@ class WrappedFile:
         """Return the SHA-256 of the file, 32 bytes."""
         return self._file.sha256()
 
+    def view(self, start: int, length: int) -> bytes | memoryview:
+        """Read without a copy where the bytes are in memory already. Raises as `read`."""
+        return self._file.view(start, length)
+
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes that were damaged when they came. Raises as `read`."""
         return self._file.read_again(start, length)
@@ -191,6 +195,10 @@ class Sweep(WrappedFile):
         self._hashed = 0  # bytes from the beginning that were
         self._block, self._base = b"", 0  # what was read last, and from where
         self._end, self._length = 0, 0  # of the last read that was no slice
+
+    def view(self, start: int, length: int) -> bytes:
+        """Read as `read` does."""
+        return self.read(start, length)
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""

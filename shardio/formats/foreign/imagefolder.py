@@ -108,6 +108,10 @@ class ImageRun(ForeignFile):
             )
         return file
 
+    def view(self, start: int, length: int) -> bytes:
+        """Read as `read` does."""
+        return self.read(start, length)
+
     def _missing(self, record: int) -> DamageError:
         size = int(self.starts[record + 1] - self.starts[record])
         return DamageError(
