@@ -4,6 +4,6 @@ A location holds files (`base`); `location` finds it by its URL. `remote` is one
 store, `remote_file` a file there, `ranges` what was asked for, `transfers` many requests at once,
 `client` one request, `retry_after` how long a server wants to be left alone, `stores` the stores by
 scheme, `credentials` what opens them, `helper` the process that makes requests for one that must
-not, `upload` what is written. `cache` keeps ranges on a disk, in a `cached_file` a shard, which
-`kept_file` reads.
+not, `listing` what lies in a folder, `upload` what is written. `cache` keeps ranges on a disk, in a
+`cached_file` a shard, which `kept_file` reads.
 """
