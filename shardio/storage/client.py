@@ -471,6 +471,8 @@ def _kind_of(status: int) -> str:
         return "missing"
     if status == 412:
         return "changed"
+    if status == 416:
+        return "short"
     return "server" if status >= 500 or status in (408, 425) else "other"
 
 
