@@ -25,7 +25,7 @@ from shardio.errors import (
     SourceError,
     StorageError,
 )
-from shardio.packing.sources.objects import StoreFolder
+from shardio.packing.sources.store_folder import StoreFolder
 from shardio.storage import ranges
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation

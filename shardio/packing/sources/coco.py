@@ -50,7 +50,7 @@ from .base import (
 )
 from .field_names import our_names
 from .files import DiskFolder, FileSource, check_image, first_sign, folder_of, twins
-from .objects import root_of
+from .store_folder import root_of
 
 _NUMBERS = ("image_id", "width", "height")
 _FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}

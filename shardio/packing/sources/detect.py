@@ -20,7 +20,7 @@ from .coco import is_coco, refuse_folder
 from .files import are_splits, folder_of, not_images
 from .grouped import lies_there as lies_grouped
 from .listing import is_listing
-from .objects import folder_in_store
+from .store_folder import folder_in_store
 from .trees import lies_there as lies_in_trees
 
 _LOOKED = 3  # folders that are looked into for files of another format

@@ -48,7 +48,7 @@ from .files import (
     first_sign,
     twins,
 )
-from .objects import root_of
+from .store_folder import root_of
 from .tables import Column, Table, ending, holds_bytes
 from .tables import read as read_table
 
