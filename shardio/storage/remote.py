@@ -18,6 +18,7 @@ from .listing import Listed, Page, check_order
 from .ranges import Range, Released
 from .remote_file import Ends, RemoteFile, read, wait
 from .stores import Store
+from .swept_file import SweptFile
 from .upload import Upload
 
 
@@ -71,6 +72,10 @@ class RemoteLocation:
             return RemoteFile(self.store, name, self.ends, known)
         cached = _open_cached(self.cache, known)
         return KeptFile(self.store, name, self.ends, known, cached)
+
+    def sweep(self, name: str) -> SweptFile:
+        """Open an object that is read once, nearly from front to back. As `open`."""
+        return SweptFile(self.store, name, self.ends)
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a small object. Raises as `open`, and DamageError above `limit`."""
@@ -174,6 +179,11 @@ class RemoteLocation:
     def below(self, name: str) -> RemoteLocation:
         """Return the folder of this name in it."""
         return RemoteLocation(self.store.below(name), self.cache)
+
+    def above(self) -> tuple[RemoteLocation, str]:
+        """Return the folder that it lies in, and its name there; "": it is the top of a store."""
+        store, name = self.store.above()
+        return RemoteLocation(store, self.cache), name
 
     def is_network(self) -> bool:
         """Return True if reads leave this machine: with a cache the page cache can be trusted."""

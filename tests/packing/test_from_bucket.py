@@ -70,7 +70,6 @@ FOLDERS: dict[str, Tree] = {
     "loose": {**images(classes=1, each=2), "readme.txt": b"text"},
     "flat": {f"{n}.jpg": noise(str(n), 3_000 + n) for n in range(40)},
     "large": {"a/1.jpg": noise("large", 20 << 20), "a/2.jpg": noise("small", 100)},
-    "tars": {"train-0.tar": b"a tar", "train-1.tar": b"another"},
 }
 
 
@@ -346,8 +345,6 @@ def test_what_is_packed_otherwise_is_refused_with_the_way(
     s3: ObjectStore, there: Path, tmp_path: Path
 ) -> None:
     given = storage(s3)
-    with pytest.raises(OptionError, match=r"shardio index s3://\S*/tars --out IDX(.|\n)*--root"):
-        pack(f"{s3.url}/tars", tmp_path / "out", given)
     with pytest.raises(OptionError, match="give the URL of its images as --root"):
         pack(f"{s3.url}/a.csv", tmp_path / "out", given, read={"kind": "listing"})
     with pytest.raises(NotPackedError, match="nothing"):

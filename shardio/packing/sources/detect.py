@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import DamageError, OptionError, SourceError, printable
-from ...formats import claims
+from ...formats import FOREIGN, claims
 from ...formats.manifest import MANIFEST, SPLITS, load
 from ...images.filetype import image_type
 from ...names import key_text
@@ -39,32 +39,20 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
         kind = "dataset"
     if kind == "dataset":
         return replace(request, kind=kind)
-    if kind not in (None, "imagefolder", "files", "trees"):
-        raise _not_by_url(request, kind)
+    if kind in ("listing", "coco"):
+        raise OptionError(
+            f"{request.shown}: --from {kind}: copy that file, and give the URL of its images as "
+            "--root"
+        )
+    if kind in FOREIGN and kind != "imagefolder":
+        return request
     found = replace(request, files=folder_in_store(request))
     if kind is not None:
         return found
     folders, files, _ = folder_of(found).top()
     if not folders and not files:
         load(location)  # says that nothing is packed there
-    found = _folder(found)
-    if found.kind not in ("imagefolder", "files", "trees"):
-        raise _not_by_url(request, found.kind)
-    return found
-
-
-def _not_by_url(request: SourceRequest, kind: str | None) -> OptionError:
-    """Return the error for a kind of source that is not packed by URL."""
-    advice = (
-        f"`shardio index {request.shown} --out IDX` makes an index of them, and `shardio pack IDX "
-        f"OUT --root {request.shown}` packs them"
-    )
-    if kind in ("listing", "coco"):
-        advice = "copy that file, and give the URL of its images as --root"
-    return OptionError(
-        f"{request.shown}: {printable(kind or '')}: by URL only folders of images, of files "
-        f"grouped by name and of masks are packed, and datasets; {advice}"
-    )
+    return _folder(found)
 
 
 def _kind(request: SourceRequest) -> str:
