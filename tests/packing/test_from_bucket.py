@@ -69,6 +69,7 @@ FOLDERS: dict[str, Tree] = {
     "masks": MASKS,
     "loose": {**images(classes=1, each=2), "readme.txt": b"text"},
     "flat": {f"{n}.jpg": noise(str(n), 3_000 + n) for n in range(40)},
+    "many": {f"{n}.jpg": noise(str(n), 300 + n) for n in range(160)},
     "large": {"a/1.jpg": noise("large", 20 << 20), "a/2.jpg": noise("small", 100)},
 }
 
@@ -339,6 +340,25 @@ def test_objects_are_asked_for_once_and_many_at_a_time(
     assert len({one.path for one in asked}) == 40
     assert len(asked) <= 44  # second requests for slow ones
     assert 8 <= figures.most_concurrent <= 64
+
+
+def test_processes_share_the_requests_of_the_machine(
+    s3: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    proxy.limits(latency_s=0.3)
+    pack(f"{s3.url}/many", tmp_path / "out", storage(s3, proxy), jobs=4, shard_size=18_000)
+    assert 16 <= proxy.figures().most_concurrent <= 64  # else 4 times as many
+
+
+def test_a_packed_dataset_is_read_without_a_listing(
+    s3: ObjectStore, proxy: FaultProxy, there: Path, tmp_path: Path
+) -> None:
+    shardio.pack(there / "splits", tmp_path / "packed")
+    s3.put_folder(tmp_path / "packed", "packed/")
+    given = storage(s3, proxy)
+    assert len(shardio.open(f"{s3.url}/packed/train", storage=given)) == 9
+    pack(f"{s3.url}/packed", tmp_path / "again", given)
+    assert not [one for one in proxy.figures().log if "list-type" in one.path]
 
 
 def test_what_is_packed_otherwise_is_refused_with_the_way(
