@@ -25,6 +25,7 @@ from shardio.errors import (
     SourceError,
     StorageError,
 )
+from shardio.packing.sources import store_folder
 from shardio.packing.sources.store_folder import StoreFolder
 from shardio.storage import ranges
 from shardio.storage.location import locate
@@ -210,6 +211,36 @@ def test_a_listing_names_files_of_a_store(s3: ObjectStore, there: Path, tmp_path
                 )
             assert "class1/gone.jpg: there is no such file" in str(caught.value)
             assert "bad/class0/000.jpg: is no path below" in str(caught.value)
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_files_that_a_table_names_are_looked_at_one_by_one_where_that_is_less(
+    denied: bool,
+    s3: ObjectStore,
+    proxy: FaultProxy,
+    there: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listing = tmp_path / "some.csv"
+    listing.write_text("path\n" + "".join(f"{number}.jpg\n" for number in range(12)))
+    shardio.pack(listing, tmp_path / "disk", read=SourceOptions(root=there / "flat"))
+    if denied:  # buckets may let all read that know a name, and nobody list
+        proxy.rules(Rule("403", path="list-type"))
+    else:
+        monkeypatch.setattr(store_folder, "PAGE", 0)
+        monkeypatch.setattr(store_folder, "WORTH", 2)  # there are 40 objects
+    given = storage(s3, proxy)
+    pack(str(listing), tmp_path / "out", given, read={"root": f"{s3.url}/flat"})
+    assert content(tmp_path / "out") == content(tmp_path / "disk")
+    looks = {one.path for one in proxy.figures().log if one.method == "HEAD"}
+    assert len(looks) == 12
+    monkeypatch.undo()
+    proxy.rules()
+    proxy.reset()
+    pack(str(listing), tmp_path / "listed", given, read={"root": f"{s3.url}/flat"})
+    assert content(tmp_path / "listed") == content(tmp_path / "disk")
+    assert not [one for one in proxy.figures().log if one.method == "HEAD"]
 
 
 def test_annotations_of_coco_name_files_of_a_store(

@@ -98,7 +98,11 @@ def proxy(web: servers.Web) -> Iterator[FaultProxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "tars"])
+def slow(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", ["parquet", "mds", *slow("webdataset", "tfrecord", "recordio")])
 def test_the_index_is_that_of_the_same_files_on_disk(
     name: str, s3: ObjectStore, there: Path, tmp_path: Path
 ) -> None:
@@ -171,7 +175,7 @@ def test_each_byte_is_downloaded_once_many_ranges_at_a_time(
     assert content(tmp_path / "idx") == content(tmp_path / "disk")
 
 
-@pytest.mark.parametrize("kind", ["503", "short", "stall"])
+@pytest.mark.parametrize("kind", ["short", *slow("503", "stall")])
 def test_faults_on_the_way_change_nothing(
     kind: str, proxy: FaultProxy, there: Path, tmp_path: Path
 ) -> None:

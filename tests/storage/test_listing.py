@@ -134,7 +134,7 @@ def test_plain_http_is_not_listed(files: Path) -> None:
             list(found.walk())
 
 
-@pytest.mark.parametrize("kind", ["503", "500", "short", "timeout"])
+@pytest.mark.parametrize("kind", ["503", "short", pytest.param("timeout", marks=pytest.mark.slow)])
 def test_a_request_that_fails_is_sent_again(
     kind: str, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -418,7 +418,7 @@ def _root(request: SourceRequest, first: Sequence[bytes]) -> tuple[SourceFolder,
     """Find the folder of the images; return it, and a note that says which was found."""
     if request.root is not None:
         folder = root_of(request)
-        if not folder.is_there():
+        if isinstance(folder, DiskFolder) and not folder.is_there():
             raise OptionError(f"--root {printable(folder.path)}: expected a folder")
         return folder, []
     above, name = os.path.split(request.path)

@@ -1,6 +1,7 @@
 """A folder of an object store whose files are packed: listed once, and read by ranges.
 
-All of it is listed, since nothing else says which folders it has: a thousand objects a request.
+All of it is listed, since nothing else says which folders it has: a thousand objects a request. For
+a table that names files it is listed as far as that is worth it, or each of these is looked at.
 Paths are bytes, as of files. What is read must be what was listed: each answer says size and ETag
 of the object, and both are compared.
 
@@ -24,8 +25,8 @@ import numpy as np
 from ...errors import DamageError, StorageError
 from ...names import key_bytes, key_text
 from ...storage import ranges
-from ...storage.client import Reply, Request
-from ...storage.listing import Listed, plain_tag
+from ...storage.client import Reply, Request, RequestError
+from ...storage.listing import PAGE, Listed, plain_tag
 from ...storage.location import locate
 from ...storage.ranges import Range, Released
 from ...storage.remote import RemoteLocation
@@ -33,7 +34,10 @@ from ...storage.remote_file import RANGE, read, wait
 from .base import Ints, Problem, ReadFile, Seen, SourceFolder, SourceRequest, Top, Walked
 from .files import MISSING, DiskFolder, changed, is_ignored, is_own, unfit_size
 
-_LOOKED_AHEAD = 256  # objects that are asked for at once, where nothing can be listed
+_LOOKED_AHEAD = 256  # objects that are looked at, at once, where they are not listed
+# Objects for each path of a listing up to which a bucket is listed to look at them: a request lists
+# 1,000, one after the other; to look at one is a request, but many run at once.
+WORTH = 8
 
 
 class _Objects:
@@ -46,16 +50,24 @@ class _Objects:
     @property
     def columns(self) -> tuple[list[bytes], Ints, Ints]:
         """Return paths, sizes, and stamps. Raises OptionError, StorageError."""
+        found = self.at_most(None)
+        assert found is not None
+        return found
+
+    def at_most(self, most: int | None) -> tuple[list[bytes], Ints, Ints] | None:
+        """Return the columns; None where there are more objects. Raises as they do."""
         if self._found is None:
-            keys, sizes, stamps = [], array("q"), array("q")
+            keys: list[bytes] = []
+            sizes, stamps = array("q"), array("q")
             for one in self._location.walk():
+                if len(keys) == most:
+                    return None
                 keys.append(key_bytes(one.path))
                 sizes.append(one.size)
                 stamps.append(_stamp(one))
             order = sorted(range(len(keys)), key=keys.__getitem__)
-            columns = (np.array(column, np.int64)[order] for column in (sizes, stamps))
-            self._found = ([keys[i] for i in order], *columns)  # type: ignore[assignment]
-        assert self._found is not None
+            columns = [np.array(column, np.int64)[order] for column in (sizes, stamps)]
+            self._found = [keys[i] for i in order], columns[0], columns[1]
         return self._found
 
 
@@ -92,9 +104,7 @@ class StoreFolder:
         return StoreFolder(self._location, b"" if inner == b"./" else inner, self._objects)
 
     def is_there(self) -> bool:
-        """Return True if objects lie in it; also where that cannot be told."""
-        if not self._is_listable:
-            return True
+        """Return True if objects lie in it. Raises OptionError, StorageError."""
         _, start, stop = self._range()
         return start < stop
 
@@ -126,11 +136,13 @@ class StoreFolder:
 
     def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
         """Yield what each path leads to. Raises StorageError."""
-        if not self._is_listable:
-            yield from self._look_at_each(paths)
+        wanted = list(paths)
+        columns = self._listed_for(len(wanted))
+        if columns is None:
+            yield from self._look_at_each(wanted)
             return
-        keys, sizes, stamps = self._objects.columns
-        for path in paths:
+        keys, sizes, stamps = columns
+        for path in wanted:
             full = self._full(path)
             place = bisect_left(keys, full) if full is not None else len(keys)
             if place < len(keys) and keys[place] == full:
@@ -154,9 +166,17 @@ class StoreFolder:
         """Ask for an object."""
         self._announced.setdefault(path, deque()).append(self._ask(path, size))
 
-    @property
-    def _is_listable(self) -> bool:
-        return self._location.store.scheme not in ("http", "https")
+    def _listed_for(self, paths: int) -> tuple[list[bytes], Ints, Ints] | None:
+        """List what so many paths are looked up in; None where that may not, or need not, be."""
+        if self._location.store.scheme in ("http", "https"):
+            return None
+        try:
+            return self._objects.at_most(WORTH * (paths + PAGE))
+        except StorageError as error:
+            cause = error.__cause__
+            if isinstance(cause, RequestError) and cause.kind == "denied":  # but to read may do
+                return None
+            raise
 
     @property
     def _outside(self) -> str:
