@@ -49,7 +49,10 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
     found = replace(request, files=folder_in_store(request))
     if kind is not None:
         return found
-    folders, files, _ = folder_of(found).top()
+    try:
+        folders, files, _ = folder_of(found).top()
+    except OptionError as error:  # it cannot be listed
+        raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
     if not folders and not files:
         load(location)  # says that nothing is packed there
     return _folder(found)
