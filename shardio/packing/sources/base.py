@@ -190,7 +190,7 @@ class Listing:
     root: bytes  # absolute
     keys: list[bytes]
     sizes: Ints  # bytes that are to be read
-    mtimes: Ints  # nanoseconds; 0 where nothing has such a time
+    mtimes: Ints  # ns, or other numbers that change with the content; 0 where nothing has such
     source: Source
     fields: tuple[tuple[str, str], ...]  # name and kind, without the key
     classes: tuple[str, ...] | None  # names of the values of `label`

@@ -96,7 +96,7 @@ class StoreFolder:
             if not name.startswith(b"."):
                 folders.append(name)
             at = bisect_left(keys, self._inner + name + b"0", at, stop)  # 0 comes next to the slash
-        return list(dict.fromkeys(folders)), files, []
+        return folders, files, []
 
     def below(self, path: bytes) -> StoreFolder:
         """Return a folder in it."""
@@ -157,9 +157,9 @@ class StoreFolder:
         try:
             yield self._read
         finally:
-            for asked in self._announced.values():
-                for one in (one for ranges in asked for one in ranges):
-                    one.release()
+            for of_one_path in self._announced.values():
+                for asked in of_one_path:
+                    _let_go(asked)
             self._announced.clear()
 
     def will_need(self, path: bytes, size: int) -> None:
@@ -212,8 +212,7 @@ class StoreFolder:
             return Seen(found.size, _stamp(listed), unfit_size(found.size))
 
         for path in paths:
-            full = self._full(path)
-            asked.append(None if full is None else self._ask(full, 0)[0])
+            asked.append(None if self._full(path) is None else self._ask(path, 0)[0])
             if len(asked) == _LOOKED_AHEAD:
                 yield settle()
         while asked:
@@ -244,8 +243,7 @@ class StoreFolder:
                 "where it was"
             ) from error
         finally:
-            for one in asked:
-                one.release()
+            _let_go(asked)
         for reply in replies:
             tag = "" if self._location.store.scheme == "hf" else plain_tag(reply.tag)
             other = tag and stamp & 1 and _stamp(Listed("", 0, 0, tag)) != stamp
@@ -263,6 +261,12 @@ class StoreFolder:
             return wait(one)
         except Released:
             return read(one.request)
+
+
+def _let_go(asked: Iterable[Range]) -> None:
+    """Let go of ranges, read or not."""
+    for one in asked:
+        one.release()
 
 
 def _stamp(one: Listed) -> int:
