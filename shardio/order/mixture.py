@@ -187,5 +187,5 @@ def batch_ranges(partition: Partition) -> Iterator[tuple[int, int]]:
     """
     end, size = partition.epoch.records, partition.batch_size or 1
     for step in partition.worker_steps:  # as Partition.batch has it, which takes 2 us
-        start = partition.start + (step * partition.world_size + partition.rank) * size
+        start = partition.first_unit(step)
         yield min(end, start), min(end, start + size)

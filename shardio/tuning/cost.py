@@ -234,6 +234,7 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
     epoch, units, ranks = share.epoch, share.batch_units, share.world_size
     consumers, shards = share.num_workers * ranks, max(1, len(epoch.shard_records))
     batches = share.steps * ranks  # of all ranks; what comes behind them is dropped
+    readers = _readers(share)
     rows = [np.empty(0, np.int64)]  # of each row: consumer * shards + shard
     sharers = 1
     for span in range(min(epoch.spans, epoch.units)):
@@ -242,7 +243,7 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
         unit = np.arange(len(places)) // epoch.unit * epoch.spans + span
         batch = unit // units
         read = batch < batches
-        consumer = batch[read] % consumers  # the worker (batch div ranks) mod W of rank batch mod R
+        consumer = readers[batch[read]]
         rows.append(consumer * shards + shard[read])
         sharers = max(sharers, len(np.unique(consumer)))
     for rank in range(ranks if share.steps else 0):  # only a rank's last batch repeats records
@@ -260,6 +261,16 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
         np.bincount(who, minlength=consumers),
         np.bincount(who, sizes, minlength=consumers).round(),
     )
+
+
+def _readers(share: Partition) -> Int64s:
+    """Tell of each batch, of all ranks, which consumer makes it: worker * ranks + rank."""
+    ranks = share.world_size
+    turns = share.turns(share.steps)
+    steps = np.arange(share.steps)
+    rank = np.argsort(turns, axis=1)[steps % max(1, len(turns))]
+    readers: Int64s = (rank + (steps % share.num_workers)[:, None] * ranks).reshape(-1)
+    return readers
 
 
 def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:

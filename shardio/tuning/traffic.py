@@ -3,18 +3,25 @@
 How it works. Without a cache a loader process asks for what it hands out and nothing else: in
 ranges of 8 MiB where no other reads its spans, else record by record. With a cache the processes
 of a machine share ranges, so it asks for each span that one of them touches, once. A span that
-processes of several machines share is asked for by each of these machines.
+processes of several machines share is asked for by each of these machines; which these are,
+`order.partition.dealt` decides.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from ..dataset.buffering import BufferPlan
 from ..order.partition import Partition
 from ..storage.remote_file import RANGE
 from .text import Plain
+
+_END_BYTES: Final = 17  # of a record in a shard's end: its place, and a label
+_LOOKED: Final = 1 << 20  # batches whose spans are looked at, at most: 0.1 s
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ def machine_traffic(
     opened = min(shards, share.touched * (1 + shards / epoch.spans), max(1.0, units * reach))
     if epoch.shuffles_all:
         opened = min(shards, epoch.records / (share.world_size * share.num_workers))
+    ends = local * opened * _END_BYTES * epoch.records / max(1, shards)
     fixed = local * opened + local_world_size  # ends of shards; manifests
     handed_out = everything * part
     if plan.policy == "remote":
@@ -67,17 +75,23 @@ def machine_traffic(
     kept = everything * max(part, touched)
     borders = 2 * min(epoch.spans, share.touched * local) if touched < 1 else shards
     return Traffic(
-        bytes=math.ceil(sent),
+        bytes=math.ceil(sent + ends),
         requests=math.ceil(requests + fixed),
-        first_bytes=math.ceil(kept),
+        first_bytes=math.ceil(kept + ends),
         first_requests=math.ceil(kept / RANGE + borders + fixed),
         later_bytes=math.ceil(kept * (1 - min(1.0, kept / max(1.0, everything)))),
     )
 
 
 def _touched_spans(share: Partition, local_world_size: int) -> int:
-    """Count the spans that the first `local_world_size` ranks touch, of a long epoch."""
+    """Count the spans that the ranks of a machine touch, of a long epoch: the machine with most."""
     spans, units, ranks = share.epoch.spans, share.batch_units, share.world_size
-    step = math.gcd(ranks * units, spans)  # global batches begin at its multiples, modulo spans
-    width = local_world_size * units  # units of this machine in each
-    return min(spans, min(width, step) * (spans // step))
+    turns = share.turns(max(1, _LOOKED // ranks))
+    steps = np.arange(len(turns))[:, None] * (ranks * units)
+    begins = (share.start + steps + turns * units) % spans  # (steps, ranks)
+    most = 0
+    for first in range(0, ranks, local_world_size):
+        own = np.unique(begins[:, first : first + local_world_size])
+        touched = (own[:, None] + np.arange(min(units, spans))) % spans
+        most = max(most, len(np.unique(touched)))
+    return most

@@ -1,6 +1,8 @@
 """The order as plain loops over lists, which all else is compared with."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,7 @@ from shardio.order.partition import Partition
 from shardio.order.shuffle import SpanOrder
 
 Row = tuple[int, int]  # (shard, record)
+T = TypeVar("T")
 
 
 M64 = 2**64 - 1
@@ -90,6 +93,26 @@ def naive_epoch(
         first = (g // C) * u
         flat += streams[g % C][first : first + u]
     return virtual, flat
+
+
+def naive_turn(first: int, R: int, m: int, C: int) -> list[int]:
+    """Of a step that begins with this unit, the batch that each of R ranks takes."""
+    g = math.gcd(R * m, C)
+    begins = [first + m * b for b in range(R)]
+    return sorted(range(R), key=lambda b: (begins[b] % g, begins[b] % C, b))
+
+
+def side_by_side(
+    ranks: Sequence[Sequence[T]], m: int | None, C: int, start: int = 0
+) -> list[list[T]]:
+    """Of each step what the ranks made, in the order of the epoch. m: None without a batch_size."""
+    R, steps = len(ranks), []
+    for i, made in enumerate(zip(*ranks, strict=True)):
+        turn = range(R) if m is None else naive_turn(start + i * R * m, R, m, C)
+        steps.append(
+            [batch for _, batch in sorted(zip(turn, made, strict=True), key=lambda p: p[0])]
+        )
+    return steps
 
 
 def read(share: Partition) -> Iterator[tuple[int, list[Row], list[Row]]]:
