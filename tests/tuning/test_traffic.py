@@ -17,7 +17,8 @@ from shardio.order.epoch import Epoch
 from shardio.order.options import RequestedOptions
 from shardio.order.partition import Partition
 from shardio.storage import ranges
-from shardio.tuning.traffic import machine_traffic
+from shardio.storage.remote_file import RANGE
+from shardio.tuning.traffic import Traffic, machine_traffic
 
 RECORDS, BYTES = 1024, 20_000
 
@@ -136,3 +137,69 @@ def test_the_spans_of_a_machine_are_those_that_its_batches_touch(
     expected = epoch.records * 100.0 * max(local / world_size, most / spans)
     ends = 17 * epoch.records * local  # of shards
     assert found.first_bytes == pytest.approx(expected, rel=0.01, abs=ends)
+
+
+# --- photographs in shards of 256 MiB, in a job of several nodes of 8 ranks -----------------------
+
+IMAGES, IMAGE, SHARD = 1_280_000, 110_000, 256 << 20
+A_SHARD = SHARD // IMAGE  # records
+SHARDS = np.diff(np.append(np.arange(0, IMAGES, A_SHARD), IMAGES))
+
+
+def ranges_of_nodes(nodes: int, batch_size: int, number: int = 0, **options: Any) -> Any:
+    """Walk an epoch's order as all ranks do: the ranges of 8 MiB that each node reads from.
+
+    (nodes, ranges) bool, and the records that each node hands out.
+    """
+    requested = RequestedOptions(batch_size=batch_size, **options)
+    chosen = requested.resolve(float(IMAGE), records=IMAGES)
+    epoch = chosen.epoch(SHARDS, number)
+    flat = epoch.flat()
+    units = -(-IMAGES // epoch.unit)
+    node_of = np.full(units, -1)
+    for rank in range(8 * nodes):
+        share = chosen.partition(epoch, rank=rank, world_size=8 * nodes)
+        first = np.array([share.first_unit(step) for step in share.worker_steps])
+        taken = (first[:, None] + np.arange(share.batch_units)).reshape(-1)
+        taken = taken[taken < units]
+        assert (node_of[taken] == -1).all()
+        node_of[taken] = rank // 8
+    assert (node_of >= 0).all()
+    node = np.repeat(node_of, epoch.unit)[:IMAGES]
+    shards, records = epoch.locate(flat)
+    each = -(-SHARD // RANGE)
+    read = np.zeros((nodes, len(SHARDS) * each), bool)
+    for byte in (records * IMAGE, (records + 1) * IMAGE - 1):
+        read[node, shards * each + byte // RANGE] = True
+    return read, np.bincount(node, minlength=nodes)
+
+
+def told(nodes: int, batch_size: int, num_workers: int, **options: Any) -> Traffic:
+    requested = RequestedOptions(batch_size=batch_size, **options)
+    epoch = requested.resolve(float(IMAGE), records=IMAGES).epoch(SHARDS, 0)
+    share = Partition(epoch, batch_size, world_size=8 * nodes, num_workers=num_workers)
+    plan = plan_buffering(
+        share, float(IMAGE), network=True, remote=True, local_consumers=8 * num_workers
+    )
+    return machine_traffic(
+        share, plan, mean_bytes=float(IMAGE), shards=len(SHARDS), local_world_size=8
+    )
+
+
+# Steps of batches of 64 on 2 nodes touch each span once.
+@pytest.mark.parametrize("batch_size", [64, 256])
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+def test_a_node_downloads_its_part_of_an_epoch(nodes: int, batch_size: int) -> None:
+    read, rows = ranges_of_nodes(nodes, batch_size)
+    share = IMAGES * IMAGE / nodes
+    assert rows.max() <= 1.001 * IMAGES / nodes
+    first = read.sum(axis=1) * RANGE  # with a cache that all processes of a node share
+    assert first.max() <= 1.02 * share
+    again, _ = ranges_of_nodes(nodes, batch_size, 1)
+    later = (again & ~read).sum(axis=1) * RANGE
+    for num_workers in (2, 8):
+        said = told(nodes, batch_size, num_workers)
+        # Without a cache each process asks for its own records; or for spans that are its alone.
+        assert rows.max() * IMAGE <= said.bytes <= 1.05 * share
+        assert said.first_bytes == pytest.approx(first.max(), rel=0.05)
+        assert said.later_bytes == pytest.approx(later.mean(), rel=0.15)
