@@ -10,6 +10,7 @@ workers or resumption: they only decide who makes which batch.
 
     rng        random words that are a pure function of (key, place)
     shuffle    the window through which one span hands out its records
+    nodes      the shards of each node, where nodes keep to shards of their own
     epoch      the spans and units of an epoch, and the record at each place of its order
     partition  the batches that each worker of each rank makes
     mixture    which of several datasets each row of a mixture is of

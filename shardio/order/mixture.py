@@ -127,7 +127,7 @@ class MixedOptions(Options):
     def of(cls, parts: Sequence[Options]) -> MixedOptions:
         """Make the options of a mixture. parts: of each dataset; batch_size, seed, tail alike."""
         first = parts[0]
-        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, tuple(parts))
+        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, 1, 1, tuple(parts))
 
 
 def epoch_rows(length: Any, passes: Sequence[int]) -> int:

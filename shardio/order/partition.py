@@ -148,8 +148,21 @@ class Partition:
         first = self.start + step * self.world_size * units  # of all ranks
         if self.batch_size is None or self.world_size == 1:
             return first + self.rank
-        turn = dealt(first % self.epoch.spans, self.epoch.spans, self.world_size, units)
-        return first + int(turn[self.rank]) * units
+        return first + int(self._dealt(first)[self.rank]) * units
+
+    def _dealt(self, first: int) -> Int64s:
+        """Return which batch of the step that begins with this unit each rank takes."""
+        epoch = self.epoch
+        if epoch.nodes == 1:
+            return dealt(first % epoch.spans, epoch.spans, self.world_size, self.batch_units)
+        return dealt(
+            first % epoch.spans,
+            epoch.spans,
+            self.world_size,
+            self.batch_units,
+            epoch.nodes,
+            epoch.node_spans,
+        )
 
     def turns(self, most: int) -> Int64s:
         """Return `dealt` of the first steps, after which it comes again, or of the `most` first.
@@ -158,11 +171,10 @@ class Partition:
         """
         spans, units = self.epoch.spans, self.batch_units * self.world_size
         steps = range(min(most, spans // math.gcd(units, spans)))
-        begins = [(self.start + step * units) % spans for step in steps]
         if self.batch_size is None:
             turns = [np.arange(self.world_size)] * len(steps)
         else:
-            turns = [dealt(first, spans, self.world_size, self.batch_units) for first in begins]
+            turns = [self._dealt(self.start + step * units) for step in steps]
         return np.array(turns, np.int64).reshape(len(turns), self.world_size)
 
     def batch(self, step: int) -> Batch:
@@ -234,24 +246,32 @@ class RowRanges:
 
 
 @lru_cache(maxsize=64)  # steps begin on C / gcd(W m, C) spans; 0.1 ms for 4,096 ranks
-def dealt(first: int, spans: int, world_size: int, batch_units: int) -> Int64s:
+def dealt(
+    first: int,
+    spans: int,
+    world_size: int,
+    batch_units: int,
+    nodes: int = 1,
+    node_spans: int = 1,
+) -> Int64s:
     """Return of each rank which of a step's W = world_size batches it takes, from 0: (W,).
 
-    first        the span of the step's first unit
-    batch_units  m, of a batch
+    first              the span of the step's first unit
+    batch_units        m, of a batch
+    nodes, node_spans  of Epoch
 
     Launchers number the ranks machine by machine. So that the ranks of a machine touch few spans,
     and others than those of another machine, the batches are sorted by the spans with which they
     begin: first modulo g = gcd(W m, C), of which each step has the same ones, so that a rank stays
     with its own; then modulo C. Where W m divides C, and in steps that begin at multiples of it,
-    rank r takes batch r.
+    rank r takes batch r. Where nodes have shards of their own, the batches of each node come first.
 
     >>> dealt(0, spans=4, world_size=4, batch_units=2)  # of spans 0-1, 2-3, 0-1 and 2-3
     array([0, 2, 1, 3])
     """
     begins = first + np.arange(world_size) * batch_units
     of_class = begins % math.gcd(world_size * batch_units, spans)
-    turn = np.lexsort((begins % spans, of_class))  # stable
+    turn = np.lexsort((begins % spans, of_class, begins % spans // node_spans % nodes))  # stable
     turn.flags.writeable = False  # it is shared
     return turn
 

@@ -27,7 +27,7 @@ from ..order.subset import Selection
 from ..storage.local import memory_available
 from ..units import check_int
 from .text import Plain
-from .traffic import Traffic, machine_traffic
+from .traffic import Traffic, machine_traffic, touched_spans
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
@@ -177,6 +177,11 @@ class TrainingJob:
             return self.shards
         across = 2 * self.epoch.window * self.shards / max(1, self.records)
         return min(self.shards, math.ceil(self.share.touched * (1 + across)))
+
+    @property
+    def nodes_read(self) -> int:
+        """Count the nodes whose shards a machine reads, where nodes keep to shards of their own."""
+        return touched_spans(self.share, self.local_world_size)[1]
 
     @cached_property
     def reads(self) -> WorkerReads:

@@ -197,7 +197,7 @@ def test_options_that_were_not_given_come_from_the_state(packed: Packed) -> None
         dataset.load_state_dict(state)
     one = after[0]
     assert (one.seed, one.tail, one.shuffle_buffer) == (9, "drop", 40)
-    assert one.order == Order(spans=5, unit=3)
+    assert one.order == Order(spans=5, unit=3, nodes=1)
     rest = side_by_side([batches(one) for one in after], 4, 5, state["units"])
     assert list(map(flat, rest)) == whole[2:]
 

@@ -223,6 +223,37 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
     assert told(made).law_world_sizes == ()
 
 
+def test_nodes_with_shards_of_their_own_are_told():
+    made = imagined([1000] * 40)
+    job = {"num_workers": 1, "world_size": 16, "local_world_size": 8}
+    e = told(made, job, batch_size=64, shuffle_buffer=4000, nodes=2)
+    assert codes(e) == []
+    assert "nodes 2 with shards of their own, 1/2 of the records" in " ".join(str(e).split())
+    assert "a machine reads those of 1 node" in " ".join(str(e).split())
+    assert e.state["nodes"] == 2
+    plain = told(made, job, batch_size=64, shuffle_buffer=4000)
+    assert "shards of their own" not in str(plain) and "nodes" not in plain.state
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "change"), [(24, 64, {"nodes": 3}), (16, 128, {"batch_size": 64})]
+)
+def test_nodes_that_do_not_suit_the_job_are_told(
+    ranks: int, batch_size: int, change: dict[str, int]
+) -> None:
+    made = imagined([1000] * 40)
+    given = {"shuffle_buffer": 4000, "unit": 16}
+    saved = RequestedOptions(batch_size=64, nodes=2, **given).resolve(1.0).state()
+    options = RequestedOptions(batch_size=batch_size).resolve(1.0, saved)
+    job = {"world_size": ranks, "local_world_size": 8, "available_bytes": 1 << 50}
+    e = explain_job(TrainingJob(made, options, **job))
+    [advice] = [one for one in e.warnings if one.code == "nodes_mixed"]
+    assert "reads the shards of 2 of 2 nodes" in advice.what and advice.change == change
+    mended = {"batch_size": batch_size, "nodes": 2, **given} | change
+    mended_job = TrainingJob(made, RequestedOptions(**mended).resolve(1.0), **job)
+    assert "nodes_mixed" not in codes(explain_job(mended_job))
+
+
 @cases(60)
 @given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 24))
 def test_nobody_shares_with_the_counts_that_are_named(spans, units, consumers):

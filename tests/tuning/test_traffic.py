@@ -47,13 +47,13 @@ def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
     ranges.close()
 
 
-def dataset(url: str, **options: Any) -> ShardDataset:
+def dataset(url: str, nodes: int | None = None, **options: Any) -> ShardDataset:
     return ShardDataset(
         url,
         batch_size=16,
         fields=("image", "label"),
         shuffle_buffer=256,
-        order=Order(spans=16, unit=4),
+        order=Order(spans=16, unit=4, nodes=nodes),
         **options,
     )
 
@@ -67,17 +67,21 @@ def read(url: str, ranks: range, world_size: int, workers: int, **options: Any) 
 
 
 @pytest.mark.parametrize(
-    ("world_size", "local", "workers"), [(1, 1, 2), (2, 1, 2), (4, 2, 2), (8, 4, 1)]
+    ("world_size", "local", "workers", "nodes"),
+    [(1, 1, 2, 1), (2, 1, 2, 1), (4, 2, 2, 1), (8, 4, 1, 1)],
 )
 def test_a_machine_downloads_what_it_hands_out(
-    folder: Path, proxy: FaultProxy, world_size: int, local: int, workers: int
+    folder: Path, proxy: FaultProxy, world_size: int, local: int, workers: int, nodes: int
 ) -> None:
     url = f"{proxy.url}/data"
     asked = {"num_workers": workers, "world_size": world_size, "local_world_size": local}
-    told = shardio.explain(dataset(url), **asked).traffic
+    explained = shardio.explain(dataset(url, nodes=nodes), **asked)
+    told = explained.traffic
     assert told is not None
+    consumers = world_size * workers
+    assert explained.policy == ("remote" if consumers <= 4 else "page_cache")
     proxy.reset()
-    read(url, range(local), world_size, workers)
+    read(url, range(local), world_size, workers, nodes=nodes)
     figures = proxy.figures()
     handed_out = RECORDS * BYTES * local / world_size
     assert figures.needed <= 1.1 * handed_out
@@ -99,6 +103,29 @@ def test_with_a_cache_a_machine_downloads_each_range_once(
     proxy.reset()
     read(url, range(local), world_size, 2, storage=storage)
     assert proxy.figures().needed <= 1.1 * max(told.traffic.first_bytes, RECORDS * BYTES)
+
+
+def test_machines_with_shards_of_their_own_download_them_once(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, order = f"{proxy.url}/data", Order(spans=16, unit=4, nodes=2)
+    downloaded = []
+    for rank in range(2):
+        storage = Storage(cache=tmp_path / f"cache{rank}", cache_bytes="1GiB")
+        given = {"rank": rank, "world_size": 2, "storage": storage, "tail": "drop"}
+        one = ShardDataset(
+            url, batch_size=16, shuffle_buffer=256, order=order, decode=None, **given
+        )
+        for epoch in range(2):
+            proxy.reset()
+            one.set_epoch(epoch)
+            assert sum(len(batch["label"]) for batch in one) == RECORDS // 2
+            downloaded.append(proxy.figures().needed)
+        ranges.close()
+    assert downloaded[1] < 0.02 * downloaded[0] and downloaded[3] < 0.02 * downloaded[2]
+    explained = shardio.explain(one, world_size=2, local_world_size=1)
+    assert explained.traffic is not None and explained.traffic.later_bytes == 0
+    assert "in the first epoch, then nothing" in " ".join(str(explained).split())
 
 
 @pytest.mark.parametrize("machines", [1, 2, 4, 8])
@@ -146,10 +173,10 @@ A_SHARD = SHARD // IMAGE  # records
 SHARDS = np.diff(np.append(np.arange(0, IMAGES, A_SHARD), IMAGES))
 
 
-def ranges_of_nodes(nodes: int, batch_size: int, number: int = 0, **options: Any) -> Any:
-    """Walk an epoch's order as all ranks do: the ranges of 8 MiB that each node reads from.
+def ranges_of_nodes(machines: int, batch_size: int, number: int = 0, **options: Any) -> Any:
+    """Walk an epoch's order as all ranks do: the ranges of 8 MiB that each machine reads from.
 
-    (nodes, ranges) bool, and the records that each node hands out.
+    (machines, ranges) bool, and the records that each machine hands out.
     """
     requested = RequestedOptions(batch_size=batch_size, **options)
     chosen = requested.resolve(float(IMAGE), records=IMAGES)
@@ -157,8 +184,8 @@ def ranges_of_nodes(nodes: int, batch_size: int, number: int = 0, **options: Any
     flat = epoch.flat()
     units = -(-IMAGES // epoch.unit)
     node_of = np.full(units, -1)
-    for rank in range(8 * nodes):
-        share = chosen.partition(epoch, rank=rank, world_size=8 * nodes)
+    for rank in range(8 * machines):
+        share = chosen.partition(epoch, rank=rank, world_size=8 * machines)
         first = np.array([share.first_unit(step) for step in share.worker_steps])
         taken = (first[:, None] + np.arange(share.batch_units)).reshape(-1)
         taken = taken[taken < units]
@@ -168,16 +195,16 @@ def ranges_of_nodes(nodes: int, batch_size: int, number: int = 0, **options: Any
     node = np.repeat(node_of, epoch.unit)[:IMAGES]
     shards, records = epoch.locate(flat)
     each = -(-SHARD // RANGE)
-    read = np.zeros((nodes, len(SHARDS) * each), bool)
+    read = np.zeros((machines, len(SHARDS) * each), bool)
     for byte in (records * IMAGE, (records + 1) * IMAGE - 1):
         read[node, shards * each + byte // RANGE] = True
-    return read, np.bincount(node, minlength=nodes)
+    return read, np.bincount(node, minlength=machines)
 
 
-def told(nodes: int, batch_size: int, num_workers: int, **options: Any) -> Traffic:
+def told(machines: int, batch_size: int, num_workers: int, **options: Any) -> Traffic:
     requested = RequestedOptions(batch_size=batch_size, **options)
     epoch = requested.resolve(float(IMAGE), records=IMAGES).epoch(SHARDS, 0)
-    share = Partition(epoch, batch_size, world_size=8 * nodes, num_workers=num_workers)
+    share = Partition(epoch, batch_size, world_size=8 * machines, num_workers=num_workers)
     plan = plan_buffering(
         share, float(IMAGE), network=True, remote=True, local_consumers=8 * num_workers
     )
@@ -187,8 +214,13 @@ def told(nodes: int, batch_size: int, num_workers: int, **options: Any) -> Traff
 
 
 # Steps of batches of 64 on 2 nodes touch each span once.
-@pytest.mark.parametrize("batch_size", [64, 256])
-@pytest.mark.parametrize("nodes", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("nodes", "batch_size"),
+    [
+        *((2, 64), (4, 256), (8, 256)),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 256), (4, 64), (8, 64))),
+    ],
+)
 def test_a_node_downloads_its_part_of_an_epoch(nodes: int, batch_size: int) -> None:
     read, rows = ranges_of_nodes(nodes, batch_size)
     share = IMAGES * IMAGE / nodes
@@ -203,3 +235,22 @@ def test_a_node_downloads_its_part_of_an_epoch(nodes: int, batch_size: int) -> N
         assert rows.max() * IMAGE <= said.bytes <= 1.05 * share
         assert said.first_bytes == pytest.approx(first.max(), rel=0.05)
         assert said.later_bytes == pytest.approx(later.mean(), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batch_size"), [(3, 256), pytest.param(8, 64, marks=pytest.mark.slow)]
+)
+def test_nodes_with_shards_of_their_own_download_nothing_in_later_epochs(
+    nodes: int, batch_size: int
+) -> None:
+    read, rows = ranges_of_nodes(nodes, batch_size, nodes=nodes)
+    share = IMAGES * IMAGE / nodes
+    assert (read.sum(axis=1) * RANGE).max() <= 1.02 * share
+    assert rows.max() <= 1.001 * IMAGES / nodes
+    later, _ = ranges_of_nodes(nodes, batch_size, 1, nodes=nodes)
+    assert (later <= read).all()  # a cache of 1 / nodes of the dataset has them all
+    said = told(nodes, batch_size, 8, nodes=nodes)
+    assert (said.later_bytes, said.nodes) == (0, 1)
+    assert share <= said.first_bytes <= 1.05 * share
+    fewer = told(nodes - 1, batch_size, 8, nodes=nodes)  # such a run goes on, on fewer machines
+    assert fewer.nodes > 1
