@@ -156,7 +156,9 @@ class Buffer:
         gap: int,
     ) -> None:
         self.held_bytes = 0  # of records that were read and not yet handed out
-        self.scattered = not plan.budget  # whether records are read one by one, in no order
+        # Whether shards read nothing ahead by themselves: records are read one by one, in no order,
+        # or all that is read was asked for.
+        self.scattered = not plan.budget or plan.asks
         self._reader, self._selection = reader, selection
         self._starts = reader.starts if selection is None else selection.starts
         self._mean = reader.mean_bytes
