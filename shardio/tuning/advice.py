@@ -144,7 +144,7 @@ def _class_order(job: TrainingJob) -> Iterator[Advice]:
         mend = "write the samples in a shuffled order"
     if epoch.window <= 1:
         buffer, evaluating = "is read in that order", "; for evaluation, shuffle=False"
-    change = {} if job.is_network else {"shuffle_buffer": "all"}
+    change = {} if job.is_network or epoch.nodes > 1 else {"shuffle_buffer": "all"}
     mend += ', or shuffle_buffer="all"' if change else ""
     what = f"the dataset was packed in class order, and {buffer}: a {rows} {has}"
     yield Advice("class_order", what, mend + evaluating, change)
@@ -212,9 +212,10 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
     if epoch.shuffles_all or (epoch.shuffle_buffer or 0) <= 1:
         return
     span = max(1, epoch.units // spans) * unit  # the records of most spans, or a unit more
+    may_be_all = job.may_be_random and epoch.nodes == 1
     buffer: int | str
     if epoch.window > span:
-        buffer = "all" if job.may_be_random else span * spans
+        buffer = "all" if may_be_all else span * spans
         what = f"the window of {epoch.window:,} records is larger than a span of {span:,}, which "
         yield _set("window_over_span", f"{what}no record leaves", shuffle_buffer=buffer)
     elif epoch.window < unit:
@@ -227,7 +228,7 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
             room = min(room, job.plan.budget * job.local_consumers / 2)
         fits = buffer * job.record_bytes <= room
         if buffer >= epoch.records:
-            buffer, fits = "all", job.may_be_random
+            buffer, fits = "all", may_be_all
         if fits:
             more = "; `shardio tune` finds the smallest that will do"
             yield _set("window_under_unit", what, more, shuffle_buffer=buffer)

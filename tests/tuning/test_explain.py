@@ -235,6 +235,20 @@ def test_nodes_with_shards_of_their_own_are_told():
     assert "shards of their own" not in str(plain) and "nodes" not in plain.state
 
 
+@pytest.mark.parametrize("records", [1000, 30_000])
+@pytest.mark.parametrize("buffer", [64, 900])
+def test_nobody_with_nodes_is_told_to_shuffle_all(records: int, buffer: int):
+    options = {"shuffle": False, "source": "folder"}  # of the pack: in class order
+    made = imagined([records // 40] * 40, classes=("cat",) * 50, options=options)
+    given = {"batch_size": 64, "shuffle_buffer": buffer, "nodes": 2}
+    e = told(made, {"world_size": 16, "local_world_size": 8}, **given)
+    assert e.warnings
+    for advice in e.warnings:
+        assert "all" not in advice.change.values()
+        if not {"num_workers", "world_size"} & advice.change.keys():
+            told(made, {"world_size": 16, "local_world_size": 8}, **(given | advice.change))
+
+
 @pytest.mark.parametrize(
     ("ranks", "batch_size", "change"), [(24, 64, {"nodes": 3}), (16, 128, {"batch_size": 64})]
 )
