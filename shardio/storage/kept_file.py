@@ -52,9 +52,14 @@ class KeptFile(RemoteFile):
         kept, tail = self._tail
         if self._local is None or start + length > self.size or (start >= kept and tail):
             return super().read(start, length)
-        for number in self._cached.missing(start, length):
-            if not self._fetch(number):
-                return super().read(start, length)
+        try:
+            for number in self._cached.missing(start, length):
+                if not self._fetch(number):
+                    return super().read(start, length)
+        except FileNotFoundError:
+            self.miss(start, length)
+            raise
+        self.found = True
         return self._local.read(start, length)
 
     def view(self, start: int, length: int) -> bytes:
@@ -73,6 +78,7 @@ class KeptFile(RemoteFile):
         start = max(0, self.size - length)
         if self._local is None or self._cached.missing(start, self.size - start):
             return super().keep_end(length)
+        self.found = True
         return True
 
     def will_need(self, start: int, length: int, *, keep: bool = False) -> None:

@@ -409,6 +409,21 @@ def test_a_shard_that_is_missing_or_another_is_damage(folder: Path, tmp_path: Pa
             there[second]
 
 
+@pytest.mark.parametrize("with_cache", [False, True], ids=["", "cache"])
+def test_a_shard_that_vanishes_while_it_is_open_is_named(
+    proxy: FaultProxy, tmp_path: Path, with_cache: bool
+) -> None:
+    cache = {"cache": tmp_path, "cache_bytes": "1GiB"} if with_cache else {}
+    there = quick(f"{proxy.url}/data", timeout_s=60.0, **cache)
+    proxy.rules(Rule("404", path="shard", numbers=[1]))  # the first one opens it
+    with pytest.raises(
+        StorageError, match=r"shard: cannot read bytes \d+-\d+: it is not there any"
+    ):
+        there[3]
+    proxy.rules()
+    assert there[3]["image"] == image(3)
+
+
 def test_no_secret_of_a_url_is_in_errors(proxy: FaultProxy) -> None:
     proxy.rules(Rule("500"))
     url = proxy.url.replace("http://", "http://user:PASSWORD@")
