@@ -180,6 +180,22 @@ class RemoteFile:
                 wanted.keep()
             at = end
 
+    def adopt(self, arrived: Range) -> bool:
+        """Take over a range that has arrived, as if it had been announced.
+
+        Returns False if a part of it was announced already.
+        """
+        start = arrived.request.start
+        stop = start + arrived.request.length
+        with self._lock:
+            place = bisect.bisect_right(self._starts, start)
+            before = self._there[self._starts[place - 1]].stop if place else 0
+            if before > start or (place < len(self._starts) and self._starts[place] < stop):
+                return False
+            self._starts.insert(place, start)
+            self._there[start] = _Announced(start, stop, arrived, keep=False)
+        return True
+
     def scattered(self) -> None:
         """Say that reads will be in no order: nothing is read ahead."""
         self._ahead = -1
