@@ -63,6 +63,7 @@ def _bench(output: Output, *, plot: str | None = None, **call: Any) -> int:
     from ..tuning.bench import bench
 
     _check_plot(plot)
+    call["storage"] = take_storage(call)
     with output.progress("measuring", unit=" repeats", scale=1) as progress:
         found = bench(**call, progress=progress)
     return _answer(output, found, plot)
@@ -158,8 +159,8 @@ BENCH = Command(
     "bench",
     "measure what this machine can do with a dataset",
     _bench,
-    "tuning.bench:bench",
-    option("path", "OUT", "the packed directory"),
+    "tuning.bench:bench storage.options:Storage",
+    option("path", "OUT", "the packed directory, or its URL"),
     option("--batch-size", "N", "records a batch (default 256)"),
     option("--size", "N"),
     option("--workers", "N,N,..."),
@@ -169,6 +170,7 @@ BENCH = Command(
     option("--quick"),
     PLOT,
     ROOT,
+    *STORE,
 )
 
 DEMO = Command(

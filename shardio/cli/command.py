@@ -251,3 +251,11 @@ STORE = (
         dest="timeout_s",
     ),
 )
+TARGET = option(
+    "--target-option",
+    "NAME=VALUE",
+    "of the store that is written to; default: as --store-option says, unless SRC is in another "
+    "kind of store",
+    action="append",
+    dest="target_options",
+)

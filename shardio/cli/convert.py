@@ -11,6 +11,7 @@ from .command import (
     OVERWRITE,
     ROOT,
     STORE,
+    TARGET,
     Command,
     option,
     read_fields,
@@ -115,12 +116,6 @@ COPY = Command(
     option("--jobs", "N"),
     ROOT,
     *STORE,
-    option(
-        "--target-option",
-        "NAME=VALUE",
-        "of DST; default: as --store-option says, unless SRC is in another kind of store",
-        action="append",
-        dest="target_options",
-    ),
+    TARGET,
     forks=False,
 )

@@ -12,10 +12,12 @@ from .command import (
     JOBS,
     OVERWRITE,
     STORE,
+    TARGET,
     Command,
     option,
     read_fields,
     take_storage,
+    take_target,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
 from .output import Output
@@ -36,6 +38,7 @@ def _pack(
     from ..packing.pack import pack
 
     call |= {"fields": read_fields(fields), "where": conditions(where) if where else None}
+    call["to"] = take_target(call)
     call["storage"] = take_storage(call, root=False)
     for group, kind in GROUPS.items():
         named = [one.name for one in dataclasses.fields(kind)]
@@ -80,7 +83,7 @@ PACK = Command(
     option(
         "source", "SRC", "a folder of images; or a listing, COCO file, dataset: docs/sources.md"
     ),
-    option("out", "OUT", "the directory that becomes the dataset"),
+    option("out", "OUT", "the directory, or URL, that becomes the dataset"),
     option("--shard-size", "SIZE"),
     option("--max-records", "N"),
     option("--shuffle", action=BooleanOptionalAction),
@@ -119,7 +122,9 @@ PACK = Command(
     ),
     option("--format", "FORMAT"),
     option("--dry-run", text="say what would be done and touch nothing"),
+    option("--work-dir", "DIR"),
     *STORE,
+    TARGET,
 )
 
 COMMIT = Command(

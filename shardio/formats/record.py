@@ -69,6 +69,7 @@ MAX_FIELDS_BYTES = 1 << 19  # of a list of fields; the longest that Schema allow
 LARGE = 16 << 10
 _KEYS = 256  # records whose heads are asked for at once
 ATTEMPTS = 4  # to read again what came damaged over a network
+_FEW = 16 << 10  # bytes whose copy costs no more than a view of them
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
@@ -316,7 +317,8 @@ class RecordShard:
         attempts: of reading a remote file's record again, where what came is damaged.
         """
         checksum, length, head = FRAME.unpack_from(held)
-        sealed = held[8:]
+        # A view of few bytes costs more than their copy.
+        sealed = held[8:] if len(held) < _FEW else memoryview(held)[8:]
         if (
             _checksum(sealed, self._seed + record) != checksum
             or length != len(held) - 16
@@ -328,7 +330,7 @@ class RecordShard:
                 return self.decode(record, again, attempts - 1)
             raise self._damaged(record, held, f"its head cannot be {head:,} bytes long")
         try:
-            return self.schema.decode(sealed, 8, 8 + head)
+            return self.schema.decode(held, 16, 16 + head)
         except Exception as error:
             why = str(error)  # the error itself keeps what was decoded in memory
         raise self._damaged(record, held, why)

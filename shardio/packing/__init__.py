@@ -6,9 +6,11 @@ Its files:
     options        what users ask for, and what a dataset records of it
     sources/       what can be packed; a new kind is a file there, and a row
     plan           which record goes into which shard
-    output_dir     who owns the directory, and what is refused there
+    output_dir     what is refused in the place that is packed into, and who owns its directory
     journal        the unfinished packing on disk, which is gone on with
-    job            one dataset on its way into one directory
+    job            one dataset on its way into one directory, or object store
+    uploads        shards on their way into an object store
+    objects        requests for many objects of a store
     process_pool   tasks on all cores
     build_shard    one shard of a plan
     reencode       images written anew: smaller, as pixels, as tiles

@@ -28,6 +28,18 @@ _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
 
 
+@dataclass
+class Built:
+    """A shard that was built or kept, or why it could not be."""
+
+    info: ShardInfo | None  # None: not built, because of `problems`
+    blob_bytes: int = 0
+    kept: bool = False
+    reencoded: Reencoded = field(default_factory=Reencoded)
+    problems: list[Problem] = field(default_factory=list)
+    uploaded: bool = False  # it is in the object store that is packed into, and not here
+
+
 @dataclass(frozen=True)
 class Work:
     """All shards of a plan, for a directory. Forked workers inherit it."""
@@ -40,17 +52,7 @@ class Work:
     dataset_id: bytes
     # By number, names of files that may be this shard, from an interrupted packing.
     finished: Mapping[int, Sequence[str]]
-
-
-@dataclass
-class Built:
-    """A shard that was built or kept, or why it could not be."""
-
-    info: ShardInfo | None  # None: not built, because of `problems`
-    blob_bytes: int = 0
-    kept: bool = False
-    reencoded: Reencoded = field(default_factory=Reencoded)
-    problems: list[Problem] = field(default_factory=list)
+    sent: Mapping[int, Built] = field(default_factory=dict)  # what an object store has of it
 
 
 def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
@@ -58,6 +60,9 @@ def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
 
     add: told now and then of how many bytes of the source are done; it may raise, to stop the work.
     """
+    if number in work.sent:
+        add(int(work.plan.sizes[work.plan.records_of(number)].sum()))
+        return work.sent[number]
     names = work.finished.get(number, ())
     found = [kept for name in names if (kept := _keep(work, number, name))]
     if found:
@@ -108,7 +113,8 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
             return Built(None, problems=problems)
         info = shard.finish()
         if problems:
-            journal.write_rejected(work.directory, problems, info.name)
+            here = local.LocalDirectory(work.directory)
+            journal.write_rejected(here, problems, info.name)
         shard.commit(info.name)
         add(done)
     finally:
@@ -119,8 +125,9 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
 def _keep(work: Work, number: int, name: str) -> Built | None:
     """Return a finished shard, if it is whole, and holds all that the plan gives it."""
     plan = work.plan
+    here = local.LocalDirectory(work.directory)
     try:
-        with contextlib.closing(local.LocalDirectory(work.directory).open(name)) as file:
+        with contextlib.closing(here.open(name)) as file:
             digest = file.sha256()
             if manifest.shard_name(number, digest, plan.options.format) != name:
                 return None
@@ -128,7 +135,7 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
             # Left out are only files that a part was told to skip; building anew finds out why.
             left_out: list[Problem] = []
             if work.source is None:
-                left_out = journal.load_rejected(work.directory, journal.part_list(name)) or []
+                left_out = journal.load_rejected(here, journal.part_list(name)) or []
             part = plan.records_of(number)
             expected = part.stop - part.start - len(left_out)
             found = (shard.schema.fields, shard.number, shard.records)

@@ -11,43 +11,40 @@ the hash that a copy notes with each object is trusted; `recheck` reads those, t
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import DamageError, ExistsError, OptionError, StorageError, printable
+from ..errors import DamageError, ExistsError, OptionError, printable
 from ..formats import manifest
 from ..formats.base import known_file
 from ..formats.foreign.base import MAX_SIDECAR, sidecar_checksum, sidecar_name
 from ..formats.manifest import MANIFEST, SPLITS, Manifest
 from ..names import file_name
-from ..storage import local, ranges
+from ..storage import local
 from ..storage.base import File, KnownFile, Location
-from ..storage.client import Reply, Request, RequestError
+from ..storage.client import Reply, Request
 from ..storage.local import LocalDirectory
-from ..storage.location import locate
+from ..storage.location import Target, locate, locate_target
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
-from ..storage.stores import READ_ONLY
 from ..storage.upload import Upload
 from ..units import check_bool, check_group, check_int, show_count, show_size
 from . import journal, output_dir
+from .objects import LOOKS, each, looked
 from .process_pool import Progress
 
 JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
-_LOOKS = 32  # objects that are looked at, at once
 _PIECE = 8 << 20  # bytes that are read, hashed and written at a time
 _AHEAD = 64 << 20  # bytes of the next file that are asked for, while the one before is copied
 
 PathLike = str | bytes | os.PathLike[str]
-Target = LocalDirectory | RemoteLocation
 
 
 @dataclass
@@ -131,7 +128,7 @@ def copy(
     check_bool(overwrite=overwrite, recheck=recheck)
     jobs, began = check_int("jobs", jobs), time.monotonic()
     here = check_group("storage", storage, Storage)
-    index, into = locate(source, here), _target(source, target, here, to)
+    index, into = locate(source, here), locate_target(target, to, source, here)
     root = None if here.root is None else locate(here.root, here)
     work = list(_planned(index, root, into))
     _refuse_itself([index, *([] if root is None else [root])], into)
@@ -183,22 +180,6 @@ class _Count:
 
 
 # --- from what is asked for to a list of files ----------------------------------------------------
-
-
-def _target(source: PathLike, target: PathLike, here: Storage, to: Storage | None) -> Target:
-    """Return the location of the copy. Raises OptionError where nothing can be written."""
-    if to is None:
-        schemes = [os.fsdecode(one).partition("://") for one in (source, target)]
-        alike = not schemes[0][1] or schemes[0][0].lower() == schemes[1][0].lower()
-        to = here if alike else Storage(timeout_s=here.timeout_s)
-    found = locate(target, replace(check_group("to", to, Storage), cache=None, cache_bytes=None))
-    if isinstance(found, RemoteLocation) and found.store.scheme in READ_ONLY:
-        raise OptionError(f"{found.url}: {found.store.scheme}:// is read only")
-    if isinstance(found, LocalDirectory):
-        if os.path.lexists(found.root) and not os.path.isdir(found.root):
-            raise OptionError(f"{printable(found.url)}: expected a directory, or nothing yet")
-        local.check_directory(found.root)
-    return found
 
 
 def _planned(index: Location, root: Location | None, into: Target) -> Iterator[_Work]:
@@ -435,13 +416,13 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
     """Copy a dataset into an object store: what is missing, many at once, and its manifest last."""
     missing = []
     looks = ((item, Request(target.store, item.name, what="noted")) for item in one.items)
-    for item, look in _each(looks, _LOOKS):
+    for item, look in each(looks, LOOKS):
         if _is_there(item, look, target, way):
             count.keep(item)
         else:
             missing.append(item)
-    puts = ((item, put_request(target, item.name, _upload(item, root))) for item in missing)
-    for item, put in _each(puts, way.jobs):
+    puts = ((item, target.put_request(item.name, _upload(item, root))) for item in missing)
+    for item, put in each(puts, way.jobs):
         put.result()
         count.add(item.size)
         count.finish(item)
@@ -450,14 +431,9 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
         if target.read(one.last.name, manifest.MAX_MANIFEST) == one.last.data:
             count.keep(one.last)
             return
-    ranges.send(put_request(target, one.last.name, _upload(one.last, root))).result()
+    target.write(one.last.name, one.last.data)
     count.add(one.last.size)
     count.finish(one.last)
-
-
-def put_request(target: RemoteLocation, name: str, upload: Upload) -> Request:
-    """Return the request that writes an object; `ranges.send` sends it, and may send it again."""
-    return Request(target.store.patient(), name, 0, upload.size, "put", upload)
 
 
 def _upload(item: _Item, root: Location) -> Upload:
@@ -473,12 +449,9 @@ def _upload(item: _Item, root: Location) -> Upload:
 
 def _is_there(item: _Item, look: Future[Reply], target: RemoteLocation, way: _Way) -> bool:
     """Return whether an object is there and right. Raises ExistsError for another one."""
-    try:
-        found = look.result()
-    except StorageError as error:
-        if isinstance(error.__cause__, RequestError) and error.__cause__.kind == "missing":
-            return False
-        raise
+    found = looked(look)
+    if found is None:
+        return False
     if found.size == item.size:
         if found.tag == item.sha256.hex() and not way.recheck:
             return True
@@ -488,20 +461,3 @@ def _is_there(item: _Item, look: Future[Reply], target: RemoteLocation, way: _Wa
                 return True
     _refuse_file(f"{target.url.rstrip('/')}/{item.name}", item, way.overwrite)
     return False
-
-
-def _each(
-    requests: Iterator[tuple[_Item, Request]], most: int
-) -> Iterator[tuple[_Item, Future[Reply]]]:
-    """Send requests, `most` at a time, and yield each with its answer as it comes."""
-    running: dict[Future[Reply], _Item] = {}
-    while True:
-        for item, request in requests:
-            running[ranges.send(request)] = item
-            if len(running) >= most:
-                break
-        if not running:
-            return
-        done, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
-        for future in done:
-            yield running.pop(future), future

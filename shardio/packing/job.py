@@ -20,8 +20,10 @@ from ..formats import manifest
 from ..formats.sample import Schema
 from ..names import key_text
 from ..storage import local, lock
-from ..storage.location import locate
+from ..storage.local import LocalDirectory
+from ..storage.location import Target
 from ..storage.lock import JOURNAL
+from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, process_pool
 from .build_shard import Built, Work
@@ -31,6 +33,7 @@ from .packed import Packed
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
 from .sources.base import Problem, Source, listed
+from .uploads import Uploads
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
 _SCAN = "scan"  # names the list of what the listing leaves out, among those of shards
@@ -56,7 +59,8 @@ class Job:
 
     source: None where the shards that parts built are only checked, and committed. From `build`
     on, or from the beginning, the directory is owned by `owner` until `commit`, so that several
-    splits are committed together.
+    splits are committed together. place: in an object store; shards are built in the directory
+    then, and uploaded. Without it, the place is the directory.
     """
 
     def __init__(
@@ -66,21 +70,23 @@ class Job:
         run: Run,
         source: Source | None = None,
         owner: Owner | None = None,
+        place: RemoteLocation | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.directory, self.source, self.run = plan, directory, source, run
         self._owner = owner
+        self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
-        self.result = Packed.begun(plan, directory, self._shards, run.skip)
+        self.result = Packed.begun(plan, self.place.url, self._shards, run.skip)
         self._built: list[Built] = []
         self._problems: list[Problem] = []
         self._started = time.monotonic()
         # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
-        self._empty = not any(
-            os.path.lexists(os.path.join(directory, name)) for name in (JOURNAL, manifest.MANIFEST)
+        self._empty = not self.place.exists(manifest.MANIFEST) and not os.path.lexists(
+            os.path.join(directory, JOURNAL)
         )
 
     # --- before a byte is written -----------------------------------------------------------------
@@ -92,12 +98,12 @@ class Job:
         """
         self.result.already = self._is_packed(sized)
         if self.run.skip and not self.result.already:
-            journal.refuse_rejected(self.directory, self._empty)
+            journal.refuse_rejected(self.place, self._empty)
 
     def least_bytes(self) -> int:
-        """Return the bytes that `build` will surely write, as far as that is known before."""
+        """Return the bytes that `build` will surely write here, as far as that is known before."""
         options = self.plan.options
-        if self.result.already:
+        if self.result.already or self.place.remote:
             return 0
         if self.result.pixels is not None:
             height, width = self.result.pixels
@@ -133,7 +139,8 @@ class Job:
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
             if not self.result.already and self._joins(lock.read(self.directory)):
-                self.result.kept = len(self._finished().keys() & set(self._shards))
+                there = self._finished().keys() | self._sent().keys()
+                self.result.kept = len(there & set(self._shards))
         return self.result
 
     # --- shards -----------------------------------------------------------------------------------
@@ -164,7 +171,7 @@ class Job:
             journal.remove_temporaries(self.directory)  # of packers that died
         noted = problems or (self._resumed is not None and self._resumed.problems)
         if not self.run.is_whole and noted and (self.run.skip or not problems):
-            journal.write_rejected(self.directory, problems, _SCAN)
+            journal.write_rejected(LocalDirectory(self.directory), problems, _SCAN)
         return self._build(problems, report)
 
     def check_parts(self, report: process_pool.Report) -> str | None:
@@ -183,7 +190,7 @@ class Job:
                 f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
-        problems = journal.load_rejected(self.directory, journal.part_list(_SCAN))
+        problems = journal.load_rejected(self.place, journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
         self._build(problems or [], report)
@@ -200,17 +207,28 @@ class Job:
         """Build the shards, or check them; return all problems where nothing may be left out."""
         assert self._owner is not None
         self.result.unlocked = not self._owner.is_locked
-        finished = self._finished()
         work = Work(
-            self.plan, self.source, self.directory, self._token, self.run.skip, self._id, finished
+            self.plan,
+            self.source,
+            self.directory,
+            self._token,
+            self.run.skip,
+            self._id,
+            self._finished(),
+            self._sent(),
         )
         build = functools.partial(build_shard.build_or_keep, work)
         try:
-            for one in process_pool.run(build, self._shards, jobs=self.run.jobs, report=report):
-                self._built.append(one)
-                self.result.kept += one.kept
-                self.result.built += one.info is not None and not one.kept
-                self.result.add(one.reencoded)
+            with self._uploads() as uploads:
+                keep = None if uploads is None else uploads.add
+                pool = process_pool.run
+                for one in pool(build, self._shards, jobs=self.run.jobs, report=report, seen=keep):
+                    self._built.append(one)
+                    self.result.kept += one.kept
+                    self.result.built += one.info is not None and not one.kept
+                    self.result.add(one.reencoded)
+                if uploads is not None:
+                    uploads.finish()
         except BaseException:
             journal.remove_temporaries(self.directory, self._token)  # of workers that were killed
             raise
@@ -228,6 +246,17 @@ class Job:
         for name in sorted(journal.new_shards(self.directory, self.plan.before)):
             found.setdefault(journal.shard_number(name) or 0, []).append(name)
         return found
+
+    def _uploads(self) -> contextlib.AbstractContextManager[Uploads | None]:
+        """Return the uploads of this packing; None where it goes into a directory."""
+        if isinstance(self.place, RemoteLocation):
+            return Uploads(self.place, self.directory, self._id)
+        return contextlib.nullcontext()
+
+    def _sent(self) -> dict[int, Built]:
+        """Return the shards that an interrupted packing uploaded, by number."""
+        with self._uploads() as uploads:
+            return {} if uploads is None else uploads.sent()
 
     # --- the journal ------------------------------------------------------------------------------
 
@@ -263,7 +292,7 @@ class Job:
         if self._restart or (whole and not journal.has_work(self.directory, data)):
             return False
         raise SourceChangedError(
-            f"{printable(self.directory)}: an unfinished packing is here, of another plan:\n"
+            f"{printable(self.place.url)}: an unfinished packing is here, of another plan:\n"
             f"{difference(old, self.plan)}\n"
             "Undo the change and run it again to resume, or drop the unfinished packing with "
             "--restart"
@@ -293,17 +322,19 @@ class Job:
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
         if self._problems:
-            journal.refuse_rejected(self.directory, self._empty)
-            journal.write_rejected(self.directory, self._problems)
+            journal.refuse_rejected(self.place, self._empty)
+            journal.write_rejected(self.place, self._problems)
         elif not self._empty:
-            journal.remove_rejected(self.directory)  # of the dataset that is replaced
-        local.write_file(self.directory, manifest.MANIFEST, written.dump())
+            journal.remove_rejected(self.place)  # of the dataset that is replaced
+        if self.place.remote:
+            self._is_packed()  # another packer may have been faster, and a store has no locks
+        self.place.write(manifest.MANIFEST, written.dump())
         self.result.records, self.result.bytes = written.records, written.size
         self.result.committed = True
 
     def _is_packed(self, sized: bool = True) -> bool:
         """Return whether just this dataset is committed here. Raises ExistsError for another."""
-        return not self.run.overwrite and output_dir.is_packed(self.directory, self.plan, sized)
+        return not self.run.overwrite and output_dir.is_packed(self.place, self.plan, sized)
 
     def _leave(self) -> list[Problem]:
         """Leave what is committed, as it is what was asked for; clean up what a kill left."""
@@ -312,14 +343,14 @@ class Job:
             return self.plan.problems
         self._show_committed()
         self.result.rejected = sorted({*self.result.rejected, *_shown(self.plan.problems)})
-        output_dir.clean_up(self.directory)
+        output_dir.clean_up(self.directory, stored=self._id if self.place.remote else None)
         return []
 
     def _show_committed(self) -> None:
-        committed = manifest.load(locate(self.directory))
+        committed = manifest.load(self.place)
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
-        self.result.rejected = _shown(journal.own_rejected(self.directory) or [])
+        self.result.rejected = _shown(journal.own_rejected(self.place) or [])
 
 
 def unpackable(

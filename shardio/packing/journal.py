@@ -5,6 +5,7 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-plan               the journal: a plan, or a Writer's line; packers lock it (lock.py)
     .shardio-TOKEN-NAME.tmp     files being written
     .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
+    .shardio-sent-*.json        notes of shards that are in an object store (uploads.py)
 
     journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
               | key lengths u32[n] | keys | SHA-256 of all before
@@ -31,7 +32,8 @@ from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
 from ..names import key_bytes, key_text
 from ..storage import local
-from ..storage.location import locate
+from ..storage.local import LocalDirectory
+from ..storage.location import Target, locate
 from ..storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
 from .options import PackOptions
 from .plan import Before, Plan, json_line
@@ -39,6 +41,7 @@ from .shard_writer import open_own
 from .sources.base import Problem
 
 REJECTED = "rejected.jsonl"
+NOTE = ".shardio-sent-{}.json"
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
@@ -139,6 +142,8 @@ def is_committed(directory: str, journal: bytes) -> bool:
 def has_work(directory: str, journal: bytes) -> bool:
     """Return whether an unfinished packing has a shard that going on with it would keep."""
     dataset_id, before = identity(journal)
+    if any(map(is_note, os.listdir(directory))):
+        return True
     # Not by time alone: another packer may have committed since the journal was made.
     return any(shard_id(directory, name) == dataset_id for name in new_shards(directory, before))
 
@@ -156,7 +161,7 @@ def clean(directory: str, journal: bytes) -> None:
             if shard_id(directory, name) == dataset_id:
                 local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
-        if is_rejected_part(directory, name):
+        if is_rejected_part(directory, name) or is_note(name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
     local.remove(os.path.join(directory, JOURNAL))
@@ -239,70 +244,76 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
             local.remove(os.path.join(directory, name))
 
 
+def is_note(name: str) -> bool:
+    """Return whether a file is named as the note of a shard that is in an object store."""
+    return fnmatch.fnmatchcase(name, NOTE.format("*"))
+
+
 # --- what was left out ----------------------------------------------------------------------------
 
 
-def write_rejected(directory: str, problems: Sequence[Problem], part: str | None = None) -> None:
+def write_rejected(place: Target, problems: Sequence[Problem], part: str | None = None) -> None:
     """Write the list of what a dataset leaves out, for its user.
 
     part: a shard, by its name, or the scan: what this one left out, until the commit.
     """
     name = REJECTED if part is None else part_list(part)
-    local.write_file(directory, name, _dump_rejected(problems))
+    place.write(name, _dump_rejected(problems))
 
 
-def remove_rejected(directory: str) -> None:
+def remove_rejected(place: Target) -> None:
     """Remove the list of rejected keys, if packing wrote it."""
-    if own_rejected(directory) is not None:
-        local.remove(os.path.join(directory, REJECTED))
+    if own_rejected(place) is not None:
+        place.remove(REJECTED)
 
 
-def refuse_rejected(directory: str, empty: bool) -> None:
+def refuse_rejected(place: Target, empty: bool) -> None:
     """Raise ExistsError where a list of rejected keys would replace a file that is none.
 
     empty: nothing is packed there that a list could be of.
     """
-    if not os.path.lexists(os.path.join(directory, REJECTED)):
+    if not place.exists(REJECTED):
         return
     if empty:
         raise ExistsError(
-            f"{printable(directory)}: {REJECTED} lies here, and nothing is packed here that it "
+            f"{printable(place.url)}: {REJECTED} lies here, and nothing is packed here that it "
             "could be of; move it away, or choose another directory"
         )
-    if own_rejected(directory) is None:
+    if own_rejected(place) is None:
         raise ExistsError(
-            f"{printable(os.path.join(directory, REJECTED))}: no packing wrote it, and the list of "
+            f"{printable(place.url.rstrip('/'))}/{REJECTED}: no packing wrote it, and the list of "
             "what is left out would replace it; move it away, or choose another directory"
         )
 
 
-def own_rejected(directory: str) -> list[Problem] | None:
+def own_rejected(place: Target) -> list[Problem] | None:
     """Return what a list that packing wrote says; None where none is there, or another's file.
 
     Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
     list of records to leave out, in the same words, is of keys that it has.
     """
-    path = os.path.join(directory, REJECTED)
-    if not os.path.isfile(path) or os.path.islink(path):
-        return None
+    if isinstance(place, LocalDirectory):
+        path = place.path(REJECTED)
+        if not os.path.isfile(path) or os.path.islink(path):
+            return None
     try:
-        data = locate(directory).read(REJECTED, 1 << 30)
-        found = load_rejected(directory, REJECTED)
-    except (DamageError, StorageError):
+        data = place.read(REJECTED, 1 << 30)
+        found = load_rejected(place, REJECTED)
+    except (FileNotFoundError, DamageError, StorageError):
         return None
     if not found or _dump_rejected(found) != data:
         return None
-    return None if _holds_one(directory, [key for key, _ in found]) else found
+    return None if _holds_one(place, [key for key, _ in found]) else found
 
 
-def _holds_one(directory: str, keys: Sequence[bytes]) -> bool:
-    """Return whether the dataset in a directory, if one is there, has one of these keys."""
+def _holds_one(place: Target, keys: Sequence[bytes]) -> bool:
+    """Return whether the dataset in a place, if one is there, has one of these keys."""
     wanted, hashes = set(keys), np.array([*map(key_hash, keys)], np.uint32)
     with contextlib.suppress(NotPackedError, DamageError, StorageError, VersionError, OSError):
-        committed = manifest.load(locate(directory))
+        committed = manifest.load(place)
         for number in range(committed.shards):
             name = committed.shard(number).name
-            with contextlib.closing(locate(directory).open(name)) as file:
+            with contextlib.closing(place.open(name)) as file:
                 shard = open_own(file, name)
                 places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
                 if any(shard.key(place) in wanted for place in places.tolist()):
@@ -315,7 +326,7 @@ def is_rejected_part(directory: str, name: str) -> bool:
     if not fnmatch.fnmatchcase(name, part_list("*")):
         return False
     try:
-        return load_rejected(directory, name) is not None
+        return load_rejected(LocalDirectory(directory), name) is not None
     except (DamageError, StorageError):
         return False
 
@@ -330,12 +341,12 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def load_rejected(directory: str, name: str) -> list[Problem] | None:
+def load_rejected(place: Target, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
-        lines = locate(directory).read(name, 1 << 30).splitlines()
+        lines = place.read(name, 1 << 30).splitlines()
         return [(key_bytes(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise DamageError(f"{printable(directory)}/{name}: not a list of rejected keys") from None
+        raise DamageError(f"{printable(place.url)}/{name}: not a list of rejected keys") from None

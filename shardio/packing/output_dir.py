@@ -1,16 +1,18 @@
-"""The directory that a packing goes to: what is refused there, who owns it, the file of the splits.
+"""The place that a packing goes to: what is refused there, who owns it, the file of the splits.
 
-A directory holds one dataset or the splits of one. A dataset that is there is left as it is when it
-is just the one asked for; another one is never replaced unasked. What the options alone tell is
-refused before the source is listed, which may take minutes.
+A directory, or the folder of an object store, holds one dataset or the splits of one. A dataset
+that is there is left as it is when it is just the one asked for; another one is never replaced
+unasked. What the options alone tell is refused before the source is listed, which may take minutes.
 
 Who writes into a directory owns it, by the lock on its journal: `own` makes the journal, or goes on
-under one that is there, or removes it where nobody can.
+under one that is there, or removes it where nobody can. What goes into an object store is worked on
+in a directory of this machine, which is owned so; the store itself has no locks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,42 +20,69 @@ from dataclasses import replace
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..storage import local, lock
-from ..storage.location import locate
+from ..storage.base import Location
+from ..storage.client import Request
+from ..storage.local import LocalDirectory
+from ..storage.location import Target
 from ..storage.lock import JOURNAL
+from ..storage.remote import RemoteLocation
 from ..units import show_count
-from . import journal, plan
+from . import journal, objects, plan
 from .options import PackOptions
 from .plan import Plan
 
 
-def check(out: str, source: bytes = b"", names: Sequence[str] = ("",)) -> None:
+def working_directory(place: RemoteLocation, given: str | None) -> str:
+    """Return the directory of this machine where a packing into an object store works.
+
+    given: by the user; default: one in the user's cache, of a name that the URL gives.
+    """
+    if given is not None:
+        return given
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    name = f"pack-{hashlib.sha256(place.url.encode(errors='surrogatepass')).hexdigest()[:16]}"
+    return os.path.join(os.path.expanduser(caches), "shardio", name)
+
+
+def remove_working_directory(directory: str) -> None:
+    """Remove the working directory of a packing, and of its splits, if nothing is left in it."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.rmdir(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def check(place: Target, source: Location | None = None, names: Sequence[str] = ("",)) -> None:
     """Raise OptionError, ExistsError where splits of these names cannot be packed into OUT.
 
     source: that lies outside of OUT. names: [""] for a dataset without splits.
     """
-    if os.path.lexists(out) and not os.path.isdir(out):
-        raise OptionError(f"{printable(out)}: expected a directory, or nothing yet; this is a file")
-    local.check_directory(out)
-    if os.path.isdir(source):
-        folder, target = os.path.realpath(os.fsdecode(source)), os.path.realpath(out)
-        if f"{target}/".startswith(f"{folder.rstrip('/')}/"):
-            raise OptionError(
-                f"{printable(out)}: OUT lies in the folder to be packed; choose a directory "
-                "outside of it"
-            )
-    storage = locate(out)
-    if "" in names and storage.exists(manifest.SPLITS):
-        raise ExistsError(f"{printable(out)}: splits are packed here; choose another directory")
-    if "" not in names and (storage.exists(manifest.MANIFEST) or storage.exists(JOURNAL)):
+    out = printable(place.url, 4096)
+    inside = False
+    if isinstance(place, LocalDirectory):
+        if os.path.lexists(place.root) and not os.path.isdir(place.root):
+            raise OptionError(f"{out}: expected a directory, or nothing yet; this is a file")
+        local.check_directory(place.root)
+        if isinstance(source, LocalDirectory) and os.path.isdir(source.root):
+            folder, target = os.path.realpath(source.root), os.path.realpath(place.root)
+            inside = f"{target}/".startswith(f"{folder.rstrip('/')}/")
+    elif isinstance(source, RemoteLocation):
+        inside = f"{place.url.rstrip('/')}/".startswith(f"{source.url.rstrip('/')}/")
+    if inside:
+        raise OptionError(
+            f"{out}: OUT lies in the folder to be packed; choose a directory outside of it"
+        )
+    if "" in names and place.exists(manifest.SPLITS):
+        raise ExistsError(f"{out}: splits are packed here; choose another directory")
+    if "" not in names and (place.exists(manifest.MANIFEST) or place.exists(JOURNAL)):
         raise ExistsError(
-            f"{printable(out)}: one dataset is packed here, and splits are to be; choose another "
-            "directory"
+            f"{out}: one dataset is packed here, and splits are to be; choose another directory"
         )
 
 
-def refuse_other(directory: str, wanted: PackOptions) -> None:
-    """Raise ExistsError when the dataset in a directory is another by its options alone."""
-    there = manifest.load_if_packed(locate(directory))
+def refuse_other(place: Target, wanted: PackOptions) -> None:
+    """Raise ExistsError when the dataset in a place is another by its options alone."""
+    there = manifest.load_if_packed(place)
     if there is None:
         return
     asked = {"encode": None, "jpeg_tiles": None, "keep_original": None} | wanted.record()
@@ -66,23 +95,20 @@ def refuse_other(directory: str, wanted: PackOptions) -> None:
     if asked["shuffle"] is None and known["seed"] is None:
         known["seed"] = asked["seed"]
     if known != asked:
-        raise ExistsError(_another(directory, there, plan.changed(known, asked)))
+        raise ExistsError(_another(place, there, plan.changed(known, asked)))
 
 
-def is_packed(directory: str, planned: Plan, sized: bool) -> bool:
+def is_packed(place: Target, planned: Plan, sized: bool) -> bool:
     """Return whether just the dataset of a plan is committed here, with all its shards.
 
     Raises ExistsError when another one is. sized: the size of shards was asked for, and is not a
     default. Files are looked at, not read.
     """
-    there = manifest.load_if_packed(locate(directory))
+    there = manifest.load_if_packed(place)
     if there is None:
         return False
     if there.dataset_id == planned.dataset_id:
-        infos = map(there.shard, range(there.shards))
-        with contextlib.suppress(OSError):
-            return all(os.stat(os.path.join(directory, o.name)).st_size == o.size for o in infos)
-        return False
+        return _has_shards(place, there)
     known = {"format": "record"} | {k: v for k, v in there.options.items() if k != "tiles"}
     options = {"format": "record"} | planned.options.record()
     if not sized:  # it follows from the records, and is no difference of its own where they differ
@@ -90,13 +116,25 @@ def is_packed(directory: str, planned: Plan, sized: bool) -> bool:
         if replace(planned, options=resized).dataset_id != there.dataset_id:
             options["shard_size"] = known.get("shard_size")
     by_default = () if sized else ("shard_size",)
-    raise ExistsError(_another(directory, there, plan.changed(known, options, by_default)))
+    raise ExistsError(_another(place, there, plan.changed(known, options, by_default)))
 
 
-def _another(directory: str, there: manifest.Manifest, changed: Sequence[str]) -> str:
+def _has_shards(place: Target, there: manifest.Manifest) -> bool:
+    """Return whether all shards of a manifest are in a place, by their names and sizes."""
+    infos = map(there.shard, range(there.shards))
+    if isinstance(place, LocalDirectory):
+        with contextlib.suppress(OSError):
+            return all(os.stat(place.path(info.name)).st_size == info.size for info in infos)
+        return False
+    looks = ((info, Request(place.store, info.name, what="head")) for info in infos)
+    found = [(info, objects.looked(look)) for info, look in objects.each(looks, objects.LOOKS)]
+    return all(reply is not None and reply.size == info.size for info, reply in found)
+
+
+def _another(place: Target, there: manifest.Manifest, changed: Sequence[str]) -> str:
     differ = "".join(f"\n  option {line}" for line in changed)
     return (
-        f"{printable(directory)}: another dataset is packed here "
+        f"{printable(place.url, 4096)}: another dataset is packed here "
         f"({show_count(there.records, 'record')}, id {there.dataset_id.hex()}):"
         + (differ or "\n  records, their sizes, fields or classes of the source are others")
         + ("\nGive the options that it has, choose" if changed else "\nChoose")
@@ -218,10 +256,13 @@ def own_again(directory: str) -> Owner:
     return Owner(directory, lock.take(directory), None)
 
 
-def clean_up(directory: str, seal: bytes | None = None, packed: bool = True) -> None:
+def clean_up(
+    directory: str, seal: bytes | None = None, packed: bool = True, *, stored: bytes | None = None
+) -> None:
     """Remove a journal that nobody needs any more: of what is committed, or ours, by its seal.
 
     packed: what was to be built under ours is committed. Else it stays where parts joined it.
+    stored: the id of the dataset that is committed in the object store that is packed into.
     """
     with (
         contextlib.suppress(FileNotFoundError, BusyError, StorageError),
@@ -229,6 +270,9 @@ def clean_up(directory: str, seal: bytes | None = None, packed: bool = True) -> 
     ):
         data = owner.journal()
         ours = data[-32:] == seal and (packed or not journal.has_work(directory, data))
+        if stored is not None:
+            with contextlib.suppress(DamageError):
+                ours = ours or journal.identity(data)[0] == stored
         if ours or journal.is_committed(directory, data):
             owner.clean()
 
@@ -236,24 +280,26 @@ def clean_up(directory: str, seal: bytes | None = None, packed: bool = True) -> 
 # --- splits ---------------------------------------------------------------------------------------
 
 
-def has_splits(out: str, names: Sequence[str]) -> bool:
+def has_splits(place: Target, names: Sequence[str]) -> bool:
     """Return whether shardio.json is there, and right."""
     try:
-        return locate(out).read(manifest.SPLITS, manifest.MAX_SPLITS) == _splits_file(out, names)
+        return place.read(manifest.SPLITS, manifest.MAX_SPLITS) == _splits_file(place, names)
     except (FileNotFoundError, DamageError):
         return False
 
 
-def commit_splits(out: str, names: Sequence[str]) -> None:
+def commit_splits(place: Target, names: Sequence[str]) -> None:
     """Write shardio.json, after all that it names."""
-    if not has_splits(out, names):
-        for name in os.listdir(out):  # of a packer that was killed right here
-            if name.endswith(f"-{manifest.SPLITS}.tmp") and journal.is_ours(out, name):
-                local.remove(os.path.join(out, name))
-        local.write_file(out, manifest.SPLITS, _splits_file(out, names))
+    if not has_splits(place, names):
+        if isinstance(place, LocalDirectory):
+            out = place.root
+            for name in os.listdir(out):  # of a packer that was killed right here
+                if name.endswith(f"-{manifest.SPLITS}.tmp") and journal.is_ours(out, name):
+                    local.remove(os.path.join(out, name))
+        place.write(manifest.SPLITS, _splits_file(place, names))
 
 
-def _splits_file(out: str, names: Sequence[str]) -> bytes:
-    found = [manifest.load(locate(manifest.split_folder(out, name))).classes for name in names]
+def _splits_file(place: Target, names: Sequence[str]) -> bytes:
+    found = [manifest.load(place.below(name)).classes for name in names]
     classes = next((classes for classes in found if classes is not None), None)
     return manifest.dump_splits(names, classes)

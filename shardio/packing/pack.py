@@ -16,9 +16,11 @@ from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
 from ..storage import local, lock
-from ..storage.location import local_path, locate, path_text
+from ..storage.local import LocalDirectory
+from ..storage.location import Target, local_path, locate, locate_target, path_text
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
+from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, refuse_options
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
@@ -44,12 +46,15 @@ def pack(
     jobs: int | None = None,
     overwrite: bool = False,
     on_error: str = "raise",
+    to: Storage | None = None,
+    work_dir: PathLike | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> list[Packed]:
     """Pack a folder of images, or another source, into OUT: one dataset, or one for each split.
 
+    out         a directory, or an s3://, gs:// or az:// URL
     format      of the shards: "record" or "lmdb"
     shard_size  bytes of source a shard (of raw pixels, where these are packed), or like "64MB";
                 default 256 MiB, less where that gave under 16 shards
@@ -62,6 +67,10 @@ def pack(
     overwrite   commit over another dataset in OUT; its shards stay until `gc`
     on_error    "raise": one SourceError lists all files that cannot be packed, and nothing is
                 committed; "skip": they are left out, and OUT/rejected.jsonl lists them
+    to          a shardio.Storage: how the store of OUT is reached; default: as the source, where
+                that is of the same scheme, or no URL
+    work_dir    where OUT is a URL: the directory where shards are built, until they are uploaded;
+                default: one in ~/.cache/shardio. Run again with the same, it goes on
     dry_run     touch nothing; raise what a real run would raise before it builds
     progress    called now and then with bytes done and bytes in all
     announce    called with lines that are to be shown before the work begins: the size of raw
@@ -80,7 +89,8 @@ def pack(
     if splits not in (None, True, False):
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
     run = Run(processes(jobs), overwrite, plan, on_error == "skip")
-    out = local_path(out)
+    place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
+    folder = _working_directory(place, work_dir, run)
     asked = sources.detect_kind(
         SourceRequest(
             path=os.fsencode(_given(source)),
@@ -103,10 +113,10 @@ def pack(
         images=images,
         plan=plan,
     )
-    work = _planned(asked, options, run, out, read.classes)
+    work = _planned(asked, options, run, place, folder, read.classes)
     for job in work:  # all of them, before any is touched
         job.check(sized=shard_size is not None)
-    local.refuse_if_full(out, sum(job.least_bytes() for job in work))
+    local.refuse_if_full(folder, sum(job.least_bytes() for job in work))
     for job in work:
         if announce is not None and (line := job.announcement()) is not None:
             announce(line)
@@ -116,7 +126,9 @@ def pack(
     with _resumable(), contextlib.ExitStack() as owners:
         _build(asked, work, owners, report)
         if run.is_whole:
-            _commit(out, work, work[0].plan.options.splits)
+            _commit(place, work, work[0].plan.options.splits)
+    if place.remote:
+        output_dir.remove_working_directory(folder)
     return [job.result for job in work]
 
 
@@ -145,7 +157,7 @@ def commit(
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
             work.append(Job(journal.parse(owner.journal(), folder), folder, run, owner=owner))
-        if not work and (not splits or output_dir.has_splits(out, splits)):
+        if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = Report(progress, sum(int(job.plan.sizes.sum()) for job in work))
         missing = [why for job in work if (why := job.check_parts(report)) is not None]
@@ -155,7 +167,7 @@ def commit(
                 + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
                 "again"
             )
-        _commit(out, work, splits)
+        _commit(LocalDirectory(out), work, splits)
     return [job.result for job in work]
 
 
@@ -168,21 +180,45 @@ def _given(path: PathLike) -> str:
 # --- from what is asked for to the commit ---------------------------------------------------------
 
 
+def _working_directory(place: Target, given: PathLike | None, run: Run) -> str:
+    """Return the directory where shards are built: OUT itself, where that is one.
+
+    Raises OptionError.
+    """
+    if isinstance(place, LocalDirectory):
+        if given is not None:
+            raise OptionError("work_dir: only where OUT is a URL; shards are built in OUT itself")
+        return place.url
+    if not run.is_whole:
+        raise OptionError(
+            f"{place.url}: parts of one packing build their shards in one directory, which all of "
+            "them see; expected a directory, local or mounted. `shardio copy` brings the dataset "
+            "into the store"
+        )
+    return output_dir.working_directory(place, None if given is None else local_path(given))
+
+
 def _planned(
-    asked: SourceRequest, options: PackOptions, run: Run, out: str, classes: PathLike | None
+    asked: SourceRequest,
+    options: PackOptions,
+    run: Run,
+    place: Target,
+    directory: str,
+    classes: PathLike | None,
 ) -> list[Job]:
     """Plan each split of a source, once all is refused that is known without listing it."""
     reencode.check_tools(options)
     names = sources.split_names(asked)
-    output_dir.check(out, asked.path, names)
-    folders = {name: manifest.split_folder(out, name) for name in names}
+    output_dir.check(place, asked.location, names)
+    folders = {name: manifest.split_folder(directory, name) for name in names}
+    places = {name: place.below(name) if name else place for name in names}
     wanted = {
         name: replace(options, split=name, splits=names) if name else options for name in names
     }
     for name, folder in folders.items():
         lock.refuse_if_busy(folder, part=not run.is_whole)
         if not run.overwrite:
-            output_dir.refuse_other(folder, wanted[name])
+            output_dir.refuse_other(places[name], wanted[name])
     work = []
     for name, listing in _listed(asked, options, names, classes).items():
         size = None
@@ -191,7 +227,9 @@ def _planned(
             wanted[name] = replace(wanted[name], pixels=pixels)
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(listing, wanted[name], size)
-        work.append(Job(planned, folders[name], run, listing.source))
+        found = places[name]
+        remote = found if isinstance(found, RemoteLocation) else None
+        work.append(Job(planned, folders[name], run, listing.source, place=remote))
     return work
 
 
@@ -229,12 +267,12 @@ def _build(
         raise unpackable(problems, asked.location.url)
 
 
-def _commit(out: str, work: list[Job], splits: Sequence[str]) -> None:
+def _commit(place: Target, work: list[Job], splits: Sequence[str]) -> None:
     """Commit one dataset after the other, and at last the file that names them as splits."""
     for job in work:
         job.commit()
     if splits:
-        output_dir.commit_splits(out, splits)
+        output_dir.commit_splits(place, splits)
 
 
 @contextlib.contextmanager

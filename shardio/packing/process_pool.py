@@ -79,8 +79,12 @@ def run(
     *,
     jobs: int,
     report: Report,
+    seen: Callable[[Result], None] | None = None,
 ) -> Generator[Result, None, None]:
     """Give work(task, add) of each task, in order. `add` counts what is done, and stops the work.
+
+    seen: called in this process with each result as it comes, in any order; while it waits, no task
+    begins.
 
     Worker processes end with this one, however it ends. Raises what work raises, and StorageError
     when a worker is killed.
@@ -94,9 +98,12 @@ def run(
             report.show()
 
         for task in tasks:
-            yield work(task, add)
+            result = work(task, add)
+            if seen is not None:
+                seen(result)
+            yield result
         return
-    pool = _Pool(work, jobs, report)
+    pool = _Pool(work, jobs, report, seen)
     try:
         yield from pool.run(tasks)
     except BaseException:
@@ -108,8 +115,14 @@ def run(
 
 
 class _Pool:
-    def __init__(self, work: Callable[..., Any], jobs: int, report: Report) -> None:
-        self._work, self._jobs, self._report = work, jobs, report
+    def __init__(
+        self,
+        work: Callable[..., Any],
+        jobs: int,
+        report: Report,
+        seen: Callable[[Any], None] | None,
+    ) -> None:
+        self._work, self._jobs, self._report, self._seen = work, jobs, report, seen
         self._idle: list[_Connection] = []
         self._busy: dict[_Connection, int] = {}  # to the number of the task
         self._processes: list[Any] = []
@@ -132,8 +145,10 @@ class _Pool:
             if not self._busy:
                 return
             for connection in multiprocessing.connection.wait(list(self._busy), _LOOK_S):
-                found[self._busy.pop(connection)] = _receive(connection)
+                found[turned := self._busy.pop(connection)] = _receive(connection)
                 self._idle.append(connection)
+                if self._seen is not None:
+                    self._seen(found[turned])
             self._report.show()
 
     def _start(self) -> _Connection:

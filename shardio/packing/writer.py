@@ -26,6 +26,7 @@ from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
 from ..storage import local
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..units import check_bool, check_int, check_size, show_count
 from . import journal, output_dir
@@ -181,7 +182,7 @@ class Writer:
             blob_bytes=self._blob_bytes,
         )
         if os.path.lexists(os.path.join(self.out, manifest.MANIFEST)):
-            journal.remove_rejected(self.out)  # of the dataset that is replaced
+            journal.remove_rejected(LocalDirectory(self.out))  # of the dataset that is replaced
         local.write_file(self.out, manifest.MANIFEST, written.dump())
         owner.clean()
 
@@ -219,7 +220,7 @@ class Writer:
         return self._owner
 
     def _check_free(self) -> None:
-        output_dir.check(self.out)
+        output_dir.check(LocalDirectory(self.out))
         if not self._overwrite and (there := manifest.load_if_packed(locate(self.out))):
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "

@@ -13,6 +13,7 @@ Source: https://developmentseed.org/obstore, https://docs.rs/object_store
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -40,7 +41,8 @@ class Request(NamedTuple):
 
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
           "head": just what its Reply says besides bytes; "noted": as its tag, the SHA-256 that was
-          noted when it was put, in hex, or ""; "put": write the object, from `upload`
+          noted when it was put, in hex, or ""; "put": write the object, from `upload`;
+          "remove": remove it, if it is there
     """
 
     store: Store
@@ -150,6 +152,8 @@ class Client:
                 target, path = stores.open_odd(opened, path), ""
             if request.upload is not None:
                 return self._put(target, path, request.upload)
+            if request.what == "remove":
+                return self._remove(target, path)
             if request.what == "noted":
                 result = obstore.get(target, path, options={"head": True})
                 noted = str(result.attributes.get(_NOTED, ""))
@@ -193,6 +197,13 @@ class Client:
             max_concurrency=_PARTS_AT_ONCE,
         )
         return Reply(memoryview(b""), upload.size, done["e_tag"] or "")
+
+    def _remove(self, target: Any, path: str) -> Reply:
+        if self._is_web:
+            raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
+        with contextlib.suppress(FileNotFoundError):  # as GCS and Azure say; S3 does not
+            self._obstore.delete(target, path)
+        return Reply(memoryview(b""), 0, "")
 
     def plain_address(self, path: str) -> tuple[str, dict[str, str]]:
         """Return a URL, and headers, by which any client may read an object; "": there is none.

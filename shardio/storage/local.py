@@ -64,6 +64,14 @@ class LocalDirectory:
                 )
             return file.read(0, file.size)
 
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file, whole or not at all. Raises StorageError."""
+        write_file(self.url, file_name(name), data)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is not there does no harm. Raises StorageError."""
+        remove(os.path.join(self.url, file_name(name)))
+
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""
         return os.path.lexists(self.path(name))

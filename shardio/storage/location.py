@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError, printable
+from ..units import check_group
 from .cache import CacheDirectory
-from .local import LocalDirectory
+from .local import LocalDirectory, check_directory
 from .options import Storage
 from .remote import RemoteLocation
 from .stores import READ_ONLY, SCHEMES, Store
+
+Target = LocalDirectory | RemoteLocation  # what is written to
 
 
 def locate(
@@ -42,6 +46,35 @@ def locate(
         f"{printable(text)}: {printable(scheme)}:// is not known; expected a directory, a file:// "
         f"URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"
     )
+
+
+def locate_target(
+    target: str | bytes | os.PathLike[Any],
+    to: Storage | None,
+    source: str | bytes | os.PathLike[Any],
+    here: Storage,
+) -> Target:
+    """Return the location that is written to.
+
+    to      how it is reached; default: as the source, where that is of the same scheme, or no URL
+    source  what is read
+    here    how that is reached
+
+    Raises OptionError where nothing can be written, StorageError.
+    """
+    if to is None:
+        schemes = [path_text(one).partition("://") for one in (source, target)]
+        alike = not schemes[0][1] or schemes[0][0].lower() == schemes[1][0].lower()
+        to = here if alike else Storage(timeout_s=here.timeout_s)
+    found = locate(target, replace(check_group("to", to, Storage), cache=None, cache_bytes=None))
+    if isinstance(found, RemoteLocation):
+        if found.store.scheme in READ_ONLY:
+            raise OptionError(f"{found.url}: {found.store.scheme}:// is read only")
+        return found
+    if os.path.lexists(found.root) and not os.path.isdir(found.root):
+        raise OptionError(f"{printable(found.url)}: expected a directory, or nothing yet")
+    check_directory(found.root)
+    return found
 
 
 def path_text(path: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from ..errors import DamageError
@@ -13,6 +14,7 @@ from .client import Request
 from .kept_file import KeptFile
 from .remote_file import Ends, RemoteFile, read
 from .stores import Store
+from .upload import Upload
 
 
 class RemoteLocation:
@@ -75,6 +77,20 @@ class RemoteLocation:
                 f"{request.shown}: {reply.size:,} bytes, more than {limit:,} can be right"
             )
         return bytes(reply.data)
+
+    def put_request(self, name: str, upload: Upload) -> Request:
+        """Return the request that writes an object; `ranges.send` sends it, and may do so again."""
+        return Request(self.store.patient(), name, 0, upload.size, "put", upload)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small object, whole or not at all. Raises StorageError, OptionError."""
+        seal = hashlib.sha256(data).digest()
+        upload = Upload(data, len(data), seal, self.store.show(name))
+        ranges.send(self.put_request(name, upload)).result()
+
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is not there does no harm. Raises StorageError."""
+        ranges.send(Request(self.store, name, what="remove")).result()
 
     def exists(self, name: str) -> bool:
         """Return True if an object of this name is there; "", the folder itself, always is."""

@@ -10,6 +10,8 @@ loaders. What limits a row is found out by its figures (`bench_row`).
     warm   the records were read just before. Of a dataset that is too large for that, as many of
            its first records as fit are measured, in the order of a dataset of these alone.
     cold   the pages of the shards' files were dropped, and looked after; one pass, from its start.
+    URL    the records come from an object store, or its cache; one repeat, in parts. What comes
+           before the windows of all spans are filled does not count.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
 from ..storage.local import LocalDirectory, memory_available
 from ..storage.location import locate
-from ..storage.options import Storage
+from ..storage.options import Storage, with_root
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
@@ -40,6 +42,8 @@ from .text import Result, paragraph, show_cores, show_number, table
 LOADERS: Final = ("both", "dataloader", "shardloader")
 SECONDS: Final = 6.0  # a row, in all its repeats
 QUICK_SECONDS: Final = 2.0
+URL_SECONDS: Final = 12.0  # a row by URL, in one repeat, behind its start
+QUICK_URL_SECONDS: Final = 3.0
 ROUNDS: Final = 3  # repeats of each row: the least that has a median
 PARTS: Final = 3  # of a repeat where there is only one
 QUICK_S: Final = 26.0  # of 30: the rest is importing torch on a busy machine, and writing
@@ -81,6 +85,21 @@ class Bench(Result):
     cold: str = ""  # why there are no cold rows, where there are none
     notes: tuple[str, ...] = ()
     call: str = ""  # lines of Python
+    remote: bool = False  # read by URL
+    stores: tuple[str, ...] = ()  # options of shardio.Storage, as Python has them
+
+    @property
+    def rounds(self) -> int:
+        """Return how many repeats each row has."""
+        return 1 if self.quick or self.remote else ROUNDS
+
+    @property
+    def row_seconds(self) -> float:
+        """Return how long each row is measured, unless somebody says it."""
+        quick, usual = (QUICK_SECONDS, SECONDS)
+        if self.remote:
+            quick, usual = (QUICK_URL_SECONDS, URL_SECONDS)
+        return quick if self.quick else usual
 
     @property
     def unit(self) -> str:
@@ -126,13 +145,15 @@ class Bench(Result):
                 rows = [row for row in self.rows if (row.decodes, row.cold) == (decodes, cold)]
                 what = pixels if decodes else "Bytes, not decoded"
                 if rows:
-                    yield f"{what}, {'cold' if cold else 'warm'}:", rows
+                    where = "by URL" if rows[0].remote else "cold" if cold else "warm"
+                    yield f"{what}, {where}:", rows
 
 
 def bench(
     path: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
     batch_size: int = 256,
     size: int | None = None,
     workers: Sequence[int] | None = None,
@@ -142,9 +163,10 @@ def bench(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Bench:
-    """Measure a packed directory on this machine.
+    """Measure a packed directory, or a dataset by its URL, on this machine.
 
     root      where the data lies, when `shardio index --out` put its index elsewhere
+    storage   a shardio.Storage: how an object store is reached, and its cache
     size      pixels of the crop that images are decoded to; default 224, and of smaller images than
               64 pixels their own size. Datasets without images are read only
     workers   processes to try; default: 0, 1, half the cores, all cores
@@ -157,24 +179,26 @@ def bench(
     Raises OptionError, NotPackedError, VersionError, DamageError, DecodeError, StorageError.
     """
     began, memory = time.monotonic(), memory_available()
-    each = (QUICK_SECONDS if quick else SECONDS) if seconds is None else float(seconds)
     if loader not in LOADERS:
         raise OptionError(f"loader is {printable(repr(loader))}: expected {', '.join(LOADERS)}")
-    if not 0 < each < math.inf:
+    if seconds is not None and not 0 < float(seconds) < math.inf:
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for each row")
-    found, plan = _plan(path, root, batch_size, size, quick)
+    where = with_root(storage, root)
+    found, plan = _plan(path, where, batch_size, size, quick)
+    each = plan.row_seconds if seconds is None else float(seconds)
     ways = ways_to_try(plan, workers, threads, loader)
     tell = progress or (lambda done, total: None)
-    with Host() as host:
-        tell(0, len(ways) * (1 if quick else ROUNDS))
-        plan = replace(plan, measured_records=read_first(found, plan.batch_size, quick))
+    with Host(where) as host:
+        tell(0, len(ways) * plan.rounds)
+        if not plan.remote:
+            plan = replace(plan, measured_records=read_first(found, plan.batch_size, quick))
         if plan.fields is not None and size is None and not plan.raw:
             plan = replace(plan, size=host.ask(request_of(plan, "probe"), GRACE_S)["size"])
-        files = files_of(found, root or path, plan.measured_records)
-        refused = why_not_cold(files)
+        files = files_of(found, plan.root or path, plan.measured_records)
+        refused = "" if plan.remote else why_not_cold(files)
         if refused:
             ways = [way for way in ways if not way.cold]
-        else:
+        elif not plan.remote:
             read_first(found, plan.batch_size, quick, plan.measured_records)
         runs = run_ways(plan, ways, host, files, each, began, tell)
     rows = [_summed(way, some, plan.record_bytes) for way, some in runs.items() if some]
@@ -187,7 +211,7 @@ def bench(
 
 def _plan(
     path: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None,
+    storage: Storage,
     batch_size: int,
     size: int | None,
     quick: bool,
@@ -196,13 +220,8 @@ def _plan(
     load = machine.load()
     batch_size = check_int("batch_size", batch_size)
     size = None if size is None else check_int("size", size)
-    for place in (path, root):
-        if place is not None and (there := locate(place)).remote:
-            raise OptionError(
-                f"{there.url}: bench measures what this machine reads from its memory and its "
-                "disks, and by URL it would measure the network. `shardio copy` gives it a copy"
-            )
-    found = sequence.open(path, decode=None, storage=Storage(root=root))
+    root = storage.root
+    found = sequence.open(path, decode=None, storage=storage)
     if not len(found):
         raise OptionError(f"{printable(os.fsdecode(path), 4096)}: there are no records to measure")
     fields, manifest = _fields(found), found.manifest
@@ -220,7 +239,21 @@ def _plan(
         load_before=load,
         seconds=0.0,
         quick=quick,
+        remote=locate(path if root is None else root, storage).remote,
+        stores=_written(storage),
     )
+
+
+def _written(storage: Storage) -> tuple[str, ...]:
+    """Write the options of storage as lines of Python give them, but none of a store's secrets."""
+    found = []
+    for name in ("root", "cache", "cache_bytes"):
+        if (value := getattr(storage, name)) is not None:
+            text = repr(value) if isinstance(value, int) else quoted(os.fsdecode(value))
+            found.append(f"{name}={text}")
+    if storage.options:
+        found.append("options=...")
+    return tuple(found)
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -254,22 +287,37 @@ def ways_to_try(
             for count in sorted(some)
             for of in each or [max(1, full // max(1, count))]
         ]
-    # Not decoded, and cold: as many builders as there are cores. What fewer do follows from it.
-    fullest = [
+    fullest = _fullest(ways, full)
+    bare = [replace(way, decodes=False) for way in fullest]
+    cold = [replace(way, cold=True) for way in [*fullest, *bare]]
+    if plan.quick:  # one loader tells of storage what both would
+        cold = [way for way in cold if way.loader == fullest[-1].loader]
+    if plan.remote:
+        asked = fullest if workers is None else ways  # the network is what fewer wait for, too
+        return [replace(way, remote=True) for way in _of_kind(plan, [*asked, *bare])]
+    if plan.fields is None:
+        every = [*ways, *(way for way in cold if not way.decodes)]
+        return [replace(way, decodes=False) for way in every]
+    return ways + bare + cold
+
+
+def _fullest(ways: Sequence[Row], full: int) -> list[Row]:
+    """Return the row of each loader that has as many builders as there are cores.
+
+    Only these are measured not decoded, and cold: what fewer do follows from it.
+    """
+    return [
         max(
             (way for way in ways if way.loader == name),
             key=lambda way: (way.builders <= full, way.builders, way.workers),
         )
         for name in dict.fromkeys(way.loader for way in ways)
     ]
-    bare = [replace(way, decodes=False) for way in fullest]
-    cold = [replace(way, cold=True) for way in [*fullest, *bare]]
-    if plan.quick:  # one loader tells of storage what both would
-        cold = [way for way in cold if way.loader == fullest[-1].loader]
-    if plan.fields is None:
-        every = [*ways, *(way for way in cold if not way.decodes)]
-        return [replace(way, decodes=False) for way in every]
-    return ways + bare + cold
+
+
+def _of_kind(plan: Bench, ways: Sequence[Row]) -> list[Row]:
+    """Return the rows that a dataset can have: without images nothing is decoded."""
+    return [way for way in ways if plan.fields is not None or not way.decodes]
 
 
 def _counts(name: str, numbers: Iterable[int], least: int) -> list[int]:
@@ -333,7 +381,7 @@ def run_ways(
     tell: Progress,
 ) -> dict[Row, list[dict[str, Any]]]:
     """Run the repeats of each row: all warm ones in turns, and then all cold ones."""
-    rounds = 1 if plan.quick else ROUNDS
+    rounds = plan.rounds
     turns = [w for cold in (False, True) for _ in range(rounds) for w in ways if w.cold is cold]
     runs: dict[Row, list[dict[str, Any]]] = {way: [] for way in ways}
     for done, way in enumerate(turns):
@@ -347,6 +395,9 @@ def run_ways(
                 continue
             seconds, limit = max(seconds, least), max(limit, LEAST_S)
         request = request_of(plan, "measure", way, seconds=seconds, limit_s=limit)
+        if plan.remote and plan.quick:
+            request["limit_s"] = limit = max(limit / 2, LEAST_S)  # a batch may be seconds away
+            limit *= 2
         request["parts"] = PARTS if rounds == 1 and not way.cold else 1
         if way.cold and (machine.evict(files) or 0.0) > machine.STAYED:
             runs[way].append({"error": "pages of its files stay in memory; who else reads them?"})
@@ -383,6 +434,7 @@ def _summed(way: Row, runs: list[dict[str, Any]], record_bytes: float) -> Row:
         pss_bytes=max(run["pss_bytes"] or 0 for run in fine) or None,
         memory_left=min(run["memory_left"] for run in fine),
         pass_batches=fine[0]["pass_batches"],
+        starting=any(run["starting"] for run in fine),
     )
 
 
@@ -403,6 +455,7 @@ def conclude(found: Bench, left_out: Sequence[str]) -> Bench:
         _recommended(found, best, warm, len(near)),
         _about_rival(found, best, [row for row in warm if row.loader != best.loader]),
         found.cold or _about_cold(found, best),
+        _about_start(found),
         *_about_machine(found, best),
         f"For want of time these were left out: {'; '.join(left_out)}." if left_out else "",
     )
@@ -468,6 +521,18 @@ def _about_cold(found: Bench, best: Row) -> str:
     return note
 
 
+def _about_start(found: Bench) -> str:
+    """Say which rows did little else than begin, by URL; "" where none did."""
+    names = [row.full_name for row in found.rows if row.starting]
+    if not names:
+        return ""
+    return (
+        "The windows of all spans were not filled yet when these were measured, so they will be "
+        f"faster later in an epoch: {'; '.join(names)}. Measure them for longer: without --quick, "
+        "or with more --seconds."
+    )
+
+
 def _about_machine(found: Bench, best: Row) -> Iterator[str]:
     """Iterate over what else needs the CPUs: a training step, and other programs."""
     step = "No training step took part: one that needs the CPU takes it from these figures."
@@ -490,8 +555,8 @@ def _about_machine(found: Bench, best: Row) -> Iterator[str]:
 def _call(found: Bench, best: Row) -> str:
     """Write lines of Python that read so."""
     names, options = ["ShardDataset"], [f"batch_size={found.batch_size}"]
-    if found.root is not None:
-        options.append(f"storage=Storage(root={quoted(found.root)})")
+    if found.stores:
+        options.append(f"storage=Storage({', '.join(found.stores)})")
         names.append("Storage")
     if found.fields is not None:
         fields = ", ".join(json.dumps(name) for name in found.fields)

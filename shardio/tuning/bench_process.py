@@ -12,9 +12,11 @@ touched, a byte in each page, as its copy to a GPU would; a training step there 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -47,6 +49,7 @@ WARM_S: Final = 0.5  # before a warm repeat counts: pages, allocators and caches
 SMALL: Final = 64  # pixels: images below it keep their size, as CIFAR's do; 224 would be enlarging
 CROP: Final = 224
 _LOOK_S: Final = 0.25  # between two looks at the memory of a repeat's processes
+_FILLED: Final = 4096  # records that are handed out when the windows of all spans are filled
 _LEAST: Final = 4  # batches that a cold pass must have left to count without its start
 
 
@@ -65,7 +68,9 @@ class Host:
     It ends by itself when this process does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage | None = None) -> None:
+        """storage: goes with each request; its options may be secret, and go through a pipe."""
+        self._storage = written(storage or Storage())
         self._process: subprocess.Popen[bytes] | None = None
         self._running = contextlib.ExitStack()  # the process, and what is to go with it
 
@@ -85,6 +90,7 @@ class Host:
         until = time.monotonic() + timeout_s
         pss, left, line = 0, [memory_available()], b""
         try:
+            request = request | {"storage": self._storage}
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             pause = _LOOK_S
@@ -267,11 +273,22 @@ def _error(error: Exception) -> bytes:
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
     """Return the size that images are to be cropped to, by the first ones."""
-    fields, storage = request["fields"][:1], Storage(root=request["root"])
+    fields, storage = request["fields"][:1], _storage(request)
     found = sequence.open(request["path"], fields=fields, storage=storage)
     sides = [image.size for (image,) in found[:8] if image is not None]
     small = sides and max(max(side) for side in sides) < SMALL
     return {"size": min(min(side) for side in sides) if small else CROP}
+
+
+def written(storage: Storage) -> str:
+    """Write options of storage as text, for the process that has to read them."""
+    return base64.b64encode(pickle.dumps(storage)).decode()
+
+
+def _storage(request: dict[str, Any]) -> Storage:
+    """Return the options that a Host sends with each request."""
+    found: Storage = pickle.loads(base64.b64decode(request["storage"]))
+    return found
 
 
 def _dataset(request: dict[str, Any]) -> ShardDataset:
@@ -292,7 +309,7 @@ def _dataset(request: dict[str, Any]) -> ShardDataset:
         transform=RandomResizedCrop(request["size"], flip=True) if decodes and not raw else None,
         # A buffer that holds all of a part would read it in another way than the whole is read.
         shuffle_buffer=None if reads_all else min(SHUFFLE_BUFFER, records // 4),
-        storage=Storage(root=request["root"]),
+        storage=_storage(request),
     )
     return dataset if reads_all else dataset.select(range(records))
 
@@ -320,6 +337,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     cold, seconds, limit = request["cold"], request["seconds"], request["limit_s"]
     builders = max(1, request["workers"]) * request["threads"]
     settled = 0.0 if cold else min(WARM_S, seconds / 2)
+    # By URL the first batches wait for the windows of all spans, and are no measure of the rest.
+    filled = min(_FILLED, request["records"] // 2) if request.get("remote") else 0
     warnings.simplefilter("ignore")  # of torch: more workers than cores, which is the question
     way = request["loader"], request["workers"], request["threads"]
     with loading(dataset, *way) as loader:
@@ -331,7 +350,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
             times.append((now, images))
             done = len(times) - 1 - begun
             if not begun:
-                if done >= builders and now - times[0][0] >= settled:
+                late = now - times[0][0] >= limit / 3
+                if done >= builders and now - times[0][0] >= settled and (images >= filled or late):
                     start, begun = _figures(), done
                     times[-1] = (time.perf_counter(), images)
             elif now - times[begun][0] >= seconds and done % builders == 0:
@@ -361,6 +381,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         "figures": {name: float(one) for name, one in figures.items() if not np.isnan(one)},
         "rates": _rates(counted, builders, request["parts"]),
         "pass_batches": len(dataset),
+        "starting": counted[0][1] < filled,
     }
 
 

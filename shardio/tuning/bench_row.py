@@ -33,6 +33,7 @@ class Row(Plain):
     threads: int  # of each; DataLoader has one
     decodes: bool  # False: records are handed out as bytes
     cold: bool
+    remote: bool = False  # read by URL: neither warm nor cold
     rates: tuple[float, ...] = ()  # images/s of each part of each repeat
     images_per_s: float = 0.0
     mb_per_s: float = 0.0  # as stored, 10**6 bytes
@@ -46,6 +47,7 @@ class Row(Plain):
     memory_left: int | None = None  # of the machine, at least
     first_batch_s: float = 0.0  # from iter() on
     pass_batches: int = 0  # of one epoch of what is measured
+    starting: bool = False  # by URL: the windows of all spans were not filled when it counted
     limit: str = ""  # a code, for programs: see LIMITS
     short: str = ""  # the limit in a few words
     why: str = ""  # and with its figures
@@ -65,7 +67,8 @@ class Row(Plain):
     @property
     def full_name(self) -> str:
         """Return the name, and which table it is in."""
-        return self.name + ", " + ("decoded" if self.decodes else "bytes") + ", cold" * self.cold
+        what = "decoded" if self.decodes else "bytes"
+        return f"{self.name}, {what}" + ", cold" * self.cold + ", by URL" * self.remote
 
     @property
     def way(self) -> tuple[str, int, int, bool]:
@@ -176,6 +179,10 @@ def _loader(row: Row, rows: Sequence[Row], cores: float) -> Iterator[tuple[str, 
             each = f"{built / processes:.1f}"
             why = f"of {threads} threads in a process {each} run at a time"
             yield "threads", f"threads: {each} of {threads} run", why
+    if row.remote and busy is not None and busy < FULL * cores:
+        speed = f"{show_number(row.mb_per_s)} MB/s"
+        idle = f"{speed} come by URL, and {cores - busy:.1f} of {of} are idle"
+        yield "network", f"network: {speed}", idle
     if row.starts_mostly:
         batches = show_count(row.pass_batches, "batch", "batches")
         why = f"a pass has only {batches}, for {show_count(row.builders, 'maker')} of batches"
@@ -214,6 +221,8 @@ LIMITS: Final = {
     "free: more workers, with fewer threads each.",
     "storage": "The cores wait for storage: more workers ask it for more at once; else only faster "
     "storage, or smaller records (`pack --resize`), help.",
+    "network": "The cores wait for the object store, or for the link to it: more workers ask for "
+    "no more at once. With a cache (`storage=Storage(cache=...)`) later epochs are local.",
     "start": "A pass has so few batches that starting passes takes the time.",
     "waiting": "Nothing is busy all the time: processes wait for each other's batches. More "
     "workers help a little.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import object_stores, servers, trees
+from support import object_stores, servers, small_datasets, trees
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.trees import environment
@@ -159,8 +159,28 @@ def test_advice_is_given_by_url(folder: Path, web: servers.Web) -> None:
     for command in ("explain", "tune"):
         found = json.loads(run(command, f"{web.url}/record", "--batch-size", "4", "--json").stdout)
         assert found
-    wrong = run("bench", f"{web.url}/record", code=2)
-    assert b"shardio copy" in wrong.stderr
+
+
+def test_a_dataset_is_measured_by_url(tmp_path: Path) -> None:
+    folder = small_datasets.make(tmp_path / "photos", [200, 200], image=small_datasets.jpeg)
+    with object_stores.s3(private=True) as store:
+        store.put_folder(folder, "photos/")
+        found = shardio.bench(
+            f"{store.url}/photos",
+            storage=Storage(options=store.options),
+            batch_size=8,
+            workers=[1],
+            loader="shardloader",
+            seconds=0.3,
+        )
+    assert [(row.name, row.decodes, row.remote) for row in found.rows] == [
+        ("ShardLoader 1 x 2", True, True),
+        ("ShardLoader 1 x 2", False, True),
+    ]
+    assert all(row.error is None and row.images_per_s > 0 for row in found.rows)
+    assert "storage=Storage(options=...)," in found.call
+    said = f"{found}{json.dumps(found.as_dict())}"
+    assert "by URL:" in said and store.options["secret_access_key"] not in said
 
 
 def test_an_index_and_its_data_may_both_be_urls(
@@ -184,9 +204,13 @@ def test_an_index_and_its_data_may_both_be_urls(
 
 def test_where_only_a_directory_will_do_a_url_is_refused(web: servers.Web, tmp_path: Path) -> None:
     write_images(tmp_path / "images")
-    for url, why in ((f"{web.url}/new", "read only"), ("s3://bucket/new", "`shardio copy` that")):
-        for command in (["pack", tmp_path / "images", url], ["unpack", f"{web.url}/record", url]):
-            assert why in run(*command, code=2).stderr.decode()
+    bucket, new = "s3://bucket/new", f"{web.url}/new"
+    for command, why in (
+        (["pack", tmp_path / "images", new], "read only"),
+        (["unpack", f"{web.url}/record", new], "read only"),
+        (["unpack", f"{web.url}/record", bucket], "`shardio copy` that"),
+    ):
+        assert why in run(*command, code=2).stderr.decode()
     with pytest.raises(OptionError, match="only datasets"):
         shardio.pack(f"{web.url}/images", tmp_path / "out", read=SourceOptions(kind="imagefolder"))
 

@@ -50,6 +50,8 @@ class Bytes:
             raise DamageError(f"{self.name}: cut short")
         return self.data[start : start + length]
 
+    view = read
+
     def will_need(self, start: int, length: int, **_: bool) -> None: ...
 
     def close(self) -> None: ...

@@ -23,6 +23,7 @@ from support.trees import command, environment, shardio, shardio_json
 from shardio import machine
 from shardio.dataset import sequence
 from shardio.errors import DecodeError, OptionError, StorageError
+from shardio.storage.options import Storage
 from shardio.tuning import bench_process
 from shardio.tuning.bench import (
     LEAST_S,
@@ -44,6 +45,7 @@ from shardio.tuning.bench_row import LIMITS, Row, judge
 LINUX = sys.platform == "linux"
 DATALOADER = Row("DataLoader", 2, 1, True, False)
 MEMORY = 8 << 30
+OPTIONS = bench_process.written(Storage())
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +258,7 @@ def test_quick_and_datasets_without_images_have_fewer_rows() -> None:
 class Answers:
     """A host that has all answers ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage | None = None) -> None:
         self.asked: list[dict[str, Any]] = []
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -325,10 +327,13 @@ def test_of_a_large_dataset_the_first_records_are_measured(
     assert read_first(opened, 8, True) == 64
     assert read_first(opened, 8, False) == 96
     made = replace(plan(), path=str(photos), records=96, measured_records=50, size=16)
-    data = bench_process._dataset(request_of(made, "measure", DATALOADER))
+    data = bench_process._dataset(request_of(made, "measure", DATALOADER, storage=OPTIONS))
     assert data.records == 50 and data.shuffle_buffer == 12  # no window holds all of a part
     whole = replace(made, measured_records=96)
-    assert bench_process._dataset(request_of(whole, "measure", DATALOADER)).records == 96
+    assert (
+        bench_process._dataset(request_of(whole, "measure", DATALOADER, storage=OPTIONS)).records
+        == 96
+    )
 
 
 def test_the_files_of_the_first_records(photos: Path, tmp_path: Path) -> None:
@@ -366,7 +371,7 @@ def asked(photos: Path, **options: Any) -> dict[str, Any]:
     made = replace(plan(), path=str(photos), records=96, measured_records=96, batch_size=8, size=16)
     one = Row("DataLoader", 0, 1, options.pop("decodes", True), options.pop("cold", False))
     request = request_of(made, "measure", one, seconds=0.0, limit_s=60.0, parts=1)
-    return request | options
+    return request | {"storage": OPTIONS} | options
 
 
 def test_a_cold_repeat_is_one_pass(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,6 +440,9 @@ BUSY = replace(
         ("worker", {"cores_busy": 1.1, "workers": 1, "trainer_busy": 0.12}),
         ("threads", {"loader": "ShardLoader", "workers": 1, "threads": 4, "cores_busy": 1.2}),
         ("worker", {"loader": "ShardLoader", "workers": 0, "threads": 4, "cores_busy": 3.9}),
+        ("network", {"cores_busy": 0.9, "remote": True}),
+        ("decoding", {"remote": True}),
+        ("worker", {"cores_busy": 0.98, "workers": 0, "remote": True}),
         ("waiting", {"cores_busy": 0.9}),
         ("waiting", {"cores_busy": None, "cpu_ms": None}),
         ("start", {"cores_busy": 0.9, "pass_batches": 3}),
@@ -449,6 +457,15 @@ def test_a_row_is_judged_by_its_figures(code: str, changes: dict[str, Any]) -> N
     assert row.short.startswith((f"{code}: ", f"{code} "))
     assert row.why and code in LIMITS
     assert len(row.short) <= 32
+
+
+def test_what_was_measured_too_early_by_url_is_told() -> None:
+    row = replace(BUSY, remote=True, rates=(1000.0,), starting=True)
+    made = conclude(replace(plan(), rows=(row,)), [])
+    notes = " ".join(made.notes)
+    assert "DataLoader 2, decoded, by URL" in notes and "with more --seconds" in notes
+    made = conclude(replace(plan(), rows=(replace(row, starting=False),)), [])
+    assert "with more --seconds" not in " ".join(made.notes)
 
 
 def test_storage_does_not_limit_what_is_as_fast_as_warm() -> None:
@@ -536,10 +553,10 @@ def test_what_others_did_meanwhile_is_said() -> None:
 
 
 def test_pixels_are_read_as_they_are() -> None:
-    made = replace(plan(), raw=True, size=None, root="da\nta", rows=(rated(9.0),))
+    made = replace(plan(), raw=True, size=None, stores=('root="x"',), rows=(rated(9.0),))
     made = conclude(made, [])
     assert 'decode="numpy"' in made.call and "Crop" not in made.call
-    assert 'root="da\\nta"' in made.call
+    assert 'storage=Storage(root="x"),' in made.call
     assert "Pixels, warm:" in str(made)
 
 

@@ -1,0 +1,432 @@
+"""`shardio pack SRC s3://...`: shards go up as they are finished, the manifest comes last."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import object_stores, trees
+from support.fault_proxy import FaultProxy, fault_proxy
+from support.faults import Rule
+from support.object_stores import ObjectStore
+from support.trees import environment
+
+import shardio
+from shardio import ImageOptions, PlanOptions, SourceOptions, Storage
+from shardio.errors import (
+    BusyError,
+    ExistsError,
+    NotPackedError,
+    OptionError,
+    SourceError,
+    StorageError,
+)
+from shardio.storage import lock, ranges
+
+FILES = 60
+SHARD = 120_000  # bytes: some ten shards
+
+
+def write(folder: Path, files: int = FILES, most: int = 40_000, seed: int = 0) -> Path:
+    draw = np.random.default_rng(seed)
+    for number in range(files):
+        path = folder / f"class{number % 3}" / f"{number:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\xff\xd8\xff" + draw.bytes(int(draw.integers(100, most))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What packing into a directory makes of the images."""
+    out = tmp_path_factory.mktemp("packed") / "out"
+    shardio.pack(images, out, shard_size=SHARD)
+    return out
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_stores.s3() as store:
+        yield store
+
+
+@pytest.fixture
+def bucket(store: ObjectStore) -> ObjectStore:
+    if there := store.sizes():
+        store.delete(list(there))
+    return store
+
+
+@pytest.fixture(scope="module")
+def proxy_of_all(store: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(store.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_of_all: FaultProxy) -> FaultProxy:
+    proxy_of_all.rules()
+    proxy_of_all.limits()
+    proxy_of_all.reset()
+    return proxy_of_all
+
+
+@pytest.fixture(autouse=True)
+def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have working directories where the test sees them, and end the helper."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    yield tmp_path / "caches"
+    ranges.close()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def fetched(store: ObjectStore, prefix: str, folder: Path) -> dict[str, bytes]:
+    names = [name for name in store.sizes() if name.startswith(f"{prefix}/")]
+    store.get(names, folder)
+    return files(folder / prefix)
+
+
+def options(store: ObjectStore, **more: Any) -> Storage:
+    return Storage(options=store.options, **more)
+
+
+def names(store: ObjectStore) -> set[str]:
+    return {name.rpartition("/")[2] for name in store.sizes()}
+
+
+def puts(proxy: FaultProxy, name: str = "") -> int:
+    return sum(one.method == "PUT" and name in one.path for one in proxy.figures().log)
+
+
+# --- the same bytes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_it_is_the_dataset_that_a_directory_gets(
+    images: Path, bucket: ObjectStore, tmp_path: Path, format: str, jobs: int
+) -> None:
+    given = dict(shard_size=SHARD, format=format, jobs=jobs)
+    shardio.pack(images, tmp_path / "local", **given)
+    (done,) = shardio.pack(images, f"{bucket.url}/out", to=options(bucket), **given)
+    assert (done.committed, done.records, done.kept) == (True, FILES, 0)
+    assert done.out == f"{bucket.url}/out" and done.built > 5
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "local")
+    read = shardio.open(f"{bucket.url}/out", decode=None, storage=options(bucket))
+    assert read[7] == shardio.open(tmp_path / "local", decode=None)[7]
+    assert not any((tmp_path / "caches" / "shardio").iterdir())  # nothing is left here
+
+
+@pytest.mark.parametrize("kind", [object_stores.gcs, object_stores.azurite])
+def test_other_stores_take_it_too(kind: Any, tmp_path: Path) -> None:
+    images = write(tmp_path / "images", 6, 6 << 20)  # one shard goes up in parts
+    (images / "class0" / "text.jpg").write_bytes(b"no image")
+    with kind() as store:
+        to = Storage(options=store.options | {"client_options": {"allow_http": True}})
+        (done,) = shardio.pack(images, f"{store.url}/out", to=to, on_error="skip")
+        assert "rejected.jsonl" in names(store) and done.records == 6
+        (images / "class0" / "text.jpg").unlink()
+        shardio.pack(images, f"{store.url}/out", to=to, overwrite=True)
+        assert "rejected.jsonl" not in names(store)  # it was of the dataset that was replaced
+        assert not shardio.verify(f"{store.url}/out", storage=to).damages
+
+
+def test_splits_are_named_when_all_are_there(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        write(tmp_path / "images" / split, 6)
+    there = bucket.through(proxy.port)
+    done = shardio.pack(tmp_path / "images", f"{there.url}/out", to=options(there))
+    assert [one.out for one in done] == [f"{bucket.url}/out/train", f"{bucket.url}/out/val"]
+    order = [one.path for one in proxy.figures().log if one.method == "PUT"]
+    last = [path.rpartition("/out/")[2].partition("?")[0] for path in order][-3:]
+    assert last == ["train/manifest.json", "val/manifest.json", "shardio.json"]
+    shardio.pack(tmp_path / "images", tmp_path / "local")
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "local")
+    assert not any((tmp_path / "caches" / "shardio").iterdir())
+
+
+def test_a_dataset_of_one_store_is_packed_anew_into_it(
+    packed: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    bucket.put_folder(packed, "a/")
+    read = SourceOptions(storage=options(bucket))
+    again = dict(shard_size=2 * SHARD, plan=PlanOptions(shuffle=True, seed=5))
+    shardio.pack(f"{bucket.url}/a", f"{bucket.url}/b", read=read, **again)
+    shardio.pack(packed, tmp_path / "local", **again)
+    assert fetched(bucket, "b", tmp_path / "fetched") == files(tmp_path / "local")
+    with pytest.raises(OptionError, match=r"/a/b: OUT lies in the folder to be packed"):
+        shardio.pack(f"{bucket.url}/a", f"{bucket.url}/a/b", read=read)
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+def test_what_is_packed_is_left_as_it_is(
+    images: Path, bucket: ObjectStore, proxy: FaultProxy
+) -> None:
+    there = bucket.through(proxy.port)
+    given = dict(shard_size=SHARD, to=options(there))
+    shardio.pack(images, f"{there.url}/out", **given)
+    proxy.reset()
+    (done,) = shardio.pack(images, f"{there.url}/out", **given)
+    assert done.already and not puts(proxy)
+    assert not any("list-type" in one.path for one in proxy.figures().log)  # nothing is listed
+    lost = next(name for name in bucket.sizes() if name.endswith(".shard"))
+    bucket.delete([lost])
+    (done,) = shardio.pack(images, f"{there.url}/out", **given)  # it is made whole
+    assert not done.already and puts(proxy, "00000") <= 1
+    assert puts(proxy, lost) == 1 and puts(proxy) == 2  # the shard, and the manifest
+
+
+def test_another_dataset_is_replaced_only_when_asked(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    out, to = f"{bucket.url}/out", options(bucket)
+    shardio.pack(images, out, shard_size=SHARD, to=to)
+    before = bucket.sizes()
+    for other in (dict(format="lmdb"), dict(images=ImageOptions(encode="raw"), resize=8)):
+        with pytest.raises(ExistsError, match=r"another dataset is packed here.*id [0-9a-f]{32}"):
+            shardio.pack(images, out, to=to, **other)
+    with pytest.raises(ExistsError, match="another dataset"):
+        shardio.pack(write(tmp_path / "other", 5), out, to=to)
+    with pytest.raises(ExistsError, match="one dataset is packed here, and splits are to be"):
+        write(tmp_path / "splits" / "train", 3)
+        shardio.pack(tmp_path / "splits", out, to=to)
+    assert bucket.sizes() == before
+    shardio.pack(tmp_path / "other", out, to=to, overwrite=True)
+    assert len(shardio.open(out, decode=None, storage=to)) == 5
+    assert before.keys() <= bucket.sizes().keys()  # shards of the other are left
+
+
+def test_what_is_left_out_is_listed_there(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, to = write(tmp_path / "images", 20), options(bucket)
+    (images / "class1" / "text.jpg").write_bytes(b"no image")
+    out = f"{bucket.url}/out"
+    with pytest.raises(SourceError, match=r"1 file cannot be packed, so nothing was committed"):
+        shardio.pack(images, out, to=to)
+    assert "manifest.json" not in names(bucket)
+    (done,) = shardio.pack(images, out, to=to, on_error="skip")
+    assert [key for key, _ in done.rejected] == ["class1/text.jpg"]
+    found = fetched(bucket, "out", tmp_path / "fetched")["rejected.jsonl"]
+    assert json.loads(found)["key"] == "class1/text.jpg"
+    again = shardio.pack(images, out, to=to, on_error="skip")[0]
+    assert again.already and again.rejected == done.rejected
+    (tmp_path / "mine").write_text('{"key": "mine"}\n')
+    bucket.put({"other/rejected.jsonl": tmp_path / "mine"})
+    with pytest.raises(ExistsError, match=r"rejected\.jsonl lies here, and nothing is packed"):
+        shardio.pack(images, f"{bucket.url}/other", to=to, on_error="skip")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_before_anything_is_read(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    for out, more, why in (
+        ("https://host/out", {}, "https:// is read only"),
+        ("hf://datasets/a/b", {}, "hf:// is read only"),
+        (f"{bucket.url}/out", {"plan": PlanOptions(part="1/2")}, "parts of one packing build"),
+        (tmp_path / "out", {"work_dir": tmp_path}, "work_dir: only where OUT is a URL"),
+        (f"{bucket.url}/out", {"work_dir": "s3://b/x"}, "expected a directory, local or mounted"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            shardio.pack(images, out, to=options(bucket), **more)
+    assert not bucket.sizes() and not (tmp_path / "out").exists()
+    nowhere = Storage(options={**bucket.options, "client_options": {"allow_http": True}})
+    with pytest.raises(StorageError, match="there is no such bucket"):
+        shardio.pack(images, "s3://nosuchbucket/out", to=nowhere)
+
+
+def test_two_packings_into_one_place_on_one_machine(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    work, to = tmp_path / "work", options(bucket)
+    work.mkdir()
+    assert lock.begin(str(work), lock.WRITER_MAGIC + b"{}")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(work)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    with holder, pytest.raises(BusyError, match="another shardio process is packing here"):
+        shardio.pack(images, f"{bucket.url}/out", to=to, work_dir=work)
+    assert not bucket.sizes()
+
+
+_HOLD = """
+import sys
+from shardio.storage import lock
+with lock.whole(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["503", "reset_midway", "lost", "429", "500"])
+def test_faults_that_pass_cost_retries_alone(
+    images: Path, packed: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path, kind: str
+) -> None:
+    there = bucket.through(proxy.port)
+    proxy.rules(Rule(kind, method="PUT", numbers=[0, 3, 4, 9]), Rule(kind, method="HEAD", times=1))
+    shardio.pack(images, f"{there.url}/out", shard_size=SHARD, to=options(there))
+    assert sum(proxy.figures().faults.values()) > 2
+    assert fetched(bucket, "out", tmp_path) == files(packed)
+
+
+def test_faults_that_stay_leave_no_manifest_and_lose_nothing(
+    images: Path, packed: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there = bucket.through(proxy.port)
+    once = {"retry_config": {"max_retries": 0}, **there.options}
+    last = max(path.name for path in packed.glob("*.shard"))
+    proxy.rules(Rule("500", method="PUT", path=last))
+    to = Storage(options=once, timeout_s=1)
+    with pytest.raises(StorageError, match=rf"/out/{last}: .*500"):
+        shardio.pack(images, f"{there.url}/out", shard_size=SHARD, to=to, jobs=1)
+    assert "manifest.json" not in names(bucket) and len(names(bucket)) > 3
+    with pytest.raises(NotPackedError):
+        shardio.open(f"{there.url}/out", storage=options(there))
+    complete = names(bucket)
+    proxy.rules()
+    proxy.reset()
+    (done,) = shardio.pack(images, f"{there.url}/out", shard_size=SHARD, to=options(there))
+    assert done.kept == done.shards  # the last was built, and is uploaded now
+    assert not any(puts(proxy, name) for name in complete)
+    assert fetched(bucket, "out", tmp_path) == files(packed)
+
+
+# --- interrupted ----------------------------------------------------------------------------------
+
+
+def command(images: Path, there: ObjectStore, *more: object) -> list[str]:
+    given = [part for k, v in there.options.items() for part in ("--target-option", f"{k}={v}")]
+    sized = ("--shard-size", SHARD, "--jobs", 1)
+    return [*map(str, ("pack", images, f"{there.url}/out", *sized, *given, *more))]
+
+
+def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardio", *arguments],
+        env=environment(XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"]),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("place", [0, 4, -1, "manifest.json"])
+def test_a_packing_that_is_killed_goes_on_where_it_was(
+    images: Path,
+    packed: Path,
+    bucket: ObjectStore,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    place: int | str,
+) -> None:
+    there = bucket.through(proxy.port)
+    shards = sorted(path.name for path in packed.glob("*.shard"))
+    stalled = place if isinstance(place, str) else shards[place]
+    proxy.rules(Rule("stall", method="PUT", path=stalled))
+    process = start(command(images, there))
+    proxy.wait(faults=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    complete = names(bucket)
+    assert stalled not in complete and "manifest.json" not in complete
+    proxy.rules()
+    proxy.reset()
+    if place == 4:  # what lies in the store is looked at, not believed
+        lost = shards[1]
+        bucket.delete([name for name in bucket.sizes() if name.endswith(lost)])
+        complete -= {lost}
+    (done,) = shardio.pack(images, f"{there.url}/out", shard_size=SHARD, to=options(there))
+    assert done.committed and done.kept >= len(complete) - 4  # notes of the last may be missing
+    assert not any(puts(proxy, name) for name in complete)
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(packed)
+    assert not any((tmp_path / "caches" / "shardio").iterdir())
+
+
+def test_a_packing_that_was_killed_after_its_commit_is_cleaned_up(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    """The manifest is there, and so is the journal: the next run removes what is left."""
+    work, to = tmp_path / "work", options(bucket)
+    given = dict(shard_size=SHARD, to=to, work_dir=work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.packing.output_dir.Owner.clean", lambda owner: owner.release())
+        shardio.pack(images, f"{bucket.url}/out", **given)
+    assert any(work.iterdir())
+    assert shardio.pack(images, f"{bucket.url}/out", **given)[0].already
+    assert not work.exists()
+
+
+def test_a_damaged_note_is_not_believed(
+    images: Path, packed: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there, work = bucket.through(proxy.port), tmp_path / "work"
+    proxy.rules(Rule("500", method="PUT", path="manifest.json"))
+    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=1)
+    given = dict(shard_size=SHARD, work_dir=work)
+    with pytest.raises(StorageError, match=r"manifest\.json"):
+        shardio.pack(images, f"{there.url}/out", to=to, **given)
+    notes = sorted(work.glob(".shardio-sent-*.json"))
+    assert len(notes) == len(list(packed.glob("*.shard"))) and not list(work.glob("*.shard"))
+    notes[0].write_bytes(notes[0].read_bytes().replace(b'"records": ', b'"records": 1', 1))
+    notes[1].write_bytes(b"")
+    proxy.rules()
+    proxy.reset()
+    (done,) = shardio.pack(images, f"{there.url}/out", to=options(there), **given)
+    assert (done.kept, done.built) == (len(notes) - 2, 2)
+    assert puts(proxy) == 1  # the manifest: what was built anew is there already
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(packed)
+
+
+def test_an_interrupted_packing_that_has_changed_is_told(
+    images: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there, work = bucket.through(proxy.port), tmp_path / "work"
+    source = write(tmp_path / "source")
+    proxy.rules(Rule("500", method="PUT", path="manifest.json"))
+    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=1)
+    given = dict(shard_size=SHARD, work_dir=work)
+    with pytest.raises(StorageError):
+        shardio.pack(source, f"{there.url}/out", to=to, **given)
+    proxy.rules()
+    (source / "class0" / "new.jpg").write_bytes(b"\xff\xd8\xff1")
+    with pytest.raises(shardio.errors.SourceChangedError, match="of another plan"):
+        shardio.pack(source, f"{there.url}/out", to=options(there), **given)
+    restart = PlanOptions(restart=True)
+    (done,) = shardio.pack(source, f"{there.url}/out", to=options(there), plan=restart, **given)
+    assert done.records == FILES + 1 and done.kept == 0 and not work.exists()
+
+
+# --- by the command -------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_did(images: Path, bucket: ObjectStore) -> None:
+    said = trees.shardio(*command(images, bucket)).stdout
+    assert f"{bucket.url}/out: {FILES} files, 3 classes" in said and "MB/s" in said
+    found = trees.shardio_json(*command(images, bucket))
+    assert found["datasets"][0]["already"]
+    trees.shardio(*command(images, bucket, "--max-records", 5), code=1)
