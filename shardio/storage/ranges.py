@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import StorageError
 from .client import Reply, Request
@@ -319,6 +319,34 @@ def share(consumers: int) -> None:
 def figures() -> Figures | None:
     """Return what the requests of this process came to; None: there were none."""
     return None if _RANGES is None else _RANGES.sender.figures
+
+
+class RequestCount(NamedTuple):
+    """Count requests, those that were sent again, and those that were refused as too many."""
+
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+
+
+class RequestMeter:
+    """Say what requests this process made since it was asked before."""
+
+    def __init__(self) -> None:
+        self._before = figures() or Figures()
+
+    def new(self) -> RequestCount:
+        """Return the requests since the last call. Where there are none: 0.1 us."""
+        now = figures()
+        if now is None:
+            return _NONE
+        if now.requests < self._before.requests:  # they began anew
+            self._before = Figures()
+        new, self._before = now.since(self._before), now
+        return RequestCount(new.requests, sum(new.retries.values()), new.retries["throttled"])
+
+
+_NONE = RequestCount()
 
 
 def helper_pid() -> int | None:
