@@ -11,7 +11,7 @@ apart. `judge` says in words what the times of a pass mean, and what to change: 
 
 A loader whose iterator has the attribute `batch_stats`, as that of ShardLoader has, also tells how
 each batch was made, and by that which stage is the limit, and which records were slow. Over a torch
-DataLoader, the state that its dataset shares with the workers tells their requests to object stores.
+DataLoader, the state that its dataset shares with the workers tells of requests to object stores.
 """
 
 from __future__ import annotations
