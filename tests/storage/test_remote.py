@@ -138,20 +138,25 @@ def test_every_way_to_start_processes_reads_by_url(
 ) -> None:
     there = dataset(f"{web.url}/data")
     assert len(there) == RECORDS // 8  # the trainer has read the manifest, by its helper
+    assert shardio.open(f"{web.url}/data", decode=None)[0]["label"] == 0  # and a record
     context = multiprocessing.get_context(method)
     assert batches(
         DataLoader(there, batch_size=None, num_workers=2, multiprocessing_context=context)
     ) == local(folder)
 
 
-def test_shard_loader_reads_by_url_and_again(folder: Path, web: servers.Web) -> None:
+@pytest.mark.parametrize(
+    "method",
+    ["fork", *(pytest.param(one, marks=pytest.mark.slow) for one in ("spawn", "forkserver"))],
+)
+def test_shard_loader_reads_by_url_and_again(folder: Path, web: servers.Web, method: str) -> None:
     there = dataset(f"{web.url}/data")
     assert shardio.open(f"{web.url}/data", decode=None)[3]["label"] == 3
     for epoch in range(2):
         there.set_epoch(epoch)
         here = dataset(folder / "data")
         here.set_epoch(epoch)
-        with ShardLoader(there, num_workers=2) as loader:
+        with ShardLoader(there, num_workers=2, multiprocessing_context=method) as loader:
             assert batches(loader) == batches(DataLoader(here, batch_size=None))
 
 
