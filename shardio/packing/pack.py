@@ -128,7 +128,7 @@ def pack(
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
     if place.remote:
-        output_dir.remove_working_directory(folder)
+        output_dir.remove_working_directory(folder, work[0].plan.options.splits)
     return [job.result for job in work]
 
 
@@ -210,6 +210,8 @@ def _planned(
     reencode.check_tools(options)
     names = sources.split_names(asked)
     output_dir.check(place, asked.location, names)
+    if place.remote:
+        output_dir.check_working_directory(directory, asked.location, names)
     folders = {name: manifest.split_folder(directory, name) for name in names}
     places = {name: place.below(name) if name else place for name in names}
     wanted = {

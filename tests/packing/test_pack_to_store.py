@@ -281,6 +281,61 @@ with lock.whole(sys.argv[1]):
 """
 
 
+@pytest.mark.parametrize("left", ["dataset", "splits", "shards"])
+def test_a_dataset_is_no_working_directory(
+    images: Path, bucket: ObjectStore, tmp_path: Path, left: str
+) -> None:
+    """Its shards have the names of those that are built, and would go when these are uploaded."""
+    work = tmp_path / "local"
+    shardio.pack(images, work / "train" if left == "splits" else work, shard_size=SHARD)
+    if left == "shards":
+        (work / "manifest.json").unlink()
+    before = files(work)
+    source = images
+    if left == "splits":
+        source = tmp_path / "splits"
+        source.mkdir()
+        (source / "train").symlink_to(images)
+    for dry_run in (True, False):
+        with pytest.raises(OptionError, match="a dataset lies in the working directory"):
+            shardio.pack(
+                source,
+                f"{bucket.url}/out",
+                shard_size=SHARD,
+                to=options(bucket),
+                work_dir=work,
+                dry_run=dry_run,
+            )
+    assert files(work) == before and not bucket.sizes()
+
+
+def test_a_working_directory_that_cannot_be_one_is_refused(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for work, error, why in (
+        (images, OptionError, "the working directory lies in the folder to be packed"),
+        (images / "class0" / "new", OptionError, "lies in the folder to be packed"),
+        (tmp_path / "file", StorageError, "is a file, no directory"),
+        (tmp_path / "file" / "below", StorageError, "is a file, no directory"),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(error, match=why):
+                shardio.pack(
+                    images, f"{bucket.url}/out", to=options(bucket), work_dir=work, dry_run=dry_run
+                )
+    assert not bucket.sizes()
+
+
+def test_folders_of_others_in_a_working_directory_are_left(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    (work / "empty").mkdir(parents=True)
+    shardio.pack(images, f"{bucket.url}/out", to=options(bucket), work_dir=work)
+    assert [one.name for one in work.iterdir()] == ["empty"]
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 
