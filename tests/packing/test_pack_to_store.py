@@ -336,6 +336,32 @@ def test_folders_of_others_in_a_working_directory_are_left(
     assert [one.name for one in work.iterdir()] == ["empty"]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_another_packer_may_be_faster(bucket: ObjectStore, tmp_path: Path, same: bool) -> None:
+    """It commits while this one builds, and the store has no lock that tells before."""
+    for name, seed in (("theirs", 1), ("ours", 1 if same else 2)):
+        (write(tmp_path / name, 3, seed=seed) / "class0" / "text.jpg").write_bytes(b"no image")
+    (tmp_path / "theirs" / "class1" / "text.jpg").write_bytes(b"no image")
+    if same:
+        (tmp_path / "ours" / "class1" / "text.jpg").write_bytes(b"no image")
+    given = dict(to=options(bucket), on_error="skip", jobs=1)
+    out, theirs = f"{bucket.url}/out", []
+
+    def progress(done: int, total: int) -> None:
+        if not theirs:
+            theirs.append(1)
+            shardio.pack(tmp_path / "theirs", out, work_dir=tmp_path / "work", **given)
+            theirs.extend([bucket.sizes(), fetched(bucket, "out", tmp_path / "before")])
+
+    if same:
+        shardio.pack(tmp_path / "ours", out, progress=progress, **given)
+    else:
+        with pytest.raises(ExistsError, match="another dataset is packed here"):
+            shardio.pack(tmp_path / "ours", out, progress=progress, **given)
+    after = fetched(bucket, "out", tmp_path / "after")
+    assert {name: after[name] for name in theirs[2]} == theirs[2]
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 
