@@ -398,6 +398,19 @@ def test_faults_that_stay_leave_no_manifest_and_lose_nothing(
     assert fetched(bucket, "out", tmp_path) == files(packed)
 
 
+def test_a_part_that_takes_long_is_no_failure(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """No answer comes before the last byte is sent, however long the link takes for that."""
+    there = bucket.through(proxy.port)
+    source = write(tmp_path / "source", 40, 75_000)
+    size = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+    proxy.limits(bandwidth=size / 4)
+    to = Storage(options=there.options, timeout_s=10)  # a read is given up after 2.5 s
+    shardio.pack(source, f"{there.url}/out", to=to)
+    assert puts(proxy) == len(names(bucket))  # all at the first attempt
+
+
 # --- interrupted ----------------------------------------------------------------------------------
 
 
