@@ -398,6 +398,31 @@ def test_faults_that_stay_leave_no_manifest_and_lose_nothing(
     assert fetched(bucket, "out", tmp_path) == files(packed)
 
 
+def test_a_shard_goes_up_while_the_next_one_is_built(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """So credentials that may not write are told with the first shard, not hours later."""
+    there = bucket.through(proxy.port)
+    source = write(tmp_path / "source", 200, 3_000)
+    proxy.rules(Rule("403", method="PUT"))
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if len(seen) < 2 and done > total // 8:  # shards of an eighth: the first one is built
+            proxy.wait(faults=1)  # waits for the upload, or fails
+            seen.append(done)
+
+    work = tmp_path / "work"
+    total = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+    given = dict(shard_size=total // 8, jobs=1, work_dir=work, to=options(there))
+    with pytest.raises(StorageError, match=r"00000-.*cannot write: .*403.*\n.*is kept: run"):
+        shardio.pack(source, f"{there.url}/out", progress=progress, **given)
+    assert seen and not bucket.sizes()
+    proxy.rules()
+    (done,) = shardio.pack(source, f"{there.url}/out", **given)
+    assert done.kept > 0 and not work.exists()
+
+
 def test_a_part_that_takes_long_is_no_failure(
     bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ) -> None:
