@@ -321,13 +321,13 @@ class Job:
             options=options,
             blob_bytes=sum(one.blob_bytes for one in self._built),
         )
+        if self.place.remote and self._is_packed():
+            self._empty = False  # another packer was faster: a store has no locks
         if self._problems:
             journal.refuse_rejected(self.place, self._empty)
             journal.write_rejected(self.place, self._problems)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced
-        if self.place.remote:
-            self._is_packed()  # another packer may have been faster, and a store has no locks
         self.place.write(manifest.MANIFEST, written.dump())
         self.result.records, self.result.bytes = written.records, written.size
         self.result.committed = True

@@ -44,12 +44,46 @@ def working_directory(place: RemoteLocation, given: str | None) -> str:
     return os.path.join(os.path.expanduser(caches), "shardio", name)
 
 
-def remove_working_directory(directory: str) -> None:
+def check_working_directory(directory: str, source: Location, names: Sequence[str]) -> None:
+    """Raise OptionError, StorageError where a packing into an object store cannot work.
+
+    Its shards have names of their content, and are removed when they are uploaded: a dataset that
+    is there may have them, too.
+    """
+    shown = printable(directory, 4096)
+    local.check_directory(directory)
+    if _lies_in(directory, source):
+        raise OptionError(
+            f"{shown}: the working directory lies in the folder to be packed; choose one outside "
+            "of it with --work-dir"
+        )
+    for folder in {directory, *(manifest.split_folder(directory, name) for name in names)}:
+        if not os.path.isdir(folder):
+            continue
+        found = set(os.listdir(folder))
+        others = {manifest.MANIFEST, manifest.SPLITS} & found
+        if JOURNAL not in found:
+            others |= {name for name in found if journal.shard_number(name) is not None}
+        for name in sorted(others):
+            raise OptionError(
+                f"{printable(os.path.join(folder, name), 4096)}: a dataset lies in the working "
+                "directory; choose an empty one with --work-dir"
+            )
+
+
+def remove_working_directory(directory: str, names: Sequence[str]) -> None:
     """Remove the working directory of a packing, and of its splits, if nothing is left in it."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            os.rmdir(os.path.join(directory, name))
-        os.rmdir(directory)
+    for name in (*filter(None, names), ""):
+        with contextlib.suppress(OSError):
+            os.rmdir(manifest.split_folder(directory, name))
+
+
+def _lies_in(directory: str, source: Location | None) -> bool:
+    """Return whether a directory lies in the folder to be packed, or is it."""
+    if not isinstance(source, LocalDirectory) or not os.path.isdir(source.root):
+        return False
+    folder, target = os.path.realpath(source.root), os.path.realpath(directory)
+    return f"{target}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def check(place: Target, source: Location | None = None, names: Sequence[str] = ("",)) -> None:
@@ -63,9 +97,7 @@ def check(place: Target, source: Location | None = None, names: Sequence[str] = 
         if os.path.lexists(place.root) and not os.path.isdir(place.root):
             raise OptionError(f"{out}: expected a directory, or nothing yet; this is a file")
         local.check_directory(place.root)
-        if isinstance(source, LocalDirectory) and os.path.isdir(source.root):
-            folder, target = os.path.realpath(source.root), os.path.realpath(place.root)
-            inside = f"{target}/".startswith(f"{folder.rstrip('/')}/")
+        inside = _lies_in(place.root, source)
     elif isinstance(source, RemoteLocation):
         inside = f"{place.url.rstrip('/')}/".startswith(f"{source.url.rstrip('/')}/")
     if inside:

@@ -123,12 +123,12 @@ def pack(
     if dry_run:
         return [job.dry_run() for job in work]
     report = Report(progress, sum(int(job.plan.sizes.sum()) for job in work))
-    with _resumable(), contextlib.ExitStack() as owners:
+    with _resumable(place.remote), contextlib.ExitStack() as owners:
         _build(asked, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
     if place.remote:
-        output_dir.remove_working_directory(folder)
+        output_dir.remove_working_directory(folder, work[0].plan.options.splits)
     return [job.result for job in work]
 
 
@@ -210,6 +210,8 @@ def _planned(
     reencode.check_tools(options)
     names = sources.split_names(asked)
     output_dir.check(place, asked.location, names)
+    if place.remote:
+        output_dir.check_working_directory(directory, asked.location, names)
     folders = {name: manifest.split_folder(directory, name) for name in names}
     places = {name: place.below(name) if name else place for name in names}
     wanted = {
@@ -276,14 +278,15 @@ def _commit(place: Target, work: list[Job], splits: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _resumable() -> Iterator[None]:
-    """Say of a disk that is full that what was written to it is not lost."""
+def _resumable(remote: bool = False) -> Iterator[None]:
+    """Say of a disk that is full, or of a store that fails, that what is finished is not lost."""
     try:
         yield
     except StorageError as error:
-        if not local.is_full(error):
+        full = local.is_full(error)
+        if not full and (not remote or "is kept" in str(error)):
             raise
         raise StorageError(
-            f"{error}\nWhat is finished is kept: make room, then run the same command again, and "
-            "it goes on where it was"
+            f"{error}\nWhat is finished is kept: {'make room, then ' if full else ''}run the same "
+            "command again, and it goes on where it was"
         ) from error

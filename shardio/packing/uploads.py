@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from ..errors import DamageError, StorageError
@@ -33,6 +34,7 @@ from ..storage import local, ranges
 from ..storage.client import Reply, Request
 from ..storage.local import LocalDirectory
 from ..storage.remote import RemoteLocation
+from ..storage.transfers import settle
 from ..storage.upload import Upload
 from .build_shard import Built
 from .journal import NOTE, is_note
@@ -49,7 +51,7 @@ class Uploads(contextlib.AbstractContextManager["Uploads"]):
 
     def __init__(self, target: RemoteLocation, directory: str, dataset_id: bytes) -> None:
         self._target, self._directory, self._id = target, directory, dataset_id
-        self._running: dict[Future[Reply], tuple[Built, bool]] = {}  # the latter: it is a look
+        self._running: dict[Future[Reply], Built] = {}
 
     def __exit__(self, *error: object) -> None:
         for future in self._running:
@@ -71,29 +73,46 @@ class Uploads(contextlib.AbstractContextManager["Uploads"]):
         """
         if one.info is None or one.uploaded:
             return
+        self._take(0)
         while len(self._running) >= AT_ONCE:
-            self._wait()
-        self._running[ranges.send(self._look(one))] = one, True
+            self._take(_LOOK_S)
+        self._running[self._send(one)] = one
 
     def finish(self) -> None:
         """Wait until all is uploaded. Raises StorageError, DamageError."""
         while self._running:
-            self._wait()
+            self._take(_LOOK_S)
 
-    def _wait(self) -> None:
-        done, _ = concurrent.futures.wait(self._running, _LOOK_S, "FIRST_COMPLETED")
+    def _send(self, one: Built) -> Future[Reply]:
+        """Upload a shard, if the store does not have it. It raises nothing: the Future does."""
+        sent: Future[Reply] = Future()
+        info = _info(one)
+        path = os.path.join(self._directory, info.name)
+        upload = Upload(path, info.size, info.sha256, path)
+
+        # By the thread that brings the answer: this one may build the next shard for an hour.
+        def go_on(look: Future[Reply]) -> None:
+            try:
+                if _is_there(one, look):
+                    settle(sent, look.result())
+                elif not sent.cancelled():
+                    put = ranges.send(self._target.put_request(info.name, upload))
+                    sent.add_done_callback(lambda _: put.cancel())
+                    put.add_done_callback(partial(_hand_on, sent))
+            except BaseException as error:
+                settle(sent, error)
+
+        ranges.send(self._look(one)).add_done_callback(go_on)
+        return sent
+
+    def _take(self, wait_s: float) -> None:
+        """Take note of what is uploaded; wait so long for the first. Raises as `finish`."""
+        done, _ = concurrent.futures.wait(self._running, wait_s, "FIRST_COMPLETED")
         for future in done:
-            one, is_look = self._running.pop(future)
-            info = _info(one)
-            if is_look and not _is_there(one, future):
-                path = os.path.join(self._directory, info.name)
-                upload = Upload(path, info.size, info.sha256, path)
-                put = ranges.send(self._target.put_request(info.name, upload))
-                self._running[put] = one, False
-                continue
+            one = self._running.pop(future)
             future.result()
             self._note(one)
-            local.remove(os.path.join(self._directory, info.name))
+            local.remove(os.path.join(self._directory, _info(one).name))
 
     def _look(self, one: Built) -> Request:
         return Request(self._target.store, _info(one).name, what="noted")
@@ -134,6 +153,13 @@ class Uploads(contextlib.AbstractContextManager["Uploads"]):
 def _info(one: Built) -> ShardInfo:
     assert one.info is not None
     return one.info
+
+
+def _hand_on(sent: Future[Reply], put: Future[Reply]) -> None:
+    try:
+        settle(sent, put.result())
+    except BaseException as error:
+        settle(sent, error)
 
 
 def _is_there(one: Built, look: Future[Reply]) -> bool:

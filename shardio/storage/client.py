@@ -501,18 +501,20 @@ def explain_failure(
     what = f" bytes {start}-{start + length - 1}" if request.what == "range" else ""
     tried = f" ({attempts} attempts in {took_s:.0f} s)" if attempts > 1 else ""
     failure = StorageError(
-        f"{request.shown}: cannot {verb}{what}: {error.text}{tried}.{_advice(error)}"
+        f"{request.shown}: cannot {verb}{what}: {error.text}{tried}.{_advice(error, verb)}"
     )
     failure.__cause__ = error
     return failure
 
 
-def _advice(error: RequestError) -> str:
+def _advice(error: RequestError, verb: str) -> str:
     """Return what to do about a failure, with a blank before it; "": nothing is known."""
     if "Looked for" in error.text:
         return ""
+    if error.kind == "timeout" and verb == "write":
+        return " Each part of 8 MiB and more has --timeout (timeout_s): raise it on a slow link"
     return {
-        "denied": " Check the credentials of this process, and what they may read",
+        "denied": f" Check the credentials of this process, and what they may {verb}",
         "bucket": " Check the URL",
         "region": " Name it by options={'region': ...} or AWS_REGION",
         "tls": " A CA of your own is named by client_options={'root_certificate': PEM}",

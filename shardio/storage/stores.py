@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -123,9 +124,19 @@ class Store:
     def patient(self) -> Store:
         """Return the store for uploads: each part is sent again by itself when it fails.
 
-        Else all parts before it would be lost. Readers count and space retries themselves.
+        Else all parts before it would be lost. Readers count and space retries themselves. No
+        answer comes before the last byte of a part is sent, and up to 16 parts share the link: so
+        the time for an answer is that of the whole part.
         """
-        return replace(self, options={"retry_config": {"max_retries": 6}, **self.options})
+        limit = f"{self.timeout_s * 1000:.0f}ms"
+        again = timedelta(seconds=max(180.0, 2 * self.timeout_s))
+        given = {"timeout": limit, "read_timeout": limit} | (
+            self.options.get("client_options") or {}
+        )
+        retries = {"max_retries": 6, "retry_timeout": again}
+        return replace(
+            self, options={"retry_config": retries, **self.options, "client_options": given}
+        )
 
     def below(self, name: str) -> Store:
         """Return the folder of this name in it."""

@@ -281,6 +281,87 @@ with lock.whole(sys.argv[1]):
 """
 
 
+@pytest.mark.parametrize("left", ["dataset", "splits", "shards"])
+def test_a_dataset_is_no_working_directory(
+    images: Path, bucket: ObjectStore, tmp_path: Path, left: str
+) -> None:
+    """Its shards have the names of those that are built, and would go when these are uploaded."""
+    work = tmp_path / "local"
+    shardio.pack(images, work / "train" if left == "splits" else work, shard_size=SHARD)
+    if left == "shards":
+        (work / "manifest.json").unlink()
+    before = files(work)
+    source = images
+    if left == "splits":
+        source = tmp_path / "splits"
+        source.mkdir()
+        (source / "train").symlink_to(images)
+    for dry_run in (True, False):
+        with pytest.raises(OptionError, match="a dataset lies in the working directory"):
+            shardio.pack(
+                source,
+                f"{bucket.url}/out",
+                shard_size=SHARD,
+                to=options(bucket),
+                work_dir=work,
+                dry_run=dry_run,
+            )
+    assert files(work) == before and not bucket.sizes()
+
+
+def test_a_working_directory_that_cannot_be_one_is_refused(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for work, error, why in (
+        (images, OptionError, "the working directory lies in the folder to be packed"),
+        (images / "class0" / "new", OptionError, "lies in the folder to be packed"),
+        (tmp_path / "file", StorageError, "is a file, no directory"),
+        (tmp_path / "file" / "below", StorageError, "is a file, no directory"),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(error, match=why):
+                shardio.pack(
+                    images, f"{bucket.url}/out", to=options(bucket), work_dir=work, dry_run=dry_run
+                )
+    assert not bucket.sizes()
+
+
+def test_folders_of_others_in_a_working_directory_are_left(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    (work / "empty").mkdir(parents=True)
+    shardio.pack(images, f"{bucket.url}/out", to=options(bucket), work_dir=work)
+    assert [one.name for one in work.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_packer_may_be_faster(bucket: ObjectStore, tmp_path: Path, same: bool) -> None:
+    """It commits while this one builds, and the store has no lock that tells before."""
+    for name, seed in (("theirs", 1), ("ours", 1 if same else 2)):
+        (write(tmp_path / name, 3, seed=seed) / "class0" / "text.jpg").write_bytes(b"no image")
+    (tmp_path / "theirs" / "class1" / "text.jpg").write_bytes(b"no image")
+    if same:
+        (tmp_path / "ours" / "class1" / "text.jpg").write_bytes(b"no image")
+    given = dict(to=options(bucket), on_error="skip", jobs=1)
+    out, theirs = f"{bucket.url}/out", []
+
+    def progress(done: int, total: int) -> None:
+        if not theirs:
+            theirs.append(1)
+            shardio.pack(tmp_path / "theirs", out, work_dir=tmp_path / "work", **given)
+            theirs.extend([bucket.sizes(), fetched(bucket, "out", tmp_path / "before")])
+
+    if same:
+        shardio.pack(tmp_path / "ours", out, progress=progress, **given)
+    else:
+        with pytest.raises(ExistsError, match="another dataset is packed here"):
+            shardio.pack(tmp_path / "ours", out, progress=progress, **given)
+    after = fetched(bucket, "out", tmp_path / "after")
+    assert {name: after[name] for name in theirs[2]} == theirs[2]
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 
@@ -315,6 +396,44 @@ def test_faults_that_stay_leave_no_manifest_and_lose_nothing(
     assert done.kept == done.shards  # the last was built, and is uploaded now
     assert not any(puts(proxy, name) for name in complete)
     assert fetched(bucket, "out", tmp_path) == files(packed)
+
+
+def test_a_shard_goes_up_while_the_next_one_is_built(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """So credentials that may not write are told with the first shard, not hours later."""
+    there = bucket.through(proxy.port)
+    source = write(tmp_path / "source", 200, 3_000)
+    proxy.rules(Rule("403", method="PUT"))
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if len(seen) < 2 and done > total // 8:  # shards of an eighth: the first one is built
+            proxy.wait(faults=1)  # waits for the upload, or fails
+            seen.append(done)
+
+    work = tmp_path / "work"
+    total = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+    given = dict(shard_size=total // 8, jobs=1, work_dir=work, to=options(there))
+    with pytest.raises(StorageError, match=r"00000-.*cannot write: .*403.*\n.*is kept: run"):
+        shardio.pack(source, f"{there.url}/out", progress=progress, **given)
+    assert seen and not bucket.sizes()
+    proxy.rules()
+    (done,) = shardio.pack(source, f"{there.url}/out", **given)
+    assert done.kept > 0 and not work.exists()
+
+
+def test_a_part_that_takes_long_is_no_failure(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """No answer comes before the last byte is sent, however long the link takes for that."""
+    there = bucket.through(proxy.port)
+    source = write(tmp_path / "source", 40, 75_000)
+    size = sum(path.stat().st_size for path in source.rglob("*.jpg"))
+    proxy.limits(bandwidth=size / 4)
+    to = Storage(options=there.options, timeout_s=10)  # a read is given up after 2.5 s
+    shardio.pack(source, f"{there.url}/out", to=to)
+    assert puts(proxy) == len(names(bucket))  # all at the first attempt
 
 
 # --- interrupted ----------------------------------------------------------------------------------
