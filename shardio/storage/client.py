@@ -381,7 +381,9 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
         return RequestError("changed", "the object has changed")
     if isinstance(error, UnicodeEncodeError) or "parse path" in text:
         return RequestError(
-            "path", f"{scheme}:// takes only names in UTF-8, without control characters"
+            "path",
+            f"{scheme}:// takes only names in UTF-8, without control characters, and without "
+            "empty parts, . and .. between slashes",
         )
     if "RangeNotSupported" in text or isinstance(error, errors.NotSupportedError):
         return RequestError(
