@@ -112,7 +112,7 @@ step(
 for rank in range(RANKS):
     share = Partition(epoch, BATCH, rank=rank, world_size=RANKS)
     for i in range(share.steps):
-        first = (i * RANKS + rank) * BATCH
+        first = share.first_unit(i) * epoch.unit
         bracket(first, first + BATCH, 404, f"rank {rank} step {i}")
         text(LEFT + (first + BATCH / 2) * CELL, 440, f"worker {i % WORKERS}", size=11,
              anchor="middle", fill="#777777")  # fmt: skip

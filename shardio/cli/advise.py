@@ -30,13 +30,15 @@ def _explain(
     world_size: int = 1,
     spans: int | None = None,
     unit: int | None = None,
+    nodes: int | None = None,
     **call: Any,
 ) -> int:
     from ..order.options import Order
     from ..tuning.advice import advice_text
     from ..tuning.explain import explain
 
-    order = None if spans is None and unit is None else Order(spans=spans, unit=unit)
+    cut = {"spans": spans, "unit": unit, "nodes": nodes}
+    order = Order(**cut) if any(value is not None for value in cut.values()) else None
     storage = take_storage(call)
     found = explain(**call, world_size=world_size, order=order, storage=storage)
     brief = advice_text(found.warnings) if found.warnings else ""
@@ -133,6 +135,7 @@ EXPLAIN = Command(
     option("--unit", "N"),
     option("--tail", "TAIL", "pad (default), drop or exact"),
     option("--spans", "N"),
+    option("--nodes", "N"),
     ROOT,
     *STORE,
     forks=False,
@@ -149,6 +152,7 @@ TUNE = Command(
     WORLD_SIZE,
     option("--memory", "SIZE"),
     option("--units"),
+    option("--nodes", "N"),
     PLOT,
     ROOT,
     *STORE,

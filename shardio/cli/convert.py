@@ -24,8 +24,9 @@ from .output import Output
 def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
     from ..packing.index import index
 
+    storage = take_storage(call, root=False)
     with output.progress("indexing") as progress:
-        done = index(**call, fields=read_fields(fields), progress=progress)
+        done = index(**call, fields=read_fields(fields), storage=storage, progress=progress)
     return output.show(done)
 
 
@@ -72,6 +73,7 @@ INDEX = Command(
     option("--classes", "OTHER"),
     JOBS,
     OVERWRITE,
+    *STORE,
 )
 
 UNPACK = Command(

@@ -81,7 +81,7 @@ PACK = Command(
     "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
     "packing.options:PlanOptions",
     option(
-        "source", "SRC", "a folder of images; or a listing, COCO file, dataset: docs/sources.md"
+        "source", "SRC", "a folder of images, or its URL; a listing, dataset, ...: docs/sources.md"
     ),
     option("out", "OUT", "the directory, or URL, that becomes the dataset"),
     option("--shard-size", "SIZE"),

@@ -39,12 +39,14 @@ import torch
 from ..errors import EpochError
 from ..order.rng import Int64s
 from ..stack import callers
+from ..storage.ranges import RequestCount
 
 Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
 
 _MOST_CONSUMERS = 256  # beyond it a pass is complete when worker 0 says so
 _DECISIONS, _FIELDS = 64, 4  # of persistent workers, kept until as many more were made
-_HEAD = 13  # numbers with a name; those of `_ends` and of `_decisions` follow
+_COUNTS = 3  # of the requests of a consumer
+_HEAD = 13  # numbers with a name; those of `_ends`, `_decisions` and `_requests` follow
 
 _PASSES_BITS = 24  # pass p of a loader's iterator is number (that of the iterator << 24) + p
 _NUMBERS = count(1)  # of iterators, in this process
@@ -127,7 +129,7 @@ class EpochState:
     _warned = _Shared(12)  # warnings that were given, as bits
 
     def __init__(self, order: int) -> None:
-        size = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS
+        size = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS + _MOST_CONSUMERS * _COUNTS
         self._tensor: Any = torch.zeros(size, dtype=torch.int64)
         self.owner = os.getpid()  # the trainer's process
         self._share()
@@ -136,8 +138,10 @@ class EpochState:
     def _share(self) -> None:
         self._tensor.share_memory_()
         self._at = self._tensor.numpy()  # a view, as those of parts of it
-        self._ends = self._at[_HEAD : _HEAD + _MOST_CONSUMERS]  # by consumer: the last pass ended
-        self._decisions = self._at[_HEAD + _MOST_CONSUMERS :].reshape(_DECISIONS, _FIELDS)
+        ends, decided = _HEAD + _MOST_CONSUMERS, _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS
+        self._ends = self._at[_HEAD:ends]  # by consumer: the last pass ended
+        self._decisions = self._at[ends:decided].reshape(_DECISIONS, _FIELDS)
+        self._requests = self._at[decided:].reshape(_MOST_CONSUMERS, _COUNTS)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_tensor": self._tensor, "owner": self.owner}
@@ -231,6 +235,18 @@ class EpochState:
         given = self._warned
         self._warned = given | bit
         return not given & bit
+
+    # --- requests to object stores ---
+
+    def add_requests(self, consumer: int, new: RequestCount) -> None:
+        """Count what a consumer has asked object stores for, besides what it did before."""
+        if new.requests and consumer < _MOST_CONSUMERS:
+            self._requests[consumer] += new
+
+    @property
+    def requests(self) -> RequestCount:
+        """Return what all consumers asked object stores for until now."""
+        return RequestCount(*self._requests.sum(axis=0).tolist())
 
     # --- passes ---
 

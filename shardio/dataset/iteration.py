@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from ..errors import EpochError, OptionError, StateError, as_error, printable
 from ..order.partition import Partition
 from ..stack import users_level
+from ..storage.ranges import RequestMeter
 from . import epoch_state
 from .assemble import Assembler, assembled
 from .decode import Progress
@@ -55,6 +56,7 @@ class Iteration(BatchIterator):
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
         self._is_new = True  # nothing was asked of it
+        self._requests = RequestMeter()
         self.stride = 0  # it has not begun
         try:
             self._pass()
@@ -172,6 +174,8 @@ class Iteration(BatchIterator):
                 "as load_state_dict, and make a new iterator after it"
             )
         self.done += 1
+        if self._source is None and self._stream.batch_size is not None:  # it is called rarely
+            epochs.add_requests(self._worker, self._requests.new())
         if self.done == self._last:
             epochs.ended(self.number, self._worker)
         return item

@@ -251,6 +251,11 @@ def _check_alike(datasets: Sequence[Component]) -> Component:
             )
         if not dataset.records:
             raise OptionError(f"mix: dataset {number} holds no records")
+        if dataset.options.nodes > 1:
+            raise OptionError(
+                f"mix: order=Order(nodes={dataset.options.nodes}) of dataset {number}: a mixture "
+                "deals its rows one by one, so that each node reads all shards; leave nodes out"
+            )
     return first
 
 

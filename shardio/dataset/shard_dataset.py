@@ -23,7 +23,7 @@ from ..names import KEY
 from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length
-from ..order.options import Options, Order, RequestedOptions
+from ..order.options import STATE_OPTIONS, Options, Order, RequestedOptions
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, select_places, select_where
 from ..storage.options import Storage
@@ -56,7 +56,7 @@ _OTHERS = {
     "buffer_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
     "shuffle_block_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
     "shuffle_algo": "there is one; shuffle_buffer= is how far it shuffles",
-    "num_canonical_nodes": "leave it out: the order depends on no node",
+    "num_canonical_nodes": "leave it out, or give order=shardio.Order(nodes=...)",
     "canonical_workers": "give order=shardio.Order(spans=...)",
     "remote": "give the folder as the first argument; object stores are not supported yet",
     "local": "give the folder as the first argument; no copy is made",
@@ -110,7 +110,8 @@ class ShardDataset(ManifestInfo, Stream):
     rank, world_size   default: torch.distributed's, or the launcher's RANK and WORLD_SIZE
     where              only records that meet conditions on the index, by field: a value, several,
                        or a function of the column: {"label": ["cat", "dog"]}; `__key__` too
-    order              a shardio.Order: into how many spans an epoch is cut, and into which units
+    order              a shardio.Order: into how many spans an epoch is cut, into which units, and
+                       how many machines keep to shards of their own
     storage            a shardio.Storage: where the data lies, memory for records on network file
                        systems, and how far the stored bytes are trusted
 
@@ -172,7 +173,7 @@ class ShardDataset(ManifestInfo, Stream):
         buffer = stored.buffer_bytes
         self.buffer_bytes = BUFFER_BYTES if buffer is None else int(buffer)
         self._requested = RequestedOptions(
-            batch_size, shuffle_buffer, seed, tail, cut.spans, cut.unit, shuffle
+            batch_size, shuffle_buffer, seed, tail, cut.spans, cut.unit, shuffle, cut.nodes
         )
         # The records that `where` and `select` chose; None: all.
         self.selection: Selection | None = None
@@ -250,8 +251,9 @@ class ShardDataset(ManifestInfo, Stream):
 
     @property
     def order(self) -> Order:
-        """Return into how many spans an epoch is cut, and into which units: no field is None."""
-        return Order(spans=self.options.spans, unit=self.options.unit)
+        """Return how an epoch is cut: no field is None."""
+        options = self.options
+        return Order(spans=options.spans, unit=options.unit, nodes=options.nodes)
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
@@ -357,5 +359,5 @@ class ShardDataset(ManifestInfo, Stream):
                     f"the state is of another {what}: {printable(repr(state.get(name)))}, and this "
                     f"one is {value!r} ({printable(self.path)})"
                 )
-        saved = {name: state.get(name) for name in self.options.state()}
+        saved = {name: state.get(name) for name in STATE_OPTIONS}
         return self._requested.resolve(self.reader.mean_bytes, saved, records=self.records)

@@ -98,11 +98,14 @@ class Span:
         shards, records = self._epoch.locate(self._epoch.position(self._index, places))
         self._base, self._rows = first, np.stack((places, shards, self._starts[shards] + records))
 
-    def locate(self, place: int) -> tuple[int, int, int]:
-        """Turn a place in storage order into a record's number, its shard, and its number there."""
-        shards, records = self._epoch.locate(self._epoch.position(self._index, np.array([place])))
-        shard, record = int(shards[0]), int(records[0])
-        return int(self._starts[shard]) + record, shard, record
+    def locate(self, place: int) -> tuple[int, int, int, int]:
+        """Turn a place in storage order into a record's number, its shard, and its number there.
+
+        The last is how many places from this one on follow each other in the shard.
+        """
+        epoch = self._epoch
+        shard, record, count = epoch.stretch(epoch.span_start(self._index) + place)
+        return int(self._starts[shard]) + record, shard, record, min(count, self.records - place)
 
 
 class All:
@@ -127,10 +130,11 @@ class All:
         """Choose the rows that are not announced yet."""
         return rows[:, rows[NUMBER] >= self.ahead]
 
-    def locate(self, place: int) -> tuple[int, int, int]:
+    def locate(self, place: int) -> tuple[int, int, int, int]:
         """Turn a place into a record's number, its shard, and its number there, as Span does."""
         shard = int(self._starts.searchsorted(place, side="right")) - 1
-        return place, shard, place - int(self._starts[shard])
+        first, stop = int(self._starts[shard]), int(self._starts[shard + 1])
+        return place, shard, place - first, stop - place
 
 
 class Buffer:
@@ -152,7 +156,9 @@ class Buffer:
         gap: int,
     ) -> None:
         self.held_bytes = 0  # of records that were read and not yet handed out
-        self.scattered = not plan.budget  # whether records are read one by one, in no order
+        # Whether shards read nothing ahead by themselves: records are read one by one, in no order,
+        # or all that is read was asked for.
+        self.scattered = not plan.budget or plan.asks
         self._reader, self._selection = reader, selection
         self._starts = reader.starts if selection is None else selection.starts
         self._mean = reader.mean_bytes
@@ -243,9 +249,8 @@ class Buffer:
         The number of the first, their shard, which of its records they are (a slice, perhaps of
         more), and where each ends, in bytes from the first.
         """
-        number, at, record = span.locate(place)
+        number, at, record, most = span.locate(place)
         shard = self._reader.shard(at, self.scattered)
-        most = min(int(self._starts[at + 1]) - number, span.records - place)
         if place < span.cut:
             most = min(most, span.cut - place)
         most = min(most, 1 + int(2 * self._plan.run / self._mean))

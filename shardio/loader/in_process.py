@@ -12,10 +12,11 @@ from ..dataset.decode import Progress
 from ..dataset.stream import Stream
 from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
+from ..storage.ranges import RequestMeter
 from .base import OVER, Pass, PoolOptions, WorkerPool
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
-from .stats import BatchStats, PoolFigures, RequestMeter
+from .stats import BatchStats, PoolFigures, add_requests
 
 _WAIT_S = 5.0  # for a thread that was told to end
 
@@ -94,7 +95,7 @@ class InProcessWorkers(WorkerPool):
                 row.__suppress_context__ = error.__suppress_context__
                 raise error from row
             raise error
-        stats = self._requests.add_to(done.stats(0))
+        stats = add_requests(done.stats(0), self._requests)
         return batch, stats._replace(wait_s=perf_counter() - start)
 
     def _next(self, since: float) -> tuple[Batch | Failure, Any]:

@@ -99,9 +99,8 @@ class Resident:
         rows = torch.from_numpy(self._numbers(epoch, epoch.flat())).to(self.device)
         takes = [column.take for column in columns.values()]
         exact = share.tail == "exact"
-        first = share.start * epoch.unit + share.rank * size
         for step in range(share.steps):
-            at = first + step * share.world_size * size
+            at = share.first_unit(step) * epoch.unit
             chosen = rows[at : at + size]
             valid = len(chosen)
             if valid < size:

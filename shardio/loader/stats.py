@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..storage import ranges
-from ..storage.transfers import Figures
+from ..storage.ranges import RequestMeter
 from ..units import show_count, show_size
 
 
@@ -37,25 +36,10 @@ class BatchStats(NamedTuple):
     throttled: int = 0
 
 
-class RequestMeter:
-    """Say of each batch what requests to object stores its process made since the one before."""
-
-    def __init__(self) -> None:
-        self._before = Figures()
-
-    def add_to(self, stats: BatchStats) -> BatchStats:
-        """Return the stats of a batch with its requests. Where there are none: 0.1 us."""
-        now = ranges.figures()
-        if now is None:
-            return stats
-        if now.requests < self._before.requests:  # they began anew
-            self._before = Figures()
-        new, self._before = now.since(self._before), now
-        return stats._replace(
-            requests=new.requests,
-            retries=sum(new.retries.values()),
-            throttled=new.retries["throttled"],
-        )
+def add_requests(stats: BatchStats, meter: RequestMeter) -> BatchStats:
+    """Return the stats of a batch with the requests that its process made since the one before."""
+    new = meter.new()
+    return stats._replace(**new._asdict()) if new.requests else stats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from ..storage import descriptors, ranges
 from .base import Pass
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
 from .buffer_pool import BufferPool
-from .stats import BatchStats, RequestMeter
+from .stats import BatchStats, add_requests
 from .transport import WrappedBatch, wrap
 
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
@@ -118,7 +118,7 @@ class _Worker:
         self._builder: BatchBuilder | None = None
         self._layout: Layout = {}
         self._cpu_s = process_time()  # when the last batch was sent
-        self._requests = RequestMeter()
+        self._requests = ranges.RequestMeter()
 
     def run(self) -> NoReturn:
         """Build pass after pass."""
@@ -167,7 +167,7 @@ class _Worker:
         fresh, buffer.sent = not buffer.sent, True
         before, self._cpu_s = self._cpu_s, process_time()
         stats = batch.stats(self._worker)._replace(cpu_s=self._cpu_s - before)
-        stats = self._requests.add_to(stats)
+        stats = add_requests(stats, self._requests)
         shown = buffer.number, buffer.size, buffer.used, fresh
         sent = Sent(number, *shown, self._buffers.spare(), packed, stats)
         self._send(sent, buffer.fd if fresh else -1)

@@ -5,7 +5,8 @@ to the first:
 
     record             (shard, record within it), as the manifest has them
     virtual position   the shards in the epoch's own order, their records end to end; a span is a
-                       range of these, so that a span is read from few shards
+                       range of these, so that a span is read from few shards. Where nodes keep to
+                       shards of their own, `nodes` says which shards are where
     place              the flat order, in which batches are cut: units of u records are taken from
                        the spans in turn, each span handing out its records by a SpanOrder
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from ..errors import OptionError
 from ..units import check_fields, check_given, check_int
+from .nodes import deal_shards
 from .rng import MASK, RECORDS, SHARDS, SPAN, Int64s, key, permutation
 from .shuffle import MAX_WINDOW, SpanOrder
 
@@ -48,6 +50,9 @@ class Epoch:
                        there are records: a uniform permutation of all records, at 8 bytes each.
     shuffle            False: the records in the manifest's order, from one span; shuffle_buffer
                        and spans are to be 1
+    nodes              machines that keep to shards of their own; 1: shards are of all. Spans are a
+                       multiple of nodes * node_spans, and the buffer does not hold all
+    node_spans         spans side by side that are of one node: the units of a batch
 
     Costs O(shards), not O(records), unless the buffer holds all. Raises OptionError for values out
     of these ranges.
@@ -61,6 +66,8 @@ class Epoch:
     unit: int
     shuffle_buffer: int | None
     shuffle: bool = True
+    nodes: int = 1
+    node_spans: int = 1
 
     def __post_init__(self) -> None:
         """Check the fields, and copy the counts."""
@@ -79,9 +86,32 @@ class Epoch:
         counts.flags.writeable = False
         object.__setattr__(self, "shard_records", counts)
         check_fields(self, seed=(0, MASK), epoch=(0, MASK >> 1), spans=(1,), unit=(1,))
+        check_fields(self, nodes=(1,), node_spans=(1,))
         check_given(self, shuffle_buffer=(0,))
+        if self.nodes > 1:
+            self._check_nodes()
         if self.window > MAX_WINDOW:
             check_int("shuffle_buffer / spans", self.window, 1, MAX_WINDOW)
+
+    def _check_nodes(self) -> None:
+        """Raise OptionError where nodes cannot have shards of their own."""
+        period, shards = self.nodes * self.node_spans, int((self.shard_records > 0).sum())
+        if self.spans % period:
+            next_one = -(-self.spans // period) * period
+            raise OptionError(
+                f"spans is {self.spans}: expected a multiple of {period}, nodes x the units of a "
+                f"batch, {self.nodes} x {self.node_spans}; give spans={next_one}, or none"
+            )
+        if self.nodes > max(1, shards):
+            raise OptionError(
+                f"nodes is {self.nodes}, but only {shards} shards have records: leave nodes out, "
+                "or pack with a smaller --shard-size"
+            )
+        if self.shuffles_all:
+            raise OptionError(
+                f"nodes is {self.nodes}, but a buffer of all {self.records} records mixes the "
+                "shards of all nodes: leave nodes out, or give a smaller shuffle_buffer"
+            )
 
     @cached_property
     def records(self) -> int:
@@ -118,6 +148,10 @@ class Epoch:
         last = (self.units - 1) % self.spans
         short = self.units * self.unit - self.records if span > last else 0
         return (span * each + min(span, longer)) * self.unit - short
+
+    def node(self, spans: Int64s) -> Int64s:
+        """Return the node whose shards each of these spans holds, in [0, nodes): (n,) -> (n,)."""
+        return spans // self.node_spans % self.nodes
 
     def span_order(self, span: int) -> SpanOrder:
         """Start the draws of a span, as positions relative to the span's start."""
@@ -182,13 +216,31 @@ class Epoch:
         place = np.searchsorted(ends, virtual, side="right")  # right: passes over empty shards
         return shards[place], virtual - starts[place]
 
+    def stretch(self, virtual: int) -> tuple[int, int, int]:
+        """Return shard and record of a virtual position, and how many follow in storage from there.
+
+        Itself included. Only where windows shuffle.
+        """
+        shards, ends, starts = self._layout
+        place = int(np.searchsorted(ends, virtual, side="right"))
+        return int(shards[place]), virtual - int(starts[place]), int(ends[place]) - virtual
+
     def virtual_position(self, shards: Int64s, records: Int64s) -> Int64s:
         """Turn shard numbers, and record numbers within them, into virtual positions.
 
         (n,) int64, (n,) int64 -> (n,) int64: the inverse of `locate`, in O(shards) also of one
         record; in O(N) where the buffer holds all.
         """
-        in_order, _, starts = self._layout
+        in_order, ends, starts = self._layout
+        if self.nodes > 1:  # a shard may lie in several pieces
+            before = np.cumsum(self.shard_records) - self.shard_records
+            begins = np.concatenate(([0], ends[:-1]))
+            firsts = before[in_order] + begins - starts  # of each piece the number of its first
+            turn = np.argsort(firsts)
+            numbers = before[shards] + records
+            piece = turn[np.searchsorted(firsts[turn], numbers, side="right") - 1]
+            found: Int64s = begins[piece] + numbers - firsts[piece]
+            return found
         virtual = starts[np.argsort(in_order)][shards] + records
         if self._permutation is not None:
             virtual = np.argsort(self._permutation)[virtual]
@@ -196,7 +248,17 @@ class Epoch:
 
     @cached_property
     def _layout(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the shard numbers in virtual order, and the virtual end and start of each."""
+        """Return the shard numbers in virtual order, and the virtual end and start of each.
+
+        Of pieces of shards, instead, where nodes have shards of their own.
+        """
+        if self.nodes > 1:
+            edges = range(0, self.spans + 1, self.node_spans)
+            blocks = np.diff([self.span_start(span) for span in edges]).astype(np.int64)
+            pieces = deal_shards(
+                self.shard_records, blocks, nodes=self.nodes, seed=self.seed, epoch=self.epoch
+            )
+            return pieces.shards, pieces.ends, pieces.ends - pieces.records - pieces.firsts
         if self.shuffles_all or not self.shuffle:  # where records are permuted, shards need not be
             shards = np.arange(len(self.shard_records), dtype=np.int64)
         else:

@@ -127,7 +127,7 @@ class MixedOptions(Options):
     def of(cls, parts: Sequence[Options]) -> MixedOptions:
         """Make the options of a mixture. parts: of each dataset; batch_size, seed, tail alike."""
         first = parts[0]
-        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, tuple(parts))
+        return cls(first.batch_size, 1, first.seed, first.tail, 1, 1, True, 1, 1, tuple(parts))
 
 
 def epoch_rows(length: Any, passes: Sequence[int]) -> int:
@@ -187,5 +187,5 @@ def batch_ranges(partition: Partition) -> Iterator[tuple[int, int]]:
     """
     end, size = partition.epoch.records, partition.batch_size or 1
     for step in partition.worker_steps:  # as Partition.batch has it, which takes 2 us
-        start = partition.start + (step * partition.world_size + partition.rank) * size
+        start = partition.first_unit(step)
         yield min(end, start), min(end, start + size)

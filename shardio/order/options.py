@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, StateError, printable
-from ..units import check_bool, check_given, check_size, refuse_unknown
+from ..units import check_bool, check_given, check_int, check_size, refuse_unknown
 from .epoch import Epoch, Tail, default_unit
 from .partition import Partition
 from .rng import Int64s
@@ -44,6 +44,8 @@ _SAVED_AS = {
     "spans": "canonical_workers",
     "unit": "unit",
 }
+# What a state may hold besides: it is left out where nodes do not keep to shards of their own.
+STATE_OPTIONS = (*_SAVED_AS.values(), "nodes", "node_spans")
 
 
 @refuse_unknown
@@ -54,18 +56,22 @@ class Order:
     spans  parts of an epoch that are shuffled by themselves and read side by side; default 64
     unit   records taken from one span at a time. Default: the largest divisor of batch_size up to
            32; below 256, up to 16 and half of it
+    nodes  machines that keep to shards of their own over all epochs, so that the cache of each
+           needs room for its part alone, and later epochs download nothing. Each batch is then of
+           one node's part. Default 1: every machine reads other shards in each epoch
 
-    Both decide the order. None: the value of a state that is loaded, else the default. Raises
+    All decide the order. None: the value of a state that is loaded, else the default. Raises
     OptionError.
     """
 
     _: KW_ONLY
     spans: int | None = None
     unit: int | None = None
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises OptionError."""
-        check_given(self, spans=(1,), unit=(1,))
+        check_given(self, spans=(1,), unit=(1,), nodes=(1,))
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Options:
     spans: int
     unit: int
     shuffle: bool  # False: the order of the index; shuffle_buffer and spans are 1 then
+    nodes: int  # that keep to shards of their own; 1: none do
+    node_spans: int  # spans side by side of one node: the units of a batch in a new run
 
     def epoch(self, shard_records: Int64s, epoch: int) -> Epoch:
         """Make one epoch over shards of so many records, (shards,) int64. Raises OptionError."""
@@ -90,6 +98,8 @@ class Options:
             unit=self.unit,
             shuffle_buffer=self.shuffle_buffer,
             shuffle=self.shuffle,
+            nodes=self.nodes,
+            node_spans=self.node_spans,
         )
 
     def partition(self, epoch: Epoch, **consumer: int) -> Partition:
@@ -104,6 +114,8 @@ class Options:
         """Return the options as a saved state holds them: plain JSON. No shuffle: buffer False."""
         buffer = "all" if self.shuffle_buffer is None else self.shuffle_buffer
         state = {saved: getattr(self, name) for name, saved in _SAVED_AS.items()}
+        if self.nodes > 1:
+            state |= {"nodes": self.nodes, "node_spans": self.node_spans}
         return state | {"shuffle_buffer": buffer if self.shuffle else False}
 
 
@@ -118,6 +130,7 @@ class RequestedOptions:
     spans: int | None = None
     unit: int | None = None
     shuffle: bool | None = None
+    nodes: int | None = None
 
     def resolve(
         self,
@@ -136,11 +149,13 @@ class RequestedOptions:
         """
         self._check_shuffle()
         unit = 1 if self.batch_size is None else default_unit(self.batch_size)
+        nodes, node_spans = self._nodes(unit, saved)
+        whole = nodes == 1 and shuffled_whole(records, mean_bytes)
         values: dict[str, Any] = {
-            "shuffle_buffer": "all" if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER,
+            "shuffle_buffer": "all" if whole else SHUFFLE_BUFFER,
             "seed": 0,
             "tail": "pad",
-            "spans": SPANS,
+            "spans": spans_of(nodes, node_spans),
             "unit": unit,
         }
         for name in values:
@@ -159,7 +174,9 @@ class RequestedOptions:
         for name in ("seed", "spans", "unit"):  # numpy's are no JSON
             if isinstance(values[name], np.integer):
                 values[name] = int(values[name])
-        options = Options(self.batch_size, **values, shuffle=shuffle)
+        options = Options(
+            self.batch_size, **values, shuffle=shuffle, nodes=nodes, node_spans=node_spans
+        )
         if saved is not None:
             if shuffle == (saved["shuffle_buffer"] is False):
                 raise StateError(
@@ -167,22 +184,43 @@ class RequestedOptions:
                     "shuffle out to go on in the order of the saved run, or start a new one"
                 )
             state = options.state()
-            for name, key in _SAVED_AS.items():
-                if state[key] != saved[key]:
+            for name, key in {**_SAVED_AS, "nodes": "nodes"}.items():
+                here, there = (one.get(key) for one in (state, saved))
+                if name == "nodes":
+                    here, there = here or 1, there or 1
+                if here != there:
                     given = f"order=Order({name}=...)" if name in vars(Order()) else name
                     raise StateError(
-                        f"{name} is {printable(repr(state[key]))}, but the state was saved with "
-                        f"{printable(repr(saved[key]))}: leave {given} out to go on in the order "
+                        f"{name} is {printable(repr(here))}, but the state was saved with "
+                        f"{printable(repr(there))}: leave {given} out to go on in the order "
                         "of the saved run, or start a new one"
                     )
         return options
+
+    def _nodes(self, unit: int, saved: Mapping[str, Any] | None) -> tuple[int, int]:
+        """Return how many nodes keep to shards of their own, and spans of one side by side.
+
+        A state without nodes is of one. Raises OptionError.
+        """
+        there = None if saved is None else saved.get("nodes")
+        nodes = self.nodes if self.nodes is not None else there
+        if nodes is None or nodes == 1:
+            return 1, 1
+        nodes = check_int("nodes", nodes)
+        if self.batch_size is None:
+            raise OptionError(
+                f"nodes is {nodes}: give batch_size, too, since each batch is of one node's shards"
+            )
+        if saved is not None and there is not None:
+            return nodes, check_int("node_spans", saved["node_spans"])
+        return nodes, max(1, self.batch_size // (self.unit or unit))
 
     def _check_shuffle(self) -> None:
         """Raise OptionError when the options of shuffling contradict, or shuffle nothing."""
         if self.shuffle is not None:
             check_bool(shuffle=self.shuffle)
         if self.shuffle is not None and not self.shuffle:
-            for name in ("shuffle_buffer", "spans"):
+            for name in ("shuffle_buffer", "spans", "nodes"):
                 if getattr(self, name) is not None:
                     raise OptionError(
                         f"shuffle=False reads in the order of the index, and {name} is "
@@ -198,6 +236,12 @@ class RequestedOptions:
                 f"shuffle_buffer is {buffer}, which shuffles nothing: give shuffle=False for the "
                 "order of the index, or a shuffle_buffer of 2 or more"
             )
+
+
+def spans_of(nodes: int, node_spans: int) -> int:
+    """Return the default of spans: 64, or the next multiple of nodes * node_spans."""
+    period = nodes * node_spans
+    return -(-SPANS // period) * period
 
 
 def shuffled_whole(records: int | None, mean_bytes: float) -> bool:

@@ -1,7 +1,8 @@
 """Deal the batches of an epoch to its consumers: the workers of each rank.
 
-How it works. The flat order is cut into batches of m units. Batch i * world_size + rank is step i
-of a rank, and worker i mod num_workers of that rank makes it. So a consumer computes its batches
+How it works. The flat order is cut into batches of m units, and a step is world_size of these. The
+ranks take the batches of a step in the order of the spans that these come from (`dealt`), and
+worker i mod num_workers of a rank makes its batch of step i. So a consumer computes its batches
 from four small numbers, without asking anybody. Where records do not fill a batch on every rank,
 the tail says whether the last step is repeated records, short, or left out.
 
@@ -36,7 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -70,9 +71,9 @@ class Partition:
     start       units already consumed by all ranks together
     done        batches that this worker has made since `start`, and does not make again
 
-    At its step i the rank takes the units start + (i * world_size + rank) * m ... + m - 1, where
-    m = batch_size / unit; worker i mod num_workers makes that batch. Raises OptionError for
-    values out of range, and for a unit that does not divide batch_size.
+    At its step i the rank takes m = batch_size / unit units, from `first_unit(i)` on, of the
+    world_size * m units of all ranks; worker i mod num_workers makes that batch. Raises OptionError
+    for values out of range, and for a unit that does not divide batch_size.
     """
 
     epoch: Epoch
@@ -128,12 +129,12 @@ class Partition:
 
     @property
     def sharers(self) -> int:
-        """Count the consumers that touch each of this one's spans, this one included."""
+        """Count the consumers that touch each of this one's spans, this one included, at most."""
         return sharers(self.epoch.spans, self.world_size * self.num_workers, self.batch_units)
 
     @property
     def touched(self) -> int:
-        """Count the spans that this consumer touches, at least 1."""
+        """Count the spans that this consumer touches, at most, and at least 1."""
         spans = min(self.epoch.spans, max(1, self.epoch.units))
         return max(1, spans * self.sharers // (self.world_size * self.num_workers))
 
@@ -141,10 +142,45 @@ class Partition:
         """Iterate over the batches of this worker, in order."""
         return map(self.batch, self.worker_steps)
 
+    def first_unit(self, step: int) -> int:
+        """Return the first unit of the batch of any step of this rank, in [0, steps)."""
+        units = self.batch_units
+        first = self.start + step * self.world_size * units  # of all ranks
+        if self.batch_size is None or self.world_size == 1:
+            return first + self.rank
+        return first + int(self._dealt(first)[self.rank]) * units
+
+    def _dealt(self, first: int) -> Int64s:
+        """Return which batch of the step that begins with this unit each rank takes."""
+        epoch = self.epoch
+        if epoch.nodes == 1:
+            return dealt(first % epoch.spans, epoch.spans, self.world_size, self.batch_units)
+        return dealt(
+            first % epoch.spans,
+            epoch.spans,
+            self.world_size,
+            self.batch_units,
+            epoch.nodes,
+            epoch.node_spans,
+        )
+
+    def turns(self, most: int) -> Int64s:
+        """Return `dealt` of the first steps, after which it comes again, or of the `most` first.
+
+        (steps, world_size)
+        """
+        spans, units = self.epoch.spans, self.batch_units * self.world_size
+        steps = range(min(most, spans // math.gcd(units, spans)))
+        if self.batch_size is None:
+            turns = [np.arange(self.world_size)] * len(steps)
+        else:
+            turns = [self._dealt(self.start + step * units) for step in steps]
+        return np.array(turns, np.int64).reshape(len(turns), self.world_size)
+
     def batch(self, step: int) -> Batch:
         """Return the batch of any step of this rank, in [0, steps)."""
         records, unit = self.epoch.records, self.epoch.unit
-        first = self.start + (step * self.world_size + self.rank) * self.batch_units
+        first = self.first_unit(step)
         end = (first + self.batch_units) * unit
         pieces = self.epoch.pieces(first * unit, min(end, records))
         if self.tail == "drop" or (self.tail == "pad" and self.world_size == 1):
@@ -209,13 +245,45 @@ class RowRanges:
             yield Batch(step, tuple(self.epoch.pieces(start, stop)), NO_ROWS)
 
 
-def sharers(spans: int, consumers: int, batch_units: int) -> int:
-    """Count the consumers that touch each span of an epoch that is long enough.
+@lru_cache(maxsize=64)  # steps begin on C / gcd(W m, C) spans; 0.1 ms for 4,096 ranks
+def dealt(
+    first: int,
+    spans: int,
+    world_size: int,
+    batch_units: int,
+    nodes: int = 1,
+    node_spans: int = 1,
+) -> Int64s:
+    """Return of each rank which of a step's W = world_size batches it takes, from 0: (W,).
 
-    consumers = P, the workers of all ranks; batch_units = m, the units of a batch. The batch of
-    unit g falls to consumer (g div m) mod P. So when P * m divides C = spans, the span g mod C says
-    whose it is, and none is shared: the count is 1.
+    first              the span of the step's first unit
+    batch_units        m, of a batch
+    nodes, node_spans  of Epoch
+
+    Launchers number the ranks machine by machine. So that the ranks of a machine touch few spans,
+    and others than those of another machine, the batches are sorted by the spans with which they
+    begin: first modulo g = gcd(W m, C), of which each step has the same ones, so that a rank stays
+    with its own; then modulo C. Where W m divides C, and in steps that begin at multiples of it,
+    rank r takes batch r. Where nodes have shards of their own, the batches of each node come first.
+
+    >>> dealt(0, spans=4, world_size=4, batch_units=2)  # of spans 0-1, 2-3, 0-1 and 2-3
+    array([0, 2, 1, 3])
     """
-    # Their batches begin at every multiple of `step` units, on some span modulo C.
+    begins = first + np.arange(world_size) * batch_units
+    of_class = begins % math.gcd(world_size * batch_units, spans)
+    turn = np.lexsort((begins % spans, of_class, begins % spans // node_spans % nodes))  # stable
+    turn.flags.writeable = False  # it is shared
+    return turn
+
+
+def sharers(spans: int, consumers: int, batch_units: int) -> int:
+    """Count the consumers that touch each span of an epoch that is long enough, at most.
+
+    consumers = P, the workers of all ranks; batch_units = m, the units of a batch. When P * m
+    divides C = spans, none is shared: the count is 1. It is exact where the units of a step
+    divide C, or are divided by it; else fewer consumers may share a span.
+    """
+    # If ranks took batches in turn, those of a consumer would begin at every multiple of `step`
+    # units, on some span modulo C. `dealt` gives each span to other ranks, but to no more of them.
     step = math.gcd(consumers * batch_units, spans)
     return consumers * min(batch_units, step) // step

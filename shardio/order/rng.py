@@ -28,6 +28,7 @@ RECORDS: Final = 3  # (seed, epoch): the permutation of records when the buffer 
 PACK: Final = 4  # (seed): the permutation of samples when packing
 TRANSFORM: Final = 5  # (seed, epoch): one word per record for random transforms
 MIX: Final = 6  # (seed, dataset): the seed of one dataset of a mixture
+NODES: Final = 7  # (seed): the order in which shards are dealt to nodes
 
 GAMMA: Final = 0x9E3779B97F4A7C15  # splitmix64's odd step, 2^64 / golden ratio
 _MIX1: Final = 0xBF58476D1CE4E5B9  # Stafford's variant 13, as splitmix64 uses it

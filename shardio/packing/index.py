@@ -33,7 +33,9 @@ from ..storage import local
 from ..storage.base import Location
 from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
-from ..units import check_bool, show_count, show_size
+from ..storage.options import Storage
+from ..storage.remote import RemoteLocation
+from ..units import check_bool, check_group, show_count, show_size
 from . import journal, output_dir
 from .options import PackOptions
 from .plan import make_plan
@@ -109,11 +111,12 @@ def index(
     classes: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     overwrite: bool = False,
+    storage: Storage | None = None,
     progress: Progress | None = None,
 ) -> Indexed:
     """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
 
-    directory  the folder, or a single file in it
+    directory  the folder, or a single file in it; or its URL, with `out`
     out        where manifest and index go; default: beside the data
     format     default: told from the names of the files; "imagefolder" where only images are
     files      only those that this pattern fits, such as "train-*": by their names, or, with a
@@ -123,15 +126,23 @@ def index(
     classes    another dataset, whose numbering of classes a folder of images takes
     jobs       processes; default: one a core
     overwrite  replace the manifest that is there
+    storage    a shardio.Storage: how an object store is reached
 
     Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
     """
     began = time.perf_counter()
     check_bool(overwrite=overwrite)
+    storage = check_group("storage", storage, Storage)
     wanted = dict(fields or {})
     target = None if out is None else local_path(out)
-    numbering = None if classes is None else locate(classes)
-    found = _find(local_path(directory), format, files, numbering, target)
+    numbering = None if classes is None else locate(classes, storage)
+    place = locate(directory, storage)
+    if target is None and place.remote:
+        raise OptionError(
+            f"{place.url}: an index is not written into an object store; --out DIR names a "
+            "directory for it"
+        )
+    found = _find(directory, place, format, files, numbering, target)
     folder = target or found.root
     jobs = processes(jobs)
     if out is None and not os.access(folder or os.curdir, os.W_OK):
@@ -168,6 +179,7 @@ def index(
 def in_memory(
     path: str,
     *,
+    storage: Storage,
     format: str,
     fields: Mapping[str, str],
     jobs: int | None = None,
@@ -178,7 +190,7 @@ def in_memory(
     Returns the manifest, where the index is, where the data is, and the fields that were left out
     for their names. Raises as `index` does.
     """
-    found = _find(path, format, None, None, None)
+    found = _find(path, locate(path, storage), format, None, None, None)
     dataset_id = dataset_id_of(found, fields)
     scanned = scan_all(found, None, dataset_id, processes(jobs), progress)
     index_manifest, left_out = manifest_of(found, scanned, fields, dataset_id)
@@ -187,7 +199,7 @@ def in_memory(
         for shard in scanned
         if shard.info is not None
     }
-    return index_manifest, MemoryLocation(found.root, indexes), locate(found.root), left_out
+    return index_manifest, MemoryLocation(found.root, indexes), found.place, left_out
 
 
 def is_sidecar(folder: str, name: str) -> bool:
@@ -203,14 +215,22 @@ def is_sidecar(folder: str, name: str) -> bool:
 
 
 def _find(
-    root: str, format: str | None, files: str | None, classes: Location | None, out: str | None
+    path: str | os.PathLike[str],
+    place: Location,
+    format: str | None,
+    files: str | None,
+    classes: Location | None,
+    out: str | None,
 ) -> Found:
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
     if format is not None:
         check_foreign(format)
+    if isinstance(place, RemoteLocation):
+        return _find_in_store(place, format, files, classes, out)
+    root = local_path(path)
     shown = printable(root)
     if os.path.isfile(root):
-        _refuse_packed(os.path.dirname(root), [os.path.basename(root)])
+        _refuse_packed(locate(os.path.dirname(root) or os.curdir), [os.path.basename(root)])
         return _one_file(root, format, files, classes)
     if not os.path.isdir(root):
         what = "this is neither" if os.path.lexists(root) else "there is nothing"
@@ -219,7 +239,7 @@ def _find(
     if files is not None:
         names = _matching(shown, names, files)
     claimed = claims(names)
-    _refuse_packed(root, [name for some in claimed.values() for name in some])
+    _refuse_packed(place, [name for some in claimed.values() for name in some])
     images = any(name.rpartition(".")[2].lower() in ALL_ENDINGS for name in names)
     if format == "imagefolder" or (format is None and images and not claimed):
         if files is not None:
@@ -231,23 +251,102 @@ def _find(
             _refuse_trees(root)
         return _images(root, classes, out)
     if classes is not None:
-        raise OptionError("--classes: only the classes of a folder of images are numbered here")
+        raise _no_classes()
+    format, names = _of_one_format(place, shown, names, claimed, format)
+    if files is None:
+        _refuse_splits(root, names, out)
+    sizes = [os.path.getsize(os.path.join(root, file_name(name))) for name in names]
+    return Found(root, format, place, names, sizes)
+
+
+def _find_in_store(
+    place: RemoteLocation,
+    format: str | None,
+    files: str | None,
+    classes: Location | None,
+    out: str | None,
+) -> Found:
+    """Find out what a folder of an object store holds, or an object is. Raises as `_find`."""
+    if classes is not None:
+        raise _no_classes()
+    folder, name = place.above()
+    one = format or next(iter(claims([name])), None)
+    if place.store.scheme in ("http", "https") and one is not None:  # it is not listed
+        return _one_object(folder, name, one, files)
+    sizes = {}
+    for listed in place.walk():
+        if not any(part.startswith(".") for part in listed.path.split("/")):
+            sizes[listed.path] = listed.size
+    if not sizes and name and folder.exists(name):
+        return _one_object(folder, name, one, files)
+    names = sorted(sizes, key=key_bytes)
+    if files is not None:
+        names = _matching(place.url, names, files)
+    claimed = claims(names)
+    _refuse_packed(place, [name for some in claimed.values() for name in some])
+    images = any(name.rpartition(".")[2].lower() in ALL_ENDINGS for name in names)
+    if format == "imagefolder" or (format is None and images and not claimed):
+        raise OptionError(
+            f"{place.url}: a folder of images; in an object store it is not indexed, since each "
+            f"image would be a request in each epoch. `shardio pack {_quoted(place.url)} OUT` "
+            "packs it"
+        )
+    format, names = _of_one_format(place, place.url, names, claimed, format)
+    _refuse_lmdb(place.url, format)
+    if files is None:
+        _refuse_splits(place.url, names, out)
+    return Found(place.url, format, place, names, [sizes[name] for name in names])
+
+
+def _one_object(place: RemoteLocation, name: str, format: str | None, files: str | None) -> Found:
+    """Take one object as the only file of its folder. Raises OptionError, SourceError."""
+    shown = place.store.show(name)
+    if files is not None:
+        raise OptionError(f"--files: only of a folder; {shown} is a file")
+    if format is None or format == "imagefolder":
+        raise SourceError(_unknown_name(shown))
+    _refuse_lmdb(shown, format)
+    try:
+        with contextlib.closing(place.open(name)) as file:
+            return Found(place.url, format, place, [name], [file.size])
+    except FileNotFoundError:
+        raise SourceError(f"{shown}: there is nothing; expected a file, or a folder") from None
+
+
+def _refuse_lmdb(shown: str, format: str) -> None:
+    """Raise OptionError for a format whose files are read in any order."""
+    if format == "lmdb-foreign":
+        raise OptionError(
+            f"{shown}: LMDB is not indexed in an object store, since its pages lie in any order. "
+            "Copy the file to a directory, and index it there; `--root URL` then reads it where "
+            "it is"
+        )
+
+
+def _no_classes() -> OptionError:
+    return OptionError("--classes: only the classes of a folder of images are numbered here")
+
+
+def _of_one_format(
+    place: Location,
+    shown: str,
+    names: Sequence[str],
+    claimed: Mapping[str, list[str]],
+    format: str | None,
+) -> tuple[str, list[str]]:
+    """Return the format that is meant, and the names of its files. Raises SourceError."""
     if format is None:
         if not claimed:
-            raise SourceError(f"{shown}: {_nothing_in(root, names)}")
+            raise SourceError(f"{shown}: {_nothing_in(place, names)}")
         if len(claimed) > 1:
             found = ", ".join(f"{len(some):,} of {name}" for name, some in claimed.items())
             raise SourceError(
                 f"{shown}: holds files of several formats: {found}; choose by --format"
             )
         format = next(iter(claimed))
-    names = claimed.get(format, [])
-    if not names:
+    if not claimed.get(format):
         raise SourceError(f"{shown}: no file in it has a name of {format}")
-    if files is None:
-        _refuse_splits(root, names, out)
-    sizes = [os.path.getsize(os.path.join(root, file_name(name))) for name in names]
-    return Found(root, format, names, sizes)
+    return format, claimed[format]
 
 
 def _refuse_trees(root: str) -> None:
@@ -261,10 +360,8 @@ def _refuse_trees(root: str) -> None:
         )
 
 
-def _refuse_packed(folder: str, names: Iterable[str]) -> None:
+def _refuse_packed(storage: Location, names: Iterable[str]) -> None:
     """Raise ExistsError where nothing but shards, or splits, that shardio packed are named."""
-    folder = folder or os.curdir
-    storage = locate(folder)
     packed: set[str] | None = None
     with contextlib.suppress(ShardioError):  # a damaged one may be anything
         if splits := manifest.load_splits(storage):
@@ -273,15 +370,15 @@ def _refuse_packed(folder: str, names: Iterable[str]) -> None:
             packed = {there.shard(number).name for number in range(there.shards)}
     if packed is not None and packed.issuperset(names):
         raise ExistsError(
-            f"{printable(folder)}: is packed already, and needs no index: open it as it is. "
+            f"{printable(storage.url)}: is packed already, and needs no index: open it as it is. "
             "`shardio export` writes it in other formats"
         )
 
 
-def _nothing_in(root: str, names: Sequence[str]) -> str:
+def _nothing_in(place: Location, names: Sequence[str]) -> str:
     """Say why there is nothing to be indexed in a folder."""
     with contextlib.suppress(ShardioError):
-        there = manifest.load(locate(root))
+        there = manifest.load(place)
         return (
             f"holds the index of {show_count(there.records, 'record')} of {there.format}, and no "
             "data. Give the folder that the data is in, and this one as --out"
@@ -305,12 +402,17 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Locatio
         raise OptionError(f"{which}: only of a folder; {shown} is a file")
     format = format or next(iter(claims([name])), None)
     if format is None or format == "imagefolder":
-        formats = ", ".join(name for name in FOREIGN if name != "imagefolder")
         raise SourceError(
-            f"{shown}: its name is of none of {formats}; --format says what it is. Listings and "
-            f"COCO files are packed: `shardio pack {_quoted(root)} OUT`"
+            f"{_unknown_name(shown)}. Listings and COCO files are packed: `shardio pack "
+            f"{_quoted(root)} OUT`"
         )
-    return Found(folder or os.curdir, format, [name], [os.path.getsize(root)])
+    folder = folder or os.curdir
+    return Found(folder, format, locate(folder), [name], [os.path.getsize(root)])
+
+
+def _unknown_name(shown: str) -> str:
+    formats = ", ".join(name for name in FOREIGN if name != "imagefolder")
+    return f"{shown}: its name is of none of {formats}; --format says what it is"
 
 
 def _files(root: str) -> Iterable[str]:
@@ -427,6 +529,7 @@ def _images(root: str, classes: Location | None, out: str | None) -> Found:
     return Found(
         root,
         "imagefolder",
+        locate(root),
         names,
         sizes,
         extras,

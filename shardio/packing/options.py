@@ -40,8 +40,8 @@ class SourceOptions:
     """Choose what of a source is packed, and under which names.
 
     kind     of source, where it cannot be told: see docs/sources.md
-    root     the folder that the paths of a listing are relative to, or that holds the data of an
-             index
+    root     the folder, or URL, that the paths of a listing are relative to, or that holds the
+             data of an index
     fields   our names of fields, and the source's: {"image": "jpg"}; of folders side by side
              {"image": "images/", "mask": "masks/"}
     where    only records that meet conditions on their small fields: {"label": ["cat"]}

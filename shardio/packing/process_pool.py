@@ -157,7 +157,10 @@ class _Pool:
         inherited = [ours, *self._idle, *self._busy]
         process = context.Process(
             target=_serve,
-            args=(self._work, theirs, inherited, self._report, len(self._processes), os.getpid()),
+            args=(
+                *(self._work, theirs, inherited, self._report),
+                *(len(self._processes), self._jobs, os.getpid()),
+            ),
             daemon=True,
         )
         # Ctrl-C reaches the whole group; the child must not meet it before it ignores it.
@@ -214,10 +217,12 @@ def _serve(
     inherited: list[_Connection],
     report: Report,
     worker: int,
+    jobs: int,
     parent: int,
 ) -> None:
     """Live as a worker: do tasks until the pipe ends."""
     ranges.hold_client()
+    ranges.share(jobs)  # the machine's requests, and its memory for them
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -27,7 +27,7 @@ from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
 from ..names import KEY
 from ..storage import local
-from ..storage.location import locate
+from ..storage.base import Location
 from ..units import show_count
 from .process_pool import Progress, Report, run
 from .sources.base import Problem, listed
@@ -51,8 +51,9 @@ class Seen:
 class Found:
     """The files that are to be indexed: each is a shard."""
 
-    root: str
+    root: str  # as messages name it
     format: str
+    place: Location  # where they lie
     names: list[str]  # of the shards
     sizes: list[int]  # bytes of each
     extras: list[bytes] = field(default_factory=list)  # that they are opened with; []: nothing
@@ -175,7 +176,7 @@ def scan_shard(
     """
     name = found.names[number]
     extra = found.extras[number] if found.extras else b""
-    file = FOREIGN[found.format].file(locate(found.root), name, extra, sweep=True)
+    file = FOREIGN[found.format].file(found.place, name, extra, sweep=True)
     with contextlib.closing(file):
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
         scalars: dict[str, list[Any]] = defaultdict(list)

@@ -1,9 +1,9 @@
 """Bytes at rest: local files, object stores, a cache, atomic writes, locks, passing descriptors.
 
 A location holds files (`base`); `location` finds it by its URL. `remote` is one in an object
-store, `remote_file` a file there, `ranges` what was asked for, `transfers` many requests at once,
-`client` one request, `retry_after` how long a server wants to be left alone, `stores` the stores by
-scheme, `credentials` what opens them, `helper` the process that makes requests for one that must
-not, `upload` what is written. `cache` keeps ranges on a disk, in a `cached_file` a shard, which
-`kept_file` reads.
+store, `remote_file` a file there, `swept_file` one that is read once, `ranges` what was asked for,
+`transfers` many requests at once, `client` one request, `retry_after` how long a server wants to be
+left alone, `stores` the stores by scheme, `credentials` what opens them, `helper` the process that
+makes requests for one that must not, `listing` what lies in a folder, `upload` what is written.
+`cache` keeps ranges on a disk, in a `cached_file` a shard, which `kept_file` reads.
 """

@@ -73,6 +73,9 @@ class Location(Protocol):
         Raises FileNotFoundError, StorageError, as the first read may then.
         """
 
+    def sweep(self, name: str) -> File:
+        """Open a file that is read once, nearly from front to back, and hashed. As `open`."""
+
     def will_open(self, name: str, known: KnownFile, end: int) -> None:
         """Announce that a file will be opened soon, and its last `end` bytes read."""
 

@@ -62,7 +62,9 @@ _NEW_BYTES = 8192  # that a new file takes: header and slots
 _BLOCK = 4096
 _PART = 64  # of the limit is made free at once, so that files are looked at rarely
 _LOCK_S, _PAUSE_S = 5.0, 0.0005  # the lock is held for microseconds; a look at 10,000 files: 50 ms
-_FULL_S = 5.0  # after all files were found in use: to look again takes as long, and finds the same
+# Until it is tried again to keep something, after all files were found in use, or the disk full: to
+# try costs the download of a range. After another process has held the lock, which is stopped then.
+_FULL_S, _STOPPED_S = 5.0, 60.0
 
 
 class CacheDirectory:
@@ -97,7 +99,7 @@ class CacheDirectory:
                 f"the limit of the cache {printable(self.path)} is {show_size(self.limit_bytes)}: "
                 f"expected more than two ranges of {show_size(self.range_bytes)}"
             )
-        self._full_until = 0.0
+        self._full_until, self._why = 0.0, ""
         _refuse_dataset(self.path)
         _make(self.path)
 
@@ -128,8 +130,8 @@ class CacheDirectory:
             problem = str(error)
         except OSError as error:
             problem = error.strerror or str(error)
-        reserve = self.reserve if writable else None
-        return CachedFile(path, layout, found, reserve=reserve, problem=problem)
+        room = self if writable else None
+        return CachedFile(path, layout, found, room=room, problem=problem)
 
     def _begin(self, path: str, layout: Layout) -> int:
         """Create the file of a shard; return its descriptor. Raises CacheFull, OSError."""
@@ -164,6 +166,15 @@ class CacheDirectory:
 
     # --- the limit --------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raise CacheFull if nothing could be kept a moment ago."""
+        if time.monotonic() < self._full_until:
+            raise CacheFull(self._why)
+
+    def note_full(self, error: CacheFull, for_s: float = _FULL_S) -> None:
+        """Note that nothing can be kept now."""
+        self._full_until, self._why = time.monotonic() + for_s, str(error)
+
     def reserve(self, needed: int) -> None:
         """Make room for so many bytes that will be written now. Raises CacheFull."""
         needed = -(-needed // _BLOCK) * _BLOCK
@@ -171,12 +182,12 @@ class CacheDirectory:
             with self._locked():
                 self._add(needed)
         except OSError as error:
-            raise self._full(error.strerror or str(error)) from None
+            full = self._full(error.strerror or str(error))
+            self.note_full(full)
+            raise full from None
 
     def _add(self, needed: int) -> None:
         """Add to the sum of what is there; where that exceeds the limit, make room first."""
-        if time.monotonic() < self._full_until:
-            raise self._all_in_use()
         path = os.path.join(self.path, _USAGE)
         usage = open_safely(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -205,15 +216,13 @@ class CacheDirectory:
                     if _remove(one.path, in_use=False):
                         total -= one.allocated
         if total + needed > self.limit_bytes:
-            self._full_until = time.monotonic() + _FULL_S
-            raise self._all_in_use()
+            full = self._full(
+                f"all files are in use, and together they reach the limit of "
+                f"{show_size(self.limit_bytes)}"
+            )
+            self.note_full(full)
+            raise full
         return total
-
-    def _all_in_use(self) -> CacheFull:
-        return self._full(
-            f"all files are in use, and together they reach the limit of "
-            f"{show_size(self.limit_bytes)}"
-        )
 
     def _full(self, why: str) -> CacheFull:
         return CacheFull(
@@ -223,10 +232,13 @@ class CacheDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the directory. Raises CacheFull after 5 s, OSError."""
+        """Hold the lock of the directory. Raises CacheFull, after 5 s at most, and OSError."""
+        self.check()
         with locked(self.path) as held:
             if not held:
-                raise self._full("another process has held its lock for 5 s; is it stopped?")
+                full = self._full("another process has held its lock for 5 s; is it stopped?")
+                self.note_full(full, _STOPPED_S)
+                raise full
             yield
 
 

@@ -29,7 +29,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from ..errors import OptionError, StorageError, printable
 from .cache_layout import (
@@ -56,6 +57,19 @@ class CacheFull(StorageError):
     """Report that a range cannot be kept: its bytes are to be used, and not to be stored."""
 
 
+class Room(Protocol):
+    """What a cache has left: a CacheDirectory."""
+
+    def reserve(self, needed: int) -> None:
+        """Make room for so many bytes that will be written now. Raises CacheFull."""
+
+    def check(self) -> None:
+        """Raise CacheFull if nothing could be kept a moment ago."""
+
+    def note_full(self, error: CacheFull) -> None:
+        """Note that nothing can be kept now."""
+
+
 class CachedFile:
     """A shard in the cache, open; `CacheDirectory.open` makes it. All threads may use it.
 
@@ -72,16 +86,16 @@ class CachedFile:
         layout: Layout,
         descriptor: int,
         *,
-        reserve: Callable[[int], None] | None,
+        room: Room | None,
         problem: str = "",
     ) -> None:
         """Take over an open descriptor.
 
-        reserve  makes room for so many bytes, or raises CacheFull; None: the cache is read-only
+        room     gives room for what is stored; None: the cache is read-only
         problem  why nothing can be stored, where the descriptor is -1
         """
         self.layout, self.descriptor, self.name = layout, descriptor, printable(path, 4096)
-        self._path, self._reserve, self._problem = path, reserve, problem
+        self._path, self._room, self._problem = path, room, problem
         self._trusted = bytearray(layout.ranges)  # 1: there, and its bytes were compared
         self._bad: set[int] = set()  # not to be used again, whatever the slot says
         self._guard = threading.RLock()  # a claim may be collected while its thread holds it
@@ -120,7 +134,7 @@ class CachedFile:
         with self._guard:
             self._trusted[number] = 0
             self._bad.add(number)
-        if self._reserve is not None and self.descriptor >= 0:
+        if self._room is not None and self.descriptor >= 0:
             with contextlib.suppress(OSError, CacheFull):
                 if self._wait(number, _DISTRUST_S):  # another may be renewing its slot
                     try:
@@ -162,7 +176,7 @@ class CachedFile:
 
     def _renew(self, number: int, slot: Slot) -> None:
         """Note that the range is right in this run of the kernel, unless somebody dropped it."""
-        if self._reserve is None:
+        if self._room is None:
             return
         with contextlib.suppress(OSError, CacheFull):
             if self._take(number):
@@ -173,6 +187,16 @@ class CachedFile:
                     self._release(number)
 
     # --- who downloads ----------------------------------------------------------------------------
+
+    def is_kept(self) -> bool:
+        """Return False if nothing is ever stored: the cache is read-only.
+
+        Raises CacheFull where nothing could be stored a moment ago, of any shard: what is claimed
+        would be downloaded in vain.
+        """
+        if self._room is not None:
+            self._room.check()
+        return self._room is not None
 
     def claim(self, number: int, timeout_s: float | None = None) -> Claim | None:
         """Wait until a range is there (None), or is this caller's to download (a Claim).
@@ -186,7 +210,7 @@ class CachedFile:
             raise OptionError(f"{self.name}: range {number}: there are {self.layout.ranges}")
         if self.has(number, number + 1):
             return None
-        if self._reserve is None:
+        if self._room is None:
             return Claim(self, number)
         if not self._wait(number, timeout_s):
             return None
@@ -280,9 +304,9 @@ class CachedFile:
         number = claim.number
         if len(data) != claim.length:
             raise AssertionError(f"range {number}: {len(data)} bytes, expected {claim.length}")
-        if self._reserve is None:
+        if self._room is None:
             return
-        self._reserve(claim.length)
+        self._room.reserve(claim.length)
         slot = Slot(PRESENT, boot(), checksum(data))
         try:
             with self._writing() as writer:
@@ -295,7 +319,9 @@ class CachedFile:
                     done += os.pwrite(writer, view[done:], claim.start + done)
                 self._write_slot(number, slot)
         except OSError as error:
-            raise self._full(error.strerror or str(error)) from None
+            full = self._full(error.strerror or str(error))
+            self._room.note_full(full)
+            raise full from None
         with self._guard:
             self._bad.discard(number)
             self._trusted[number] = 1

@@ -16,8 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
+import ssl
 import threading
 import time
+import urllib.error
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -25,6 +28,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from ..errors import DamageError, OptionError, ShardioError, StorageError, printable
 from . import credentials, stores
 from .credentials import MissingError
+from .listing import HubError, Lister, hub_page
 from .stores import Opened, Store
 from .upload import PIECE, Upload
 
@@ -42,7 +46,8 @@ class Request(NamedTuple):
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
           "head": just what its Reply says besides bytes; "noted": as its tag, the SHA-256 that was
           noted when it was put, in hex, or ""; "put": write the object, from `upload`;
-          "remove": remove it, if it is there
+          "remove": remove it, if it is there; "list": a Page of the objects below a folder, behind
+          the token `after`
     """
 
     store: Store
@@ -51,6 +56,7 @@ class Request(NamedTuple):
     length: int = 0
     what: str = "range"
     upload: Upload | None = None
+    after: str = ""
 
     @property
     def shown(self) -> str:
@@ -93,6 +99,7 @@ class Client:
         self._worked = False  # since it was opened
         self._region: str | None = None  # that S3 named
         self._is_web = store.scheme in stores.READ_ONLY
+        self._lister = Lister(self._obstore)
 
     def send(self, request: Request) -> Reply:
         """Send one request, and wait for its answer. Raises RequestError."""
@@ -148,6 +155,8 @@ class Client:
         path = "/".join(filter(None, (request.store.address[1], request.path)))
         target, whole, failure = opened.target, request.what == "whole", None
         try:
+            if request.what == "list":
+                return self._list(opened, path, request.after)
             if self._is_web and not _is_plain(path):
                 target, path = stores.open_odd(opened, path), ""
             if request.upload is not None:
@@ -180,6 +189,14 @@ class Client:
                 f"the answer has {len(data):,} bytes of {expected:,}",
             )
         return Reply(data, meta["size"], meta["e_tag"] or "")
+
+    def _list(self, opened: Opened, folder: str, after: str) -> Reply:
+        """Return a page of the objects below a folder. Raises what obstore, and the Hub, do."""
+        if self._store.scheme == "hf":
+            page = hub_page(opened, folder, after)
+        else:
+            page = self._lister.page(opened.target, folder, after)
+        return Reply(memoryview(page.dump()), 0, "")
 
     def _put(self, target: Any, path: str, upload: Upload) -> Reply:
         """Write an object, whole or not at all. Raises what obstore does, and `Upload.pieces`."""
@@ -350,6 +367,8 @@ def _is_of_credentials(text: str, path: str) -> bool:
     asked = _ASKED.search(text)
     if asked is None or asked[1] == "REDACTED":  # of a request with a signature in its URL
         return "service account" in text or "Access Key" in text
+    if "performing list request" in text:
+        return False
     return not unquote(asked[1].partition("?")[0]).endswith(f"/{path}")
 
 
@@ -357,6 +376,8 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
     """Return the error of a request, by kind."""
     text = str(error)
     errors = obstore.exceptions
+    if isinstance(error, (HubError, urllib.error.URLError)):
+        return _explain_hub(error)
     if status := _STATUS.search(text):
         number, code = int(status[1]), _CODE.search(text)
         said = f"the server answered {number} {status[2].strip()}".rstrip()
@@ -382,8 +403,7 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
     if isinstance(error, UnicodeEncodeError) or "parse path" in text:
         return RequestError(
             "path",
-            f"{scheme}:// takes only names in UTF-8, without control characters, and without "
-            "empty parts, . and .. between slashes",
+            f"{scheme}:// takes only names in UTF-8, without control characters and empty parts",
         )
     if "RangeNotSupported" in text or isinstance(error, errors.NotSupportedError):
         return RequestError(
@@ -392,6 +412,35 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
     if _RANGE.search(text):
         return RequestError("range", "the server sent another range than was asked for")
     return _explain_connection(error, text)
+
+
+def _explain_hub(error: HubError | urllib.error.URLError) -> RequestError:
+    """Return the error of a request to the Hub that did not go by obstore, by kind."""
+    if isinstance(error, urllib.error.URLError):
+        why = error.reason
+        if isinstance(why, ssl.SSLError):
+            return RequestError("tls", "the server's certificate was not accepted")
+        if isinstance(why, socket.gaierror):
+            return RequestError("name", "the host's name is not known")
+        if isinstance(why, TimeoutError):
+            return RequestError("timeout", "no answer came in time, or it stalled")
+        said = why.strerror if isinstance(why, OSError) else str(why)
+        return RequestError("connect", printable(str(said or "no connection").lower(), 300))
+    if error.code in _NO_REPOSITORY and error.status in (401, 403, 404):
+        return RequestError("bucket", _NO_REPOSITORY[error.code])
+    if not error.status:
+        return RequestError("body", error.text)
+    kind = _kind_of(error.status)
+    if kind == "missing":
+        return RequestError(kind, "it is not there")
+    said = f"the server answered {error.status} {printable(error.text, 100)}".rstrip()
+    return RequestError(kind, said)
+
+
+_NO_REPOSITORY = {
+    "RepoNotFound": "there is no such repository, or these credentials may not see it",
+    "RevisionNotFound": "the repository has no such revision",
+}
 
 
 def _missing_of_hub(text: str) -> str:
@@ -433,6 +482,8 @@ def _kind_of(status: int) -> str:
         return "missing"
     if status == 412:
         return "changed"
+    if status == 416:
+        return "short"
     return "server" if status >= 500 or status in (408, 425) else "other"
 
 
@@ -446,7 +497,7 @@ def explain_failure(
 ) -> StorageError:
     """Return the error that users see for a request that failed. Its cause is `error`."""
     start, length = request.start, request.length
-    verb = "read" if request.upload is None else "write"
+    verb = {"list": "list", "put": "write"}.get(request.what, "read")
     what = f" bytes {start}-{start + length - 1}" if request.what == "range" else ""
     tried = f" ({attempts} attempts in {took_s:.0f} s)" if attempts > 1 else ""
     failure = StorageError(

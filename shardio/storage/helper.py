@@ -260,7 +260,10 @@ class _Link:
             self.ended = True
             pending, self._pending = self._pending, {}
         for future in pending.values():
-            settle(future, error)
+            # Of its own: one that is raised holds frames, and by these what others still have.
+            told = StorageError(str(error))
+            told.__cause__ = error.__cause__
+            settle(future, told)
 
     def _start(self) -> tuple[Connection, socket.socket, subprocess.Popen[bytes]]:
         with _STARTING:  # a child that is forked meanwhile would keep the socket open

@@ -2,7 +2,11 @@
 
 How it works. What is announced is asked for in the cache's ranges. Of all processes and threads
 that want one, the cache lets one download it (a claim). What has arrived is stored by threads of
-their own; who waits for it stores it itself. What the cache cannot keep is held, or streamed.
+their own; who waits for it stores it itself. What the cache turns out not to keep is held until it
+is read; after that, and where it keeps nothing, no more is asked for than is needed.
+
+A process that is stopped keeps its claims. Who has waited for one of another process as long as for
+a request that fails streams the range, and hardly waits for others' any more, until one comes.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from .stores import Store
 
 _THREADS = 2  # of a process, which write what has arrived: 18 ms for 8 MiB
 _OTHERS_S = 0.05  # between two looks at a range that another process downloads
+_PASS_BY_S = 5.0  # in which nobody waits anew for a range that was waited for in vain
 
 
 class KeptFile(RemoteFile):
@@ -34,13 +39,14 @@ class KeptFile(RemoteFile):
     What the cache cannot keep is held as by a RemoteFile.
     """
 
-    __slots__ = ("_cached", "_coming", "_local", "descriptor")
+    __slots__ = ("_cached", "_coming", "_local", "_passed_by", "descriptor")
 
     def __init__(
         self, store: Store, path: str, ends: Ends, known: KnownFile, cached: CachedFile
     ) -> None:
         self._cached = cached
         self._coming: dict[int, _Coming] = {}  # ranges that are downloaded, by number
+        self._passed_by: dict[int, float] = {}  # until when ranges are streamed, by number
         super().__init__(store, path, ends, known)
         self.descriptor = cached.descriptor
         self._local: local.LocalFile | None = None
@@ -52,9 +58,14 @@ class KeptFile(RemoteFile):
         kept, tail = self._tail
         if self._local is None or start + length > self.size or (start >= kept and tail):
             return super().read(start, length)
-        for number in self._cached.missing(start, length):
-            if not self._fetch(number):
-                return super().read(start, length)
+        try:
+            for number in self._cached.missing(start, length):
+                if not self._fetch(number):
+                    return super().read(start, length)
+        except FileNotFoundError:
+            self.miss(start, length)
+            raise
+        self.found = True
         return self._local.read(start, length)
 
     def view(self, start: int, length: int) -> bytes:
@@ -73,6 +84,7 @@ class KeptFile(RemoteFile):
         start = max(0, self.size - length)
         if self._local is None or self._cached.missing(start, self.size - start):
             return super().keep_end(length)
+        self.found = True
         return True
 
     def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
@@ -82,9 +94,12 @@ class KeptFile(RemoteFile):
             super().will_need(start, length, keep=keep)
             return
         for number in self._cached.missing(start, stop - start):
-            if number not in self._coming and not self._begin(number, 0.0):
+            if number not in self._coming and (
+                not self._begin(number, 0.0) or self._is_late(number)
+            ):
                 first, size = self._cached.layout.span(number)
-                super().will_need(first, size, keep=keep)
+                first, last = max(start, first), min(stop, first + size)
+                super().will_need(first, last - first, keep=keep)
         self._local.will_need(start, stop - start)
 
     def scattered(self) -> None:
@@ -112,6 +127,8 @@ class KeptFile(RemoteFile):
     def _begin(self, number: int, timeout_s: float) -> bool:
         """Ask for a range, unless somebody else does; False if the cache cannot keep it."""
         try:
+            if not self._cached.is_kept():
+                return False
             claim = self._cached.claim(number, timeout_s)  # of all threads, one gets it
         except CacheFull as error:
             self._warn(error)
@@ -124,27 +141,45 @@ class KeptFile(RemoteFile):
 
     def _fetch(self, number: int) -> bool:
         """Wait until a range is in the cache; False if it cannot be, or another takes too long."""
-        end = time.monotonic() + self.store.timeout_s
+        global _LATE
+        now, waited = time.monotonic(), False
+        if now < self._passed_by.get(number, 0.0):
+            return False
+        end = now + (_OTHERS_S if _LATE else self.store.timeout_s)
         while not self._cached.has(number, number + 1):
             coming = self._coming.get(number)
             if coming is not None:
+                waited = False
                 if not coming.wait():
                     return False
-            elif time.monotonic() > end or not self._begin(number, _OTHERS_S):
+            elif (now := time.monotonic()) > end:
+                _LATE = True
+                self._passed_by[number] = now + _PASS_BY_S
                 return False
+            elif not self._begin(number, _OTHERS_S):
+                return False
+            else:
+                waited = True
+        _LATE = _LATE and not waited  # another process has downloaded it
         return True
+
+    def _is_late(self, number: int) -> bool:
+        """Return True for a range that another process claimed which may be stopped."""
+        return _LATE and number not in self._coming and not self._cached.has(number, number + 1)
 
     def keep(self, coming: _Coming) -> bool:
         """Keep a range that has arrived. Raises StorageError where it has not."""
+        adopted = False
         try:
             coming.claim.store(self.check(wait(coming.range)).data)
         except CacheFull as error:
             self._warn(error)
+            adopted = self.descriptor >= 0 and self.adopt(coming.range)
             return False
         except Released:  # the file was closed meanwhile
             return False
         finally:
-            coming.drop()
+            coming.drop(release=not adopted)
             self._coming.pop(coming.claim.number, None)
         return True
 
@@ -184,11 +219,12 @@ class _Coming:
                 self._kept = self._file.keep(self)
             return self._kept
 
-    def drop(self) -> None:
-        """Let go of the range."""
+    def drop(self, *, release: bool = True) -> None:
+        """Give the claim back, and let go of the bytes, unless another one has them."""
         self._kept = bool(self._kept)
         self.claim.abandon()
-        self.range.release()
+        if release:
+            self.range.release()
 
 
 def _keep(coming: _Coming) -> None:
@@ -210,7 +246,8 @@ def _store_all(arrived: SimpleQueue[_Coming]) -> None:
 
 
 _KEEPERS: SimpleQueue[_Coming] | None = None
-_WARNED = False  # in this process
+# In this process: it was warned; it has waited in vain for what another one claimed.
+_WARNED = _LATE = False
 
 
 def _after_fork() -> None:

@@ -55,6 +55,10 @@ class LocalDirectory:
         found = file_name(name)
         return open_file(os.path.join(self.root, found), os.path.join(self.url, found))
 
+    def sweep(self, name: str) -> LocalFile:
+        """Open a file that is read once. As `open`."""
+        return self.open(name)
+
     def read(self, name: str, limit: int) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
         with contextlib.closing(self.open(name)) as file:

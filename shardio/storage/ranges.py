@@ -16,13 +16,12 @@ import contextlib
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import StorageError
 from .client import Reply, Request
@@ -34,6 +33,7 @@ IN_FLIGHT = 256 << 20  # bytes of a machine: under way, or arrived and not read;
 LEAST_IN_FLIGHT = 16 << 20  # of one process: two ranges
 _STALE = 2  # budgets of bytes that were read since a range was asked for: nobody will read it now
 _HANGS_S = 5.0  # more than a request may take, without any answer of the helper
+_LOOK_S = 1.0  # between two looks whether there was one
 
 
 class Sender(Protocol):
@@ -83,17 +83,21 @@ class Range:
         future = self._owner.hurry(self)
         store = self.request.store
         limit_s = store.timeout_s + 2 * min(BODY_S, store.timeout_s / 2) + _HANGS_S
-        since = time.monotonic()
+        heard, waited_s = self._owner.sender.heard, 0.0
         try:
             while future is not None:
                 try:
-                    return future.result(limit_s)
+                    return future.result(_LOOK_S)
                 except concurrent.futures.CancelledError:
                     break
                 except concurrent.futures.TimeoutError:
-                    if max(since, self._owner.sender.heard) + limit_s > time.monotonic():
-                        continue  # others are answered: it is this one's turn later
-                    self._owner.sender.restart()
+                    sender = self._owner.sender
+                    waited_s += _LOOK_S  # not by the clock: this process may have been stopped
+                    if sender.heard != heard:  # others are answered: it is this one's turn later
+                        heard, waited_s = sender.heard, 0.0
+                    if waited_s <= limit_s:
+                        continue
+                    sender.restart()
                     raise StorageError(
                         f"{self.request.shown}: no answer within {limit_s:.0f} s from the process "
                         "that reads from URLs for this one. The next read starts another"
@@ -315,6 +319,34 @@ def share(consumers: int) -> None:
 def figures() -> Figures | None:
     """Return what the requests of this process came to; None: there were none."""
     return None if _RANGES is None else _RANGES.sender.figures
+
+
+class RequestCount(NamedTuple):
+    """Count requests, those that were sent again, and those that were refused as too many."""
+
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+
+
+class RequestMeter:
+    """Say what requests this process made since it was asked before."""
+
+    def __init__(self) -> None:
+        self._before = figures() or Figures()
+
+    def new(self) -> RequestCount:
+        """Return the requests since the last call. Where there are none: 0.1 us."""
+        now = figures()
+        if now is None:
+            return _NONE
+        if now.requests < self._before.requests:  # they began anew
+            self._before = Figures()
+        new, self._before = now.since(self._before), now
+        return RequestCount(new.requests, sum(new.retries.values()), new.retries["throttled"])
+
+
+_NONE = RequestCount()
 
 
 def helper_pid() -> int | None:

@@ -4,7 +4,8 @@ How it works. `will_need` asks for a range ahead of use; `read` takes its bytes 
 ranges, and asks for what none of them has. A range is let go when all of it was read. Reads that
 follow each other read ahead by themselves.
 
-An object's size is known from the manifest; every answer is compared with it.
+An object's size is known from the manifest; every answer is compared with it. An object that is not
+there raises FileNotFoundError, as opening it would have, unless something was read of it before.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class RemoteFile:
 
     __slots__ = (
         *("__weakref__", "_ahead", "_ends", "_last", "_lock", "_starts"),
-        *("_tail", "_there", "name", "path", "size", "store"),
+        *("_tail", "_there", "found", "name", "path", "size", "store"),
     )
     descriptor = -1
 
@@ -86,6 +87,7 @@ class RemoteFile:
         request = Request(store, path, what="head")
         self.name = request.shown
         self.forget()
+        self.found = known is None  # something was read of it
         self.size = read(request).size if known is None else known.size
         _FILES.add(self)
         ends.files.add(self)
@@ -111,22 +113,41 @@ class RemoteFile:
             return tail[start - kept : start - kept + length]
         parts: list[memoryview] = []
         at, stop = start, start + length
-        while at < stop:
-            part = self._part(at, stop)
-            parts.append(part)
-            at += len(part)
+        try:
+            while at < stop:
+                part = self._part(at, stop)
+                parts.append(part)
+                at += len(part)
+        except FileNotFoundError:
+            self.miss(start, length)
+            raise
+        self.found = True
         self._read_ahead(start, stop)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes that were damaged when they came, by a request of their own."""
         request = Request(self.store, self.path, start, length)
-        return bytes(self.check(read(request)).data)
+        try:
+            return bytes(self.check(read(request)).data)
+        except FileNotFoundError:
+            self.miss(start, length)
+            raise
+
+    def miss(self, start: int, length: int) -> None:
+        """Raise StorageError if the store denies an object of which something was read before."""
+        if self.found:
+            raise StorageError(
+                f"{self.name}: cannot read bytes {start}-{start + length - 1}: it is not there any "
+                "more, although it was when it was opened. Restore it; datasets in use must not be "
+                "removed"
+            ) from None
 
     def keep_end(self, length: int) -> bool:
         """Read the last `length` bytes by one request, and keep them while the file is open."""
         reply = self.check(self._ends.read(self.path, self.size, length))
         self._tail = self.size - len(reply.data), bytes(reply.data)
+        self.found = True
         return True
 
     def sha256(self) -> bytes:
@@ -158,6 +179,22 @@ class RemoteFile:
             if keep:
                 wanted.keep()
             at = end
+
+    def adopt(self, arrived: Range) -> bool:
+        """Take over a range that has arrived, as if it had been announced.
+
+        Returns False if a part of it was announced already.
+        """
+        start = arrived.request.start
+        stop = start + arrived.request.length
+        with self._lock:
+            place = bisect.bisect_right(self._starts, start)
+            before = self._there[self._starts[place - 1]].stop if place else 0
+            if before > start or (place < len(self._starts) and self._starts[place] < stop):
+                return False
+            self._starts.insert(place, start)
+            self._there[start] = _Announced(start, stop, arrived, keep=False)
+        return True
 
     def scattered(self) -> None:
         """Say that reads will be in no order: nothing is read ahead."""

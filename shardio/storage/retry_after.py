@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from .client import Client, Request
 
 _LIMIT_S = 5.0  # for an answer
-_THROTTLES = (429, 503)
+_THROTTLES, _REFUSED = (429, 503), (400, 401, 403)
 
 
 class Asked(NamedTuple):
@@ -56,7 +56,9 @@ def ask(client: Client, request: Request) -> Asked | None:
         with error:
             if error.code in _THROTTLES:
                 return Asked(True, seconds(error.headers.get("Retry-After", "")))
-            return Asked(False)
+            # A refusal of the signature, or a failure, says nothing of how busy the store is.
+            # obstore 0.12 signs names that are quoted in a URL wrongly for Azure.
+            return None if error.code in _REFUSED or error.code >= 500 else Asked(False)
     except Exception:
         return None
     return Asked(False)

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ..errors import DependencyError, OptionError, printable
 from . import credentials
@@ -145,6 +145,18 @@ class Store:
             root, query, secret = self.url.partition("?")
             name = _quote(name)
         return replace(self, url=f"{root.rstrip('/')}/{name}{query}{secret}")
+
+    def above(self) -> tuple[Store, str]:
+        """Return the folder that it lies in, and its name there; "": it is the top of a store."""
+        if self.scheme in ("http", "https"):
+            parts = urlsplit(self.url)
+            root, _, name = parts.path.rstrip("/").rpartition("/")
+            plain = unquote(name, errors="surrogateescape")
+            return replace(self, url=urlunsplit(parts._replace(path=root))), plain
+        if not self.address[1]:
+            return self, ""
+        root, _, name = self.url.rstrip("/").rpartition("/")
+        return replace(self, url=root), name
 
 
 def _quote(path: str, safe: str = "/") -> str:

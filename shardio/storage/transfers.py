@@ -54,6 +54,7 @@ _SLOW = 4.0  # times the usual time of a transfer from which it counts as a fail
 _DECREASE, _INCREASE = 0.7, 0.25  # of the limit after a failure; requests more after a success
 _SETTLE_S = 1.0  # between two decreases
 _TICK_S, _LOOK_S = 0.02, 0.1  # between looks for slow transfers; for tasks whose time is over
+_STOPPED_S = 1.0  # from which on a time without a look does not count: see _Time
 
 
 @dataclass
@@ -204,6 +205,23 @@ class _Host:
         return now - task.started > max(late, _STALLED * middle if stalled else 0.0)
 
 
+class _Time:
+    """Tell the time, less what this process was stopped: nothing could be tried then.
+
+    It has to be called all the time while there is anything to do.
+    """
+
+    def __init__(self) -> None:
+        self._seen, self._stopped_s = time.monotonic(), 0.0
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        if now - self._seen > _STOPPED_S:
+            self._stopped_s += now - self._seen
+        self._seen = now
+        return now - self._stopped_s
+
+
 class Transfers:
     """Run requests, each as a Future of its Reply. Raises StorageError through them.
 
@@ -225,6 +243,7 @@ class Transfers:
         self._looked = -math.inf
         self._closed = False
         self._clock: threading.Thread | None = None
+        self._now = _Time()  # called with `_changed` held
         self.heard = time.monotonic()  # when the last attempt ended
         self._least = self._first = self._most = 0
         self.share(consumers)
@@ -254,7 +273,7 @@ class Transfers:
         It raises nothing, and runs no callback of other requests.
         """
         with self._changed:
-            task = _Task(request, self._host(request), time.monotonic())
+            task = _Task(request, self._host(request), self._now())
             if self._closed:
                 settle(task.future, _has_ended(request))
             elif not self._has_clock():
@@ -302,7 +321,7 @@ class Transfers:
             with self._changed:
                 if self._closed:
                     return
-                now = time.monotonic()
+                now = self._now()
                 self._hedge(now)
                 self._give_up(now)
                 self._dispatch()
@@ -312,7 +331,8 @@ class Transfers:
 
     def _attempt(self, task: _Task, hedge: bool) -> None:
         """Send a request of a task, and wait for the answer."""
-        start = time.monotonic()
+        with self._changed:
+            start = self._now()
         found: Reply | BaseException
         try:
             found = client(task.request.store).send(task.request)
@@ -323,7 +343,7 @@ class Transfers:
         with self._changed:
             self._running -= 1
             self._idle += 1
-            self.heard = now = time.monotonic()
+            self.heard, now = time.monotonic(), self._now()
             self._finish(task, found, now - start, hedge, now)
             self._dispatch()
             self._changed.notify_all()
@@ -338,7 +358,7 @@ class Transfers:
         with self._changed:
             self._idle += 1
             if asked is not None:
-                host.heed(asked, time.monotonic())
+                host.heed(asked, self._now())
             self._dispatch()
             self._changed.notify_all()
         self._deliver()
@@ -376,7 +396,7 @@ class Transfers:
 
     def _dispatch(self) -> None:
         """Hand tasks to threads while there is room."""
-        now = time.monotonic()
+        now = self._now()
         while self._later and self._later[0][0] <= now:
             self._push(heapq.heappop(self._later)[2], True)
         for host in self._hosts.values():

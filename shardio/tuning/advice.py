@@ -32,6 +32,7 @@ _DRAW_US: Final = 0.03  # to make one draw of a span's order
 _GROUPED: Final = {  # options that are given in an object
     "spans": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
     "unit": "order=shardio.Order(unit={})",
+    "nodes": "order=shardio.Order(nodes={}), in new runs (it is part of the order)",
     "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
 }
 _REPACK: Final = "pack again with a {} --shard-size"
@@ -53,7 +54,7 @@ def advise(job: TrainingJob) -> tuple[Advice, ...]:
     if not job.records:
         look = "look at what was packed: `shardio info`"
         return (Advice("no_records", "there are no records", look),)
-    rules = (_counts, _class_order, _order, _network, _memory, _files, _row_groups)
+    rules = (_counts, _class_order, _order, _nodes, _network, _memory, _files, _row_groups)
     return tuple(advice for rule in rules for advice in rule(job))
 
 
@@ -143,7 +144,7 @@ def _class_order(job: TrainingJob) -> Iterator[Advice]:
         mend = "write the samples in a shuffled order"
     if epoch.window <= 1:
         buffer, evaluating = "is read in that order", "; for evaluation, shuffle=False"
-    change = {} if job.is_network else {"shuffle_buffer": "all"}
+    change = {} if job.is_network or epoch.nodes > 1 else {"shuffle_buffer": "all"}
     mend += ', or shuffle_buffer="all"' if change else ""
     what = f"the dataset was packed in class order, and {buffer}: a {rows} {has}"
     yield Advice("class_order", what, mend + evaluating, change)
@@ -207,13 +208,14 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
         sharers = job.reads.sharers
         what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
         what += f"order of the same one, some {max(1, sharers * _DRAW_US):,.0f} us a record"
-        yield _set("few_spans", what, spans=job.consumers)
+        yield _set("few_spans", what, spans=_spans(job, job.consumers))
     if epoch.shuffles_all or (epoch.shuffle_buffer or 0) <= 1:
         return
     span = max(1, epoch.units // spans) * unit  # the records of most spans, or a unit more
+    may_be_all = job.may_be_random and epoch.nodes == 1
     buffer: int | str
     if epoch.window > span:
-        buffer = "all" if job.may_be_random else span * spans
+        buffer = "all" if may_be_all else span * spans
         what = f"the window of {epoch.window:,} records is larger than a span of {span:,}, which "
         yield _set("window_over_span", f"{what}no record leaves", shuffle_buffer=buffer)
     elif epoch.window < unit:
@@ -226,13 +228,35 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
             room = min(room, job.plan.budget * job.local_consumers / 2)
         fits = buffer * job.record_bytes <= room
         if buffer >= epoch.records:
-            buffer, fits = "all", job.may_be_random
+            buffer, fits = "all", may_be_all
         if fits:
             more = "; `shardio tune` finds the smallest that will do"
             yield _set("window_under_unit", what, more, shuffle_buffer=buffer)
         else:
             usable = [d for d in divisors(job.share.batch_size or 1) if d <= epoch.window]
             yield _set("window_under_unit", what, unit=usable[-1])
+
+
+def _spans(job: TrainingJob, least: int) -> int:
+    """Return the least number of spans from `least` on that suits the nodes."""
+    period = job.epoch.nodes * job.epoch.node_spans
+    return -(-least // period) * period
+
+
+def _nodes(job: TrainingJob) -> Iterator[Advice]:
+    """Look at nodes that are to keep to shards of their own."""
+    nodes, machines = job.epoch.nodes, -(-job.world_size // job.local_world_size)
+    read = job.nodes_read
+    if nodes == 1 or read <= -(-nodes // machines):
+        return
+    units = job.epoch.node_spans
+    what = f"each machine reads the shards of {read:,} of {nodes:,} nodes, instead of its own: "
+    if job.share.batch_units != units:
+        what += f"the order is of batches of {units:,} units, these have {job.share.batch_units:,}"
+        yield _set("nodes_mixed", what, batch_size=units * job.epoch.unit)
+    else:
+        what += f"the {job.world_size:,} ranks of {machines:,} machines do not divide so"
+        yield _set("nodes_mixed", what, nodes=machines)
 
 
 def _network(job: TrainingJob) -> Iterator[Advice]:
@@ -258,7 +282,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
         if fitting:
             yield _set("shared_spans", what, num_workers=fitting[-1])
         else:
-            yield _set("shared_spans", what, spans=consumers * job.share.batch_units)
+            yield _set("shared_spans", what, spans=_spans(job, consumers * job.share.batch_units))
     elif job.plan.budget:
         yield from _left_out(job)
     if job.shards < consumers:
@@ -335,7 +359,7 @@ def _files(job: TrainingJob) -> Iterator[Advice]:
     elif job.epoch.shuffles_all:
         yield Advice(code, what, _REPACK.format("larger"))
     elif limit < 2 * touched:
-        yield _set(code, what, spans=max(1, spans * limit // (2 * touched)))
+        yield _set(code, what, spans=_spans(job, max(1, spans * limit // (2 * touched))))
     else:  # as TrainingJob.files_needed says it, for as many as there may be
         buffer = int(spans * (limit / touched - 1) * job.records / job.shards / 2)
         yield _set(code, what, shuffle_buffer=max(1, buffer // spans) * spans)

@@ -27,7 +27,7 @@ from ..order.subset import Selection
 from ..storage.local import memory_available
 from ..units import check_int
 from .text import Plain
-from .traffic import Traffic, machine_traffic
+from .traffic import Traffic, machine_traffic, touched_spans
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
@@ -178,6 +178,11 @@ class TrainingJob:
         across = 2 * self.epoch.window * self.shards / max(1, self.records)
         return min(self.shards, math.ceil(self.share.touched * (1 + across)))
 
+    @property
+    def nodes_read(self) -> int:
+        """Count the nodes whose shards a machine reads, where nodes keep to shards of their own."""
+        return touched_spans(self.share, self.local_world_size)[1]
+
     @cached_property
     def reads(self) -> WorkerReads:
         """Count what each consumer reads, or estimate it where counting would take seconds."""
@@ -234,6 +239,7 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
     epoch, units, ranks = share.epoch, share.batch_units, share.world_size
     consumers, shards = share.num_workers * ranks, max(1, len(epoch.shard_records))
     batches = share.steps * ranks  # of all ranks; what comes behind them is dropped
+    readers = _readers(share)
     rows = [np.empty(0, np.int64)]  # of each row: consumer * shards + shard
     sharers = 1
     for span in range(min(epoch.spans, epoch.units)):
@@ -242,7 +248,7 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
         unit = np.arange(len(places)) // epoch.unit * epoch.spans + span
         batch = unit // units
         read = batch < batches
-        consumer = batch[read] % consumers  # the worker (batch div ranks) mod W of rank batch mod R
+        consumer = readers[batch[read]]
         rows.append(consumer * shards + shard[read])
         sharers = max(sharers, len(np.unique(consumer)))
     for rank in range(ranks if share.steps else 0):  # only a rank's last batch repeats records
@@ -260,6 +266,16 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
         np.bincount(who, minlength=consumers),
         np.bincount(who, sizes, minlength=consumers).round(),
     )
+
+
+def _readers(share: Partition) -> Int64s:
+    """Tell of each batch, of all ranks, which consumer makes it: worker * ranks + rank."""
+    ranks = share.world_size
+    turns = share.turns(share.steps)
+    steps = np.arange(share.steps)
+    rank = np.argsort(turns, axis=1)[steps % max(1, len(turns))]
+    readers: Int64s = (rank + (steps % share.num_workers)[:, None] * ranks).reshape(-1)
+    return readers
 
 
 def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:

@@ -217,6 +217,8 @@ def _rows(job: TrainingJob) -> Iterator[tuple[str, str]]:
         spans = show_count(min(epoch.spans, size // epoch.unit), "span")
         yield "unit", f"{epoch.unit:,}, {why}; a batch mixes {spans}"
     yield "spans", f"{reads.spans:,} a {one}, {_sharing(job)}"
+    if epoch.nodes > 1:
+        yield "nodes", _nodes(job)
     about = "" if reads.is_exact else "about "
     yield (
         f"each {one}" if one != "process" else "an epoch",
@@ -317,6 +319,14 @@ def _sharing(job: TrainingJob) -> str:
         cost = "more traffic, see below"
     others = show_count(sharers - 1, "other")
     return f"each also read by {others} ({cost}); with {free} none is shared"
+
+
+def _nodes(job: TrainingJob) -> str:
+    """Say what part of the dataset each machine keeps to."""
+    nodes = job.epoch.nodes
+    part = f"1/{nodes} of the records ({show_size(job.dataset_bytes / nodes)})"
+    text = f"{nodes:,} with shards of their own, {part} each, the same in all epochs"
+    return f"{text}; a machine reads those of {show_count(job.nodes_read, 'node')}"
 
 
 def _waiting(job: TrainingJob) -> str:

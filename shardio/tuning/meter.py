@@ -10,7 +10,8 @@ an hour of good times; the first batch of a pass, which starts workers and compi
 apart. `judge` says in words what the times of a pass mean, and what to change: one thing.
 
 A loader whose iterator has the attribute `batch_stats`, as that of ShardLoader has, also tells how
-each batch was made, and by that which stage is the limit, and which records were slow.
+each batch was made, and by that which stage is the limit, and which records were slow. Over a torch
+DataLoader, the state that its dataset shares with the workers tells of requests to object stores.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from .. import machine
 from ..errors import OptionError, printable
 from ..loader.stats import BatchStats
+from ..storage.ranges import RequestCount
 from ..units import check_int, show_count
 
 T = TypeVar("T")
@@ -412,6 +414,8 @@ class _Pass:
         self._since = BatchTotals()  # since the last report
         self._totals = BatchTotals()  # of the pass
         self._told_first = False
+        self._epochs = _attribute(loader, "dataset", "epochs")  # any loader may be watched
+        self._requests = getattr(self._epochs, "requests", None)
 
     @property
     def new(self) -> bool:
@@ -423,6 +427,13 @@ class _Pass:
         self._since.add(self.stats)
         self._totals.add(self.stats)
         self.stats.clear()
+        before = self._requests
+        if isinstance(before, RequestCount):  # of a DataLoader, whose iterator tells nothing
+            self._requests = self._epochs.requests
+            for totals in (self._since, self._totals):
+                totals.requests += self._requests.requests - before.requests
+                totals.retries += self._requests.retries - before.retries
+                totals.throttled += self._requests.throttled - before.throttled
         dropped = len(self.step) - KEPT
         if dropped >= KEPT:
             del self.data[:dropped], self.step[:dropped]

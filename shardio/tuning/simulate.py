@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order.epoch import Epoch
+from ..order.options import spans_of
 from ..order.rng import Int64s
 from ..order.shuffle import SpanOrder
 
@@ -70,16 +71,24 @@ class Simulation:
     spans: int
     batch_size: int
     sample: Sample
+    nodes: int = 1  # that keep to shards of their own
 
     def epoch(self, buffer: int | None, unit: int, number: int) -> Epoch:
-        """Make an epoch of these options. buffer: records; None: "all"."""
+        """Make an epoch of these options. buffer: records; None: "all". Raises OptionError."""
+        spans, node_spans = self.spans, 1
+        if self.nodes > 1:
+            node_spans = self.batch_size // unit
+            if spans % (self.nodes * node_spans):
+                spans = spans_of(self.nodes, node_spans)
         return Epoch(
             self.counts,
             seed=self.seed,
             epoch=number,
-            spans=self.spans,
+            spans=spans,
             unit=unit,
             shuffle_buffer=buffer,
+            nodes=self.nodes,
+            node_spans=node_spans,
         )
 
     def __call__(self, buffer: int | None, unit: int) -> tuple[float, float, float, float]:

@@ -3,18 +3,25 @@
 How it works. Without a cache a loader process asks for what it hands out and nothing else: in
 ranges of 8 MiB where no other reads its spans, else record by record. With a cache the processes
 of a machine share ranges, so it asks for each span that one of them touches, once. A span that
-processes of several machines share is asked for by each of these machines.
+processes of several machines share is asked for by each of these machines; which these are,
+`order.partition.dealt` decides.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from ..dataset.buffering import BufferPlan
 from ..order.partition import Partition
 from ..storage.remote_file import RANGE
 from .text import Plain
+
+_END_BYTES: Final = 17  # of a record in a shard's end: its place, and a label
+_LOOKED: Final = 1 << 20  # batches whose spans are looked at, at most: 0.1 s
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,8 @@ class Traffic(Plain):
     requests: int
     first_bytes: int  # with a cache that has room for it, the first epoch
     first_requests: int
-    later_bytes: int  # the second epoch, whose spans are others; 0 where a machine has them all
+    later_bytes: int  # the second epoch, whose shards are others; 0 where a machine has them all
+    nodes: int  # whose shards the machine reads, where nodes keep to shards of their own; else 1
 
 
 def machine_traffic(
@@ -45,7 +53,8 @@ def machine_traffic(
     epoch, local = share.epoch, local_world_size * share.num_workers
     everything = epoch.records * mean_bytes
     part = local_world_size / share.world_size  # of the records that this machine hands out
-    touched = _touched_spans(share, local_world_size) / max(1, min(epoch.spans, epoch.units))
+    spans, nodes = touched_spans(share, local_world_size)
+    touched = spans / max(1, min(epoch.spans, epoch.units))
     # Spans begin and end within shards: a process opens those that its spans reach into, and at
     # most those that its units do.
     reach = 1 + epoch.window * shards / max(1, epoch.records)
@@ -53,6 +62,7 @@ def machine_traffic(
     opened = min(shards, share.touched * (1 + shards / epoch.spans), max(1.0, units * reach))
     if epoch.shuffles_all:
         opened = min(shards, epoch.records / (share.world_size * share.num_workers))
+    ends = local * opened * _END_BYTES * epoch.records / max(1, shards)
     fixed = local * opened + local_world_size  # ends of shards; manifests
     handed_out = everything * part
     if plan.policy == "remote":
@@ -65,19 +75,30 @@ def machine_traffic(
     else:
         sent, requests = handed_out, epoch.records * part
     kept = everything * max(part, touched)
+    within = everything * nodes / epoch.nodes  # that the machine reads in the course of all epochs
     borders = 2 * min(epoch.spans, share.touched * local) if touched < 1 else shards
     return Traffic(
-        bytes=math.ceil(sent),
+        bytes=math.ceil(sent + ends),
         requests=math.ceil(requests + fixed),
-        first_bytes=math.ceil(kept),
+        first_bytes=math.ceil(kept + ends),
         first_requests=math.ceil(kept / RANGE + borders + fixed),
-        later_bytes=math.ceil(kept * (1 - min(1.0, kept / max(1.0, everything)))),
+        later_bytes=round(kept * (1 - min(1.0, kept / max(1.0, within)))),
+        nodes=nodes,
     )
 
 
-def _touched_spans(share: Partition, local_world_size: int) -> int:
-    """Count the spans that the first `local_world_size` ranks touch, of a long epoch."""
+def touched_spans(share: Partition, local_world_size: int) -> tuple[int, int]:
+    """Count the spans that the ranks of a machine touch, of a long epoch, and the nodes of these.
+
+    Of the machine that touches most.
+    """
     spans, units, ranks = share.epoch.spans, share.batch_units, share.world_size
-    step = math.gcd(ranks * units, spans)  # global batches begin at its multiples, modulo spans
-    width = local_world_size * units  # units of this machine in each
-    return min(spans, min(width, step) * (spans // step))
+    turns = share.turns(max(1, _LOOKED // ranks))
+    steps = np.arange(len(turns))[:, None] * (ranks * units)
+    begins = (share.start + steps + turns * units) % spans  # (steps, ranks)
+    most = 0, 1
+    for first in range(0, ranks, local_world_size):
+        own = np.unique(begins[:, first : first + local_world_size])
+        touched = np.unique((own[:, None] + np.arange(min(units, spans))) % spans)
+        most = max(most, (len(touched), len(np.unique(share.epoch.node(touched)))))
+    return most

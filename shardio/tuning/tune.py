@@ -48,7 +48,7 @@ from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError
 from ..order.epoch import default_unit
-from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, SPANS, shuffled_whole
+from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, shuffled_whole, spans_of
 from ..order.partition import Partition
 from ..storage.options import Storage
 from ..units import (
@@ -198,6 +198,7 @@ class Tuning(Result, Uniform):
     world_size: int
     spans: int
     seed: int
+    nodes: int  # that keep to shards of their own; 1: none do
     memory: int  # bytes that a row may take
     batches: int  # looked at for each (buffer, unit), in all epochs
     epochs: int  # that they are of
@@ -383,6 +384,7 @@ def tune(
     world_size: int | None = None,
     memory: int | str | None = None,
     units: bool = False,
+    nodes: int | None = None,
     progress: Progress | None = None,
     storage: Storage | None = None,
 ) -> Tuning:
@@ -399,23 +401,25 @@ def tune(
     memory       bytes, or "2GiB", that the records of a buffer may take on one machine; default:
                  2 GiB, or what the default of shuffle_buffer takes
     units        try other units too, not only where no buffer will do
+    nodes        for a path: machines that keep to shards of their own, as Order has it
     progress     called with (done, total)
     storage      for a path: a shardio.Storage, as ShardDataset has it
 
     Raises OptionError; also NotPackedError, DamageError, VersionError, StorageError.
     """
-    reader, stream = open_dataset("tune", dataset, storage, {"batch_size": batch_size})
+    given = {"batch_size": batch_size, "nodes": nodes}
+    reader, stream = open_dataset("tune", dataset, storage, given)
     size = batch_size if stream is None else stream.batch_size
     if size is None:
         place = "" if stream is None else " to the dataset"
         raise OptionError(f"tune: give batch_size{place}; the answer is for batches")
     counts, labels = reader.manifest.shard_records, labels_of(reader)
     path = os.fspath(dataset) if isinstance(dataset, (str, os.PathLike)) else None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
     if stream is not None:
         counts, options = stream.counts, {"seed": stream.seed}
         if stream.shuffle:
-            options["spans"] = stream.options.spans
+            options |= {"spans": stream.options.spans, "nodes": stream.options.nodes}
         if stream.selection is None:
             path = stream.path
         elif labels is not None:
@@ -458,7 +462,8 @@ def recommend(
     memory: int | str | None = None,
     units: bool = False,
     seed: int = 0,
-    spans: int = SPANS,
+    spans: int | None = None,
+    nodes: int = 1,
     progress: Progress | None = None,
     path: str | None = "out/",
     root: str | None = None,
@@ -472,6 +477,7 @@ def recommend(
     memory         bytes, or "2GiB", that the records of a buffer may take; default: 2 GiB, or what
                    the default of shuffle_buffer takes
     units          try other units too, not only where no buffer will do
+    nodes          that keep to shards of their own
     progress       called with (done, total)
     path           of the dataset, for the call; None: the call is only what to change
     root           where its data lies, if elsewhere, for the call
@@ -480,7 +486,9 @@ def recommend(
     """
     counts = np.asarray(shard_records, np.int64)
     records = int(counts.sum())
-    batch_size = check_int("batch_size", batch_size)
+    batch_size, nodes = check_int("batch_size", batch_size), check_int("nodes", nodes)
+    usual_spans = spans_of(nodes, 1 if nodes == 1 else batch_size // default_unit(batch_size))
+    spans = usual_spans if spans is None else check_int("spans", spans)
     if labels is not None and len(labels) != records:
         raise OptionError(f"labels: {len(labels):,} for {records:,} records; expected one for each")
     classes, kind = None if labels is None else compact_labels(labels), "label"
@@ -495,21 +503,25 @@ def recommend(
         batch_size=batch_size,
         num_workers=check_int("num_workers", num_workers, 0),
         world_size=check_int("world_size", world_size),
-        spans=check_int("spans", spans),
+        spans=spans,
         seed=seed,
+        nodes=nodes,
         memory=MEMORY if memory is None else check_size("memory", memory),
         batches=sample.batches * sample.passes,
         epochs=sample.passes if sample.batches else 0,
         whole_epochs=sample.whole,
         with_units=units,
     )
-    usual = None if shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER
+    usual = None if nodes == 1 and shuffled_whole(records, mean_bytes) else SHUFFLE_BUFFER
     if memory is None:
         plan = replace(plan, memory=max(MEMORY, plan.buffer_bytes(usual)))
     ladder, others = _choices(records, batch_size, spans) if sample.batches else ([], [])
     if units:
         ladder, others = ladder + others, []
-    simulation = Simulation(counts, classes, seed, spans, batch_size, sample)
+    simulation = Simulation(counts, classes, seed, spans, batch_size, sample, nodes)
+    if nodes > 1:
+        simulation.epoch(usual, plan.unit, 0)  # raises for nodes that do not suit
+        ladder = [choice for choice in ladder if choice[0] is not None]
     tell = progress or (lambda done, total: None)
     tell(0, len(ladder) + 1)
     search = _Search(plan, simulation, is_network, (usual, plan.unit), tell)
@@ -662,7 +674,10 @@ def _call(tuning: Tuning, path: str | None, root: str | None) -> str:
     if path is not None:
         options = {} if root is None else {"storage": f"Storage(root={quoted(root)})"}
         options["batch_size"] = tuning.batch_size
-        if tuning.spans != SPANS:
+        if tuning.nodes > 1:
+            order["nodes"] = tuning.nodes
+        units = 1 if tuning.nodes == 1 else tuning.batch_size // tuning.unit
+        if tuning.spans != spans_of(tuning.nodes, units):
             order["spans"] = tuning.spans
     if chosen is not None and usual is not None:
         buffer = chosen.shuffle_buffer
@@ -685,6 +700,12 @@ def _notes(tuning: Tuning, left_out: Sequence[int | None]) -> Iterator[str]:
             "tune."
         )
         return
+    if tuning.nodes > 1:
+        part = f"1/{tuning.nodes} of the records, the same in all epochs"
+        yield (
+            f"Each of {tuning.nodes:,} nodes reads {part}: a batch is of one node's part, so that "
+            "records of two nodes never share one. Without nodes, all records mix."
+        )
     if left_out:
         buffers = ", ".join(map(show_buffer, left_out))
         more = f"more than {show_size(limit)} of memory"

@@ -211,8 +211,12 @@ def test_where_only_a_directory_will_do_a_url_is_refused(web: servers.Web, tmp_p
         (["unpack", f"{web.url}/record", bucket], "`shardio copy` that"),
     ):
         assert why in run(*command, code=2).stderr.decode()
-    with pytest.raises(OptionError, match="only datasets"):
+    with pytest.raises(OptionError, match="cannot be listed"):
         shardio.pack(f"{web.url}/images", tmp_path / "out", read=SourceOptions(kind="imagefolder"))
+    with pytest.raises(
+        OptionError, match=r"cannot be listed.*\. For a dataset, there is no manifest"
+    ):
+        shardio.pack(f"{web.url}/nothing", tmp_path / "out")
 
 
 # --- options of a store ---------------------------------------------------------------------------

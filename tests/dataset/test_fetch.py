@@ -114,6 +114,37 @@ def test_a_start_in_the_middle_gives_the_rest_of_the_epoch(
 
 
 @ways
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("consumers", [(1, 1), (4, 1), (4, 2)])
+def test_pieces_of_shards_are_read_to_their_ends_alone(
+    packed: Packed, policy: str, nodes: int, consumers: tuple[int, int]
+) -> None:
+    """A shard at the border of two nodes' groups is cut, and anything may follow its piece."""
+    ranks, workers = consumers
+    folder = packed(COUNTS)
+    seen: list[int] = []
+    for rank in range(ranks):
+        for worker in range(workers):
+            of = share(
+                COUNTS,
+                4,
+                unit=2,
+                spans=16,
+                nodes=nodes,
+                shuffle_buffer=40,
+                rank=rank,
+                world_size=ranks,
+                worker=worker,
+                num_workers=workers,
+                tail="drop",
+            )
+            got = Fetch(reader(folder, policy == "network"), of, machines=nodes)
+            check(read(got), expected(of))
+            seen += expected(of)
+    assert len(seen) == len(set(seen)) == N // (4 * ranks) * 4 * ranks
+
+
+@ways
 @pytest.mark.parametrize("counts", [[], [0], [0, 0, 0], [1], [0, 1, 0], [3], [1] * 30])
 def test_tiny_datasets(packed: Packed, policy: str, counts: list[int]) -> None:
     for shuffle_buffer in (0, 2, None):

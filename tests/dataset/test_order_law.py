@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.naive_order import M64, TAILS, Row, cases, naive_epoch, read_rank
+from support.naive_order import M64, TAILS, Row, cases, naive_epoch, read_rank, side_by_side
 from support.reading import batches, flat, keyed
 from torch.utils.data import DataLoader
 
@@ -99,7 +99,8 @@ def obeyed(law: dict[str, Any]) -> None:
         assert len({len(rank) for rank in ranks}) == 1  # equal steps
         assert [len(a) + len(b) for rank in ranks for a, b in rank if a or b].count(0) == 0
         last = link == len(chain) - 1
-        taken = list(zip(*ranks, strict=True))[: None if last else steps]
+        in_order = side_by_side(ranks, units // world_size, one.spans, start)
+        taken = in_order[: None if last else steps]
         found += [[row for batch, _ in step for row in batch] for step in taken]
         state, start = options.state(), start + len(taken) * units
         if last and taken:
@@ -198,7 +199,9 @@ def test_real_loaders_obey_the_law(packed: Packed, part: int) -> None:
                         if state is not None:
                             dataset.load_state_dict(state)
                         each.append(batches(dataset, workers)[:stop])
-                    found += [flat(list(step)) for step in zip(*each, strict=True)]
+                    start = 0 if state is None else state["units"]
+                    steps = side_by_side(each, 4 // ranks, dataset.options.spans, start)
+                    found += map(flat, steps)
                     state = dataset.state_dict(steps=cut) if stop is not None else None
                 assert [
                     keys[: len(known)] for keys, known in zip(found, expected, strict=True)

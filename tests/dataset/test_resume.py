@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.naive_order import side_by_side
 from support.reading import COUNTS, KEYS, batches, flat, keyed
 from support.small_datasets import grouped, jpeg
 from torch.utils.data import DataLoader
@@ -66,7 +67,9 @@ def globally(folder: Path, world_size: int, workers: int = 0, **options: Any) ->
         if epoch is not None:
             dataset.set_epoch(epoch)
         each.append(batches(dataset, workers))
-    return [flat(list(step)) for step in zip(*each, strict=True)]
+    units = dataset.batch_size // dataset.options.unit
+    start = 0 if state is None else state["units"]
+    return [flat(step) for step in side_by_side(each, units, dataset.options.spans, start)]
 
 
 # --- a plain DataLoader: the loop says how many batches it took ---------------------------------
@@ -180,7 +183,7 @@ def test_options_that_were_not_given_come_from_the_state(packed: Packed) -> None
                      shuffle_buffer=40, order=Order(spans=5), rank=rank, world_size=4)
         for rank in range(4)
     ]  # fmt: skip
-    whole = [flat(list(step)) for step in zip(*map(batches, before), strict=True)]
+    whole = list(map(flat, side_by_side([batches(one) for one in before], 2, 5)))
     state = through_json(before[0].state_dict(steps=2))
     assert {one.state_dict(steps=2)["units"] for one in before} == {16}
     after = [
@@ -194,8 +197,9 @@ def test_options_that_were_not_given_come_from_the_state(packed: Packed) -> None
         dataset.load_state_dict(state)
     one = after[0]
     assert (one.seed, one.tail, one.shuffle_buffer) == (9, "drop", 40)
-    assert one.order == Order(spans=5, unit=3)
-    assert [flat(list(step)) for step in zip(*map(batches, after), strict=True)] == whole[2:]
+    assert one.order == Order(spans=5, unit=3, nodes=1)
+    rest = side_by_side([batches(one) for one in after], 4, 5, state["units"])
+    assert list(map(flat, rest)) == whole[2:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.naive_order import naive_epoch
+from support.naive_order import naive_epoch, side_by_side
 from support.reading import batches, drain, flat
 from support.small_datasets import CLASSES, flip, jpeg, of_order
 from support.trees import environment
@@ -256,10 +256,10 @@ class Made:
         given = {"batch_size": 8, "fields": (KEY,), "decode": None} | order
         return ShardDataset(self.folder, **of_order(given | options))
 
-    def numbers(self, each: Sequence[list[list[str]]]) -> list[list[int]]:
-        """The batches of all ranks, side by side, as numbers of records."""
-        steps = zip(*each, strict=True)
-        return [[self.number[key] for key in flat(list(step))] for step in steps]
+    def numbers(self, each: Sequence[list[list[str]]], start: int = 0) -> list[list[int]]:
+        """The batches of 8 of all ranks together, as numbers of records."""
+        steps = side_by_side(each, 4 // len(each), 5, start)
+        return [[self.number[key] for key in flat(step)] for step in steps]
 
     def law(self, epoch: int = 0, chosen: Sequence[int] = range(N)) -> tuple[list[int], list[int]]:
         """The virtual sequence and the flat order of an epoch, by test_order's plain loops."""
@@ -476,7 +476,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch(made: Made, ranks: int, workers: i
         stream = made.stream(rank=rank, world_size=ranks, batch_size=8 // ranks)
         stream.load_state_dict(state)
         each.append(batches(stream, workers))
-    got += [number for step in made.numbers(each) for number in step]
+    got += [number for step in made.numbers(each, state["units"]) for number in step]
     assert got[:N] == order
 
 

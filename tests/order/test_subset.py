@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fetching import Watched, expected, opened, read, reader
+from support.naive_order import side_by_side
 from support.reading import batches, flat, keyed
 from support.small_datasets import CLASSES, flip, jpeg, make, payload, shard_files
 from torch.utils.data import DataLoader
@@ -277,7 +278,8 @@ def test_ranks_share_a_subset(folder: Path, world_size: int, tail: str) -> None:
         for rank in range(world_size)
     ]
     assert len({len(one) for one in each}) == 1
-    together = [key for step in zip(*each, strict=True) for keys in step for key in keys]
+    in_order = side_by_side(each, 12 // world_size // 2, 8)
+    together = [key for step in in_order for keys in step for key in keys]
     assert together[: len(wanted)] == flat(batches(alone))
     assert sorted(numbers(together[: len(wanted)])) == wanted
     assert set(numbers(together)) == set(wanted)
@@ -295,7 +297,8 @@ def test_a_subset_goes_on_from_every_step_in_other_ranks(folder: Path) -> None:
             one = keyed(folder, batch_size=4, rank=rank, world_size=2, where={"label": [0, 2]})
             one.load_state_dict(state)
             each.append(batches(one, rank))
-        together = [key for step in zip(*each, strict=True) for keys in step for key in keys]
+        in_order = side_by_side(each, one.batch_size // one.order.unit, 8, state["units"])
+        together = [key for step in in_order for keys in step for key in keys]
         rest = alone[steps * 8 :]
         assert together[: len(rest)] == rest
 

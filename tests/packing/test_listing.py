@@ -589,7 +589,7 @@ def test_a_listing_of_nothing_that_can_be_packed_is_an_error(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("url", ["http://x.org/a.jpg", "s3://b/a.jpg", "file://host/a.jpg"])
 def test_urls_of_other_places_are_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(SourceError, match=f"row 1: {url}: only files of this machine"):
+    with pytest.raises(SourceError, match=f"row 1: {url}: expected a path, and this"):
         listing(write(tmp_path / "x.csv", f"path,n\na.jpg,1\n{url},1\n"))
 
 

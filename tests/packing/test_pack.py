@@ -49,7 +49,7 @@ from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
 from shardio.packing.pack import commit, pack
 from shardio.packing.packed import Packed
 from shardio.packing.plan import make_plan
-from shardio.packing.sources import imagefolder
+from shardio.packing.sources import files, imagefolder
 from shardio.packing.sources.base import Rejected
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
@@ -457,7 +457,7 @@ def test_parts_may_mend_what_the_first_scan_found(source: Path, tmp_path: Path) 
 def test_a_file_that_became_readable_is_packed_by_the_next_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = imagefolder.read_file
+    real = files.read_file
 
     def read_file(folder: int, key: bytes, *rest: int) -> bytes:
         if key in bad:
@@ -465,7 +465,7 @@ def test_a_file_that_became_readable_is_packed_by_the_next_run(
         return real(folder, key, *rest)
 
     bad = {b"class0/000.jpg", b"class2/007.jpg"}
-    monkeypatch.setattr(imagefolder, "read_file", read_file)
+    monkeypatch.setattr(files, "read_file", read_file)
     for part in (1, 2):
         pack_one(source, tmp_path / "out", on_error="skip", part=(part, 2))
     bad.clear()

@@ -16,6 +16,7 @@ from shardio.images.filetype import image_type
 from shardio.packing import sources
 from shardio.packing.sources import imagefolder
 from shardio.packing.sources.base import Listing, Rejected, SourceRequest, renumber
+from shardio.packing.sources.files import DiskFolder, Walk
 
 
 def listing(root: Path, splits: bool | None = None) -> Listing:
@@ -333,7 +334,8 @@ class TestImageFolder(FileSourceConformance):
 
 def read(root: Path, key: bytes, size: int, mtime_ns: int = 10**18) -> bytes:
     sizes, times = np.array([size]), np.array([mtime_ns])
-    source = imagefolder.Folder(os.fsencode(root), [key], sizes, times, None)
+    folder = DiskFolder(os.fsencode(root))
+    source = imagefolder.Folder(folder, [key], sizes, times, None)
     with source.open() as read_place:
         return bytes(read_place(0)["image"])
 
@@ -407,12 +409,12 @@ def test_a_class_that_comes_while_files_are_listed_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = plant(tmp_path, images())
-    real = imagefolder.Walk.run
+    real = Walk.run
 
-    def late(walk: imagefolder.Walk) -> object:
+    def late(walk: Walk) -> object:
         plant(root, {"class00/new.jpg": JPEG})
         return real(walk)
 
-    monkeypatch.setattr(imagefolder.Walk, "run", late)
+    monkeypatch.setattr(Walk, "run", late)
     with pytest.raises(SourceChangedError, match=r"class00/new\.jpg"):
         listing(root)

@@ -41,6 +41,7 @@ CAUSES = {
     "404": "not there|not packed",
     "refused": "connection refused|connection broke|no connection|connection reset",
 }
+TOLD = ("StorageError", "DamageError", "NotPackedError")
 # Bytes that are wrong, in an answer that looks right: it takes a checksum to see it.
 WRONG_BYTES = ("changed", "garbage", "shifted_silently")
 
@@ -130,7 +131,9 @@ def check(
     assert proxy.figures().faults, "the fault did not strike"
     # Not how fast this machine is: a bound that a wait without one would exceed.
     assert done["took_s"] < 60
-    if not done["error"]:
+    if done["error"]:
+        assert done["error"] in TOLD, done["text"]
+    else:
         assert done["digests"] == right
     if transient and kind in (*PASSES, *MORE) and not (kind in WRONG_BYTES and target == "whole"):
         assert not done["error"], done["text"]
@@ -156,7 +159,7 @@ def tell(done: Any, kind: str, target: str, url: str) -> None:
         return
     busy = "no answer came in time"  # where this machine is busy, of any that have a body
     assert re.search(f"{CAUSES[kind]}|{busy}|broke before the last byte", text.lower()), text
-    if target != "manifest" and kind not in ("404",):
+    if target != "manifest" and (kind, target) != ("404", "index"):  # which is not there at all
         assert re.search(r"cannot read bytes \d+-\d+: ", text), text
     if kind in PASSES:
         assert re.search(r"\(\d+ attempts in \d+ s\)", text), text

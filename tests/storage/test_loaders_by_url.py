@@ -1,6 +1,7 @@
 """Loaders that read by URL: their processes may end at any moment, and consumers may be slow."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -114,3 +115,23 @@ def test_a_slow_consumer_holds_no_more_than_its_budget_and_its_windows(
     # A range may exceed a budget that is not used at all; each span waits for one at most.
     assert 0 < most <= (2 << 20) + 4 * (4 << 20)
     assert ranges.ranges().in_flight == 0
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
+def test_requests_that_failed_in_a_dataloader_are_told(
+    proxy: FaultProxy, workers: int, method: str | None
+) -> None:
+    there = dataset(proxy)
+    there.reader.shard(0)  # what was asked before is not of the pass
+    proxy.reset()
+    proxy.rules(Rule("500", path="shard", fraction=0.3, seed=3))
+    loader = DataLoader(there, batch_size=None, num_workers=workers, multiprocessing_context=method)
+    for epoch in range(2):
+        there.set_epoch(epoch)
+        watched = shardio.watch(loader, print=None)
+        assert len(labels(watched)) == RECORDS
+    found = re.search(r"([\d,]+) of ([\d,]+) requests failed and were sent again", watched.verdict)
+    assert found is not None, watched.verdict
+    failed, requests = (int(number.replace(",", "")) for number in found.groups())
+    figures = proxy.figures()
+    assert 0 < failed < figures.faults["500"] and failed < requests < figures.requests

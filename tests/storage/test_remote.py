@@ -138,20 +138,25 @@ def test_every_way_to_start_processes_reads_by_url(
 ) -> None:
     there = dataset(f"{web.url}/data")
     assert len(there) == RECORDS // 8  # the trainer has read the manifest, by its helper
+    assert shardio.open(f"{web.url}/data", decode=None)[0]["label"] == 0  # and a record
     context = multiprocessing.get_context(method)
     assert batches(
         DataLoader(there, batch_size=None, num_workers=2, multiprocessing_context=context)
     ) == local(folder)
 
 
-def test_shard_loader_reads_by_url_and_again(folder: Path, web: servers.Web) -> None:
+@pytest.mark.parametrize(
+    "method",
+    ["fork", *(pytest.param(one, marks=pytest.mark.slow) for one in ("spawn", "forkserver"))],
+)
+def test_shard_loader_reads_by_url_and_again(folder: Path, web: servers.Web, method: str) -> None:
     there = dataset(f"{web.url}/data")
     assert shardio.open(f"{web.url}/data", decode=None)[3]["label"] == 3
     for epoch in range(2):
         there.set_epoch(epoch)
         here = dataset(folder / "data")
         here.set_epoch(epoch)
-        with ShardLoader(there, num_workers=2) as loader:
+        with ShardLoader(there, num_workers=2, multiprocessing_context=method) as loader:
             assert batches(loader) == batches(DataLoader(here, batch_size=None))
 
 
@@ -407,6 +412,21 @@ def test_a_shard_that_is_missing_or_another_is_damage(folder: Path, tmp_path: Pa
         second = int(there.reader.starts[1])
         with pytest.raises(DamageError, match=r"cut short|is not the one that was packed"):
             there[second]
+
+
+@pytest.mark.parametrize("with_cache", [False, True], ids=["", "cache"])
+def test_a_shard_that_vanishes_while_it_is_open_is_named(
+    proxy: FaultProxy, tmp_path: Path, with_cache: bool
+) -> None:
+    cache = {"cache": tmp_path, "cache_bytes": "1GiB"} if with_cache else {}
+    there = quick(f"{proxy.url}/data", timeout_s=60.0, **cache)
+    proxy.rules(Rule("404", path="shard", numbers=[1]))  # the first one opens it
+    with pytest.raises(
+        StorageError, match=r"shard: cannot read bytes \d+-\d+: it is not there any"
+    ):
+        there[3]
+    proxy.rules()
+    assert there[3]["image"] == image(3)
 
 
 def test_no_secret_of_a_url_is_in_errors(proxy: FaultProxy) -> None:

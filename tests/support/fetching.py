@@ -84,6 +84,7 @@ def share(
     shuffle_buffer: int | None = 60,
     unit: int | None = None,
     spans: int = 8,
+    nodes: int = 1,
     **options: Any,
 ) -> Partition:
     unit = unit or batch_size or 1
@@ -94,6 +95,8 @@ def share(
         spans=spans,
         unit=unit,
         shuffle_buffer=shuffle_buffer,
+        nodes=nodes,
+        node_spans=1 if nodes == 1 else (batch_size or 1) // unit,
     )
     return Partition(epoch, batch_size, **options)
 

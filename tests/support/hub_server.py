@@ -30,6 +30,7 @@ from support.trees import environment
 
 TESTS = Path(__file__).resolve().parent.parent
 RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+TREE = re.compile(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.*))?")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -51,6 +52,7 @@ class State:
         self.root = root
         self.token: str | None = None
         self.uses: int | None = None
+        self.page = 1000  # entries of a page of a tree, at most
         self.cdn_url = ""
         self.requests: list[Request] = []
         self._lock = threading.Lock()
@@ -121,7 +123,9 @@ class _Resolve(_Handler):
     name = "hub"
 
     def answer(self) -> None:
-        found = RESOLVE.fullmatch(urllib.parse.unquote(self.path.partition("?")[0]))
+        path = urllib.parse.unquote(self.path.partition("?")[0])
+        tree = TREE.fullmatch(path)
+        found = tree or RESOLVE.fullmatch(path)
         if self.state.token and self.headers.get("Authorization") != f"Bearer {self.state.token}":
             # For who may not know, what is private does not exist.
             self.refuse(401, "RepoNotFound", "Invalid username or password.")
@@ -129,12 +133,39 @@ class _Resolve(_Handler):
             self.refuse(404, "RepoNotFound", "Repository not found")
         elif not (self.state.root / found[1] / found[2]).is_dir():
             self.refuse(404, "RevisionNotFound", "Revision not found")
+        elif tree is not None:
+            self.list(self.state.root / tree[1] / tree[2], tree[3] or "")
         elif not (path := self.state.root / found[1] / found[2] / found[3]).is_file():
             self.refuse(404, "EntryNotFound", "Entry not found")
         else:
             size = str(path.stat().st_size)
             headers = {"X-Repo-Commit": COMMIT, "X-Linked-Size": size, "X-Linked-ETag": etag(path)}
             self.send(302, {"Location": self.state.sign(path), **headers})
+
+    def list(self, root: Path, folder: str) -> None:
+        """Answer a page of the tree below a folder; in the order of the Hub, folders first."""
+        query = urllib.parse.parse_qs(self.path.partition("?")[2])
+        top = root / folder
+        if not top.is_dir():
+            self.refuse(404, "EntryNotFound", "Entry not found")
+            return
+        entries = []
+        for path in sorted(top.rglob("*"), key=lambda path: (path.is_file(), path)):
+            here = path.relative_to(root).as_posix()
+            if path.is_dir():
+                entries.append({"type": "directory", "oid": "0", "size": 0, "path": here})
+            else:
+                one = {"type": "file", "oid": etag(path)[1:-1], "size": path.stat().st_size}
+                entries.append(one | {"path": here})
+        first = int(query.get("cursor", ["0"])[0])
+        page = min(int(query["limit"][0]), self.state.page)
+        headers = {"Content-Type": "application/json"}
+        if first + page < len(entries):
+            query["cursor"] = [str(first + page)]
+            host, path = self.headers["Host"], self.path.partition("?")[0]
+            more = urllib.parse.urlencode(query, doseq=True)
+            headers["Link"] = f'<http://{host}{path}?{more}>; rel="next"'
+        self.send(200, headers, json.dumps(entries[first : first + page]).encode())
 
     def do_POST(self) -> None:
         """Obey the test: the Hub itself has no such request."""
@@ -200,6 +231,7 @@ class Hub:
         token:   who has it not is answered 401; None: the repositories are public
         uses:    of each signed URL; None: any number
         cdn_url: such as that of a fault proxy before `cdn_port`
+        page:    entries of a page of a tree, at most
         """
         self._control(given)
 

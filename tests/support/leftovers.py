@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -55,5 +56,5 @@ def nothing_left() -> Iterator[None]:
     settle()
     assert not multiprocessing.active_children()
     assert not children() - living
-    assert descriptors() == opened
+    assert descriptors() == opened, Counter(descriptors()) - Counter(opened)
     assert not programs.left_in_memory(memory)

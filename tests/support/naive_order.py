@@ -1,6 +1,8 @@
 """The order as plain loops over lists, which all else is compared with."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,7 @@ from shardio.order.partition import Partition
 from shardio.order.shuffle import SpanOrder
 
 Row = tuple[int, int]  # (shard, record)
+T = TypeVar("T")
 
 
 M64 = 2**64 - 1
@@ -63,23 +66,33 @@ def naive_span(n: int, window: int, key: int) -> list[int]:
 
 
 def naive_epoch(
-    counts: list[int], seed: int, epoch: int, C: int, u: int, buffer: int | None
+    counts: list[int],
+    seed: int,
+    epoch: int,
+    C: int,
+    u: int,
+    buffer: int | None,
+    nodes: int = 1,
+    node_spans: int = 1,
 ) -> tuple[list[Row], list[Row]]:
     """The virtual sequence, and the flat order of the epoch."""
     N = sum(counts)
     U = -(-N // u)
-    if buffer is None or buffer >= N:
-        rows = [(s, r) for s in range(len(counts)) for r in range(counts[s])]
-        virtual = [rows[i] for i in naive_permutation(N, naive_key(3, seed, epoch))]
-        window = 1
-    else:
-        shards = naive_permutation(len(counts), naive_key(1, seed, epoch))
-        virtual = [(s, r) for s in shards for r in range(counts[s])]
-        window = max(1, -(-buffer // C))
     # Deal unit numbers to spans, as many records to a span as its units have.
     size = [0] * C
     for g in range(U):
         size[g % C] += min(u, N - g * u)
+    if buffer is None or buffer >= N:
+        rows = [(s, r) for s in range(len(counts)) for r in range(counts[s])]
+        virtual = [rows[i] for i in naive_permutation(N, naive_key(3, seed, epoch))]
+        window = 1
+    elif nodes > 1:
+        virtual = naive_nodes(counts, seed, epoch, size, nodes, node_spans)
+        window = max(1, -(-buffer // C))
+    else:
+        shards = naive_permutation(len(counts), naive_key(1, seed, epoch))
+        virtual = [(s, r) for s in shards for r in range(counts[s])]
+        window = max(1, -(-buffer // C))
     streams, at = [], 0
     for s in range(C):
         span = virtual[at : at + size[s]]
@@ -90,6 +103,66 @@ def naive_epoch(
         first = (g // C) * u
         flat += streams[g % C][first : first + u]
     return virtual, flat
+
+
+def naive_nodes(
+    counts: list[int], seed: int, epoch: int, size: list[int], nodes: int, node_spans: int
+) -> list[Row]:
+    """The virtual sequence, where each node keeps to shards of its own. size: of each span."""
+    dealt = [
+        (shard, record)
+        for shard in naive_permutation(len(counts), naive_key(7, seed))
+        for record in range(counts[shard])
+    ]
+    node_of = [span // node_spans % nodes for span in range(len(size))]
+    pieces: list[list[list[Row]]] = []  # of each node
+    for node in range(nodes):
+        count = sum(n for n, own in zip(size, node_of, strict=True) if own == node)
+        rows, dealt = dealt[:count], dealt[count:]
+        pieces.append([[row for row in rows if row[0] == s] for s in dict(rows)])
+    number = 0
+    sequences = []
+    for own in pieces:
+        drawn = []
+        for piece in own:
+            drawn.append((naive_word(naive_key(1, seed, epoch), number), piece))
+            number += 1
+        sequences.append([row for _, piece in sorted(drawn) for row in piece])
+    virtual = []
+    for n, node in zip(size, node_of, strict=True):
+        virtual += sequences[node][:n]
+        sequences[node] = sequences[node][n:]
+    return virtual
+
+
+def naive_turn(
+    first: int, R: int, m: int, C: int, nodes: int = 1, node_spans: int = 1
+) -> list[int]:
+    """Of a step that begins with this unit, the batch that each of R ranks takes."""
+    g = math.gcd(R * m, C)
+    begins = [first + m * b for b in range(R)]
+    return sorted(
+        range(R),
+        key=lambda b: (begins[b] % C // node_spans % nodes, begins[b] % g, begins[b] % C, b),
+    )
+
+
+def side_by_side(
+    ranks: Sequence[Sequence[T]],
+    m: int | None,
+    C: int,
+    start: int = 0,
+    nodes: int = 1,
+    node_spans: int = 1,
+) -> list[list[T]]:
+    """Of each step what the ranks made, in the order of the epoch. m: None without a batch_size."""
+    R, steps = len(ranks), []
+    for i, made in enumerate(zip(*ranks, strict=True)):
+        turn = range(R) if m is None else naive_turn(start + i * R * m, R, m, C, nodes, node_spans)
+        steps.append(
+            [batch for _, batch in sorted(zip(turn, made, strict=True), key=lambda p: p[0])]
+        )
+    return steps
 
 
 def read(share: Partition) -> Iterator[tuple[int, list[Row], list[Row]]]:

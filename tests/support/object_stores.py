@@ -67,6 +67,11 @@ class ObjectStore:
         found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         self.put({prefix + path.relative_to(folder).as_posix(): path for path in found})
 
+    def mark(self, folder: str) -> None:
+        """Put the marker of a folder, as consoles do: an object called `folder/`. Not in az."""
+        path = urllib.parse.quote(f"/{BUCKET}/{folder}/")
+        _ask(self.port, "PUT", path, "", **_s3_scope("s3"))
+
     def sizes(self) -> dict[str, int]:
         """Return the names and sizes of all objects."""
         return self._ask("list")

@@ -87,7 +87,6 @@ def main(holds_client: str, threads: str) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     import shardio
-    from shardio.errors import ShardioError
     from shardio.storage import ranges
     from shardio.storage.location import locate
 
@@ -107,7 +106,7 @@ def main(holds_client: str, threads: str) -> None:
                     there = shardio.open(url, decode=None, storage=options)
                     found = pool.map(there.__getitem__, numbers)
                     done["digests"] = [digest(record["image"]) for record in found]
-            except ShardioError as error:
+            except Exception as error:  # whatever it is: the test compares its type
                 done |= {"error": type(error).__name__, "text": str(error)}
             figures = ranges.figures()
             done["took_s"] = time.monotonic() - start

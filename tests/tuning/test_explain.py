@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.naive_order import cases
+from support.naive_order import cases, side_by_side
 from support.small_datasets import grouped, make, simple
 from support.trees import shardio_json
 
@@ -211,8 +211,8 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
         chosen = requested.resolve(1.0)
         epoch = chosen.epoch(made.shard_records, 0)
         shares = [list(chosen.partition(epoch, rank=r, world_size=ranks)) for r in range(ranks)]
-        pieces = [p for step in zip(*shares, strict=True) for batch in step for p in batch.pieces]
-        return pieces
+        steps = side_by_side(shares, total // ranks // 3, 5)
+        return [piece for step in steps for batch in step for piece in batch.pieces]
 
     for ranks in range(1, total + 1):
         if ranks in e.law_world_sizes:
@@ -221,6 +221,51 @@ def test_the_law_holds_for_the_ranks_that_are_named_and_no_others():
             with pytest.raises(OptionError, match="unit"):
                 flat(ranks)
     assert told(made).law_world_sizes == ()
+
+
+def test_nodes_with_shards_of_their_own_are_told():
+    made = imagined([1000] * 40)
+    job = {"num_workers": 1, "world_size": 16, "local_world_size": 8}
+    e = told(made, job, batch_size=64, shuffle_buffer=4000, nodes=2)
+    assert codes(e) == []
+    assert "nodes 2 with shards of their own, 1/2 of the records" in " ".join(str(e).split())
+    assert "a machine reads those of 1 node" in " ".join(str(e).split())
+    assert e.state["nodes"] == 2
+    plain = told(made, job, batch_size=64, shuffle_buffer=4000)
+    assert "shards of their own" not in str(plain) and "nodes" not in plain.state
+
+
+@pytest.mark.parametrize("records", [1000, 30_000])
+@pytest.mark.parametrize("buffer", [64, 900])
+def test_nobody_with_nodes_is_told_to_shuffle_all(records: int, buffer: int):
+    options = {"shuffle": False, "source": "folder"}  # of the pack: in class order
+    made = imagined([records // 40] * 40, classes=("cat",) * 50, options=options)
+    given = {"batch_size": 64, "shuffle_buffer": buffer, "nodes": 2}
+    e = told(made, {"world_size": 16, "local_world_size": 8}, **given)
+    assert e.warnings
+    for advice in e.warnings:
+        assert "all" not in advice.change.values()
+        if not {"num_workers", "world_size"} & advice.change.keys():
+            told(made, {"world_size": 16, "local_world_size": 8}, **(given | advice.change))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "change"), [(24, 64, {"nodes": 3}), (16, 128, {"batch_size": 64})]
+)
+def test_nodes_that_do_not_suit_the_job_are_told(
+    ranks: int, batch_size: int, change: dict[str, int]
+) -> None:
+    made = imagined([1000] * 40)
+    given = {"shuffle_buffer": 4000, "unit": 16}
+    saved = RequestedOptions(batch_size=64, nodes=2, **given).resolve(1.0).state()
+    options = RequestedOptions(batch_size=batch_size).resolve(1.0, saved)
+    job = {"world_size": ranks, "local_world_size": 8, "available_bytes": 1 << 50}
+    e = explain_job(TrainingJob(made, options, **job))
+    [advice] = [one for one in e.warnings if one.code == "nodes_mixed"]
+    assert "reads the shards of 2 of 2 nodes" in advice.what and advice.change == change
+    mended = {"batch_size": batch_size, "nodes": 2, **given} | change
+    mended_job = TrainingJob(made, RequestedOptions(**mended).resolve(1.0), **job)
+    assert "nodes_mixed" not in codes(explain_job(mended_job))
 
 
 @cases(60)

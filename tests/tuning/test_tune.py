@@ -695,3 +695,26 @@ def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
         tune(ShardDataset.mix([dataset, dataset]))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="give batch_size to the dataset"):
         tune(ShardDataset(folder))
+
+
+# --- nodes with shards of their own ---------------------------------------------------------------
+
+
+def same_rows(found: Tuning, other: Tuning) -> list[tuple[Any, Any]]:
+    """The rows of the default unit, with those of the same buffer."""
+    rows = {row.shuffle_buffer: row for row in other.rows if row.unit == other.unit}
+    return [(row, rows[row.shuffle_buffer]) for row in found.rows if row.unit == found.unit]
+
+
+def test_nodes_are_simulated_and_told(shuffled: Tuning) -> None:
+    found = recommend(SHARDS, SHUFFLED, nodes=4, **(OPTIONS | {"units": False}))
+    assert found.nodes == 4 and "nodes=4" in found.call
+    assert found.notes[0].startswith("Each of 4 nodes reads 1/4 of the records")
+    assert found.rows and all(row.shuffle_buffer for row in found.rows)
+    for row, mixed in same_rows(found, shuffled):  # records meet those of their own part alone
+        assert row.again > max(mixed.again, 3 * shuffled.chance)
+
+
+def test_nodes_that_do_not_suit_are_refused_by_tune() -> None:
+    with pytest.raises(OptionError, match="shards have records"):
+        recommend(SHARDS, SHUFFLED, nodes=10_000, **OPTIONS)

@@ -111,8 +111,8 @@ class ForeignFile(WrappedFile):
     def __init__(
         self, storage: Location, name: str, extra: bytes = b"", *, sweep: bool = False
     ) -> None:
-        file = storage.open(name)
-        super().__init__(Sweep(file) if sweep else file)
+        file = storage.sweep(name) if sweep else storage.open(name)
+        super().__init__(Sweep(file, hashed=storage.remote) if sweep else file)
         self.read: Callable[[int, int], bytes] = self._file.read
         try:
             self._open(storage, name, extra)
@@ -189,9 +189,10 @@ class Sweep(WrappedFile):
     Small reads near each other are slices of blocks: 0.2 us each instead of 1.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, *, hashed: bool = False) -> None:
+        """hashed: the file hashes itself as it is read."""
         super().__init__(file)
-        self._seal = hashlib.sha256()
+        self._seal = None if hashed else hashlib.sha256()
         self._hashed = 0  # bytes from the beginning that were
         self._block, self._base = b"", 0  # what was read last, and from where
         self._end, self._length = 0, 0  # of the last read that was no slice
@@ -218,6 +219,8 @@ class Sweep(WrappedFile):
         return data if size == length else data[start - begin : start - begin + length]
 
     def _hash(self, start: int, data: bytes) -> None:
+        if self._seal is None:
+            return
         if start > self._hashed:  # what lies between two records
             self._seal.update(self._file.read(self._hashed, start - self._hashed))
             self._hashed = start
@@ -227,6 +230,8 @@ class Sweep(WrappedFile):
 
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
+        if self._seal is None:
+            return self._file.sha256()
         while (left := self.size - self._hashed) > 0:
             self._hash(self._hashed, self._file.read(self._hashed, min(_KEPT, left)))
         return self._seal.digest()

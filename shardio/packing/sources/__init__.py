@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
 from . import coco, files, grouped, imagefolder, listing, trees
 from .base import Listings, SourceRequest
-from .detect import detect
+from .detect import detect, detect_by_url
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _dataset_names(request: SourceRequest) -> list[str]:
 def _folder_names(request: SourceRequest) -> list[str]:
     if request.looked is not None:
         return list(request.looked)
-    return files.split_names(request.path, request.splits)
+    return files.split_names(files.folder_of(request), request.splits)
 
 
 def _foreign(request: SourceRequest) -> Listings:
@@ -77,13 +77,7 @@ def detect_kind(request: SourceRequest) -> SourceRequest:
             f"{there_are(KINDS, request.kind, len(KINDS))}"
         )
     if request.location.remote:
-        if request.kind not in (None, "dataset"):
-            raise OptionError(
-                f"{request.shown}: --from {printable(request.kind)}: by URL only datasets are "
-                "packed: shardio's own, and what `shardio index` made an index of; copy the files "
-                "to a directory first"
-            )
-        return replace(request, kind="dataset")
+        return detect_by_url(request)
     return request if request.kind is not None else detect(request)
 
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,12 +31,68 @@ from ..process_pool import Progress
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Problem = tuple[bytes, str]  # key, reason
 Read = Callable[[int], Sample]
+ReadFile = Callable[[bytes, int, int], bytes]  # path, bytes and time of change as listed
+Top = tuple[list[bytes], list[bytes], list[bytes]]  # folders, all else, links to a folder above
 
 _SHOWN = 20  # files that one message lists
 
 
 class Rejected(Exception):
     """One record cannot be packed, for the reason in words that this is; the others can."""
+
+
+class Walked(NamedTuple):
+    """Every file below a folder, in bytewise order of their paths in it, the keys."""
+
+    keys: list[bytes]
+    sizes: Ints  # bytes
+    mtimes: Ints  # times of change in ns, or other numbers that change with the content
+    problems: list[Problem]  # what can be no file of a record
+    ignored: int  # hidden files, and the like
+
+
+class Seen(NamedTuple):
+    """Say what is known of a file that a listing names."""
+
+    size: int
+    mtime: int  # as in Walked
+    why: str | None  # it can be no file of a record; None: it can
+
+
+class SourceFolder(Protocol):
+    """A folder whose files are packed, of this machine or of a store. Forked workers inherit it.
+
+    Paths in it are bytes. Nothing is opened before it is read.
+    """
+
+    path: bytes  # absolute, or a URL without secrets: for messages
+
+    def top(self) -> Top:
+        """Return the names in it: folders, all else, and links to a folder above.
+
+        Hidden folders are left out. Raises SourceError, StorageError.
+        """
+
+    def below(self, path: bytes) -> SourceFolder:
+        """Return a folder in it."""
+
+    def is_there(self) -> bool:
+        """Return True if it is a folder."""
+
+    def walk(self, *, empty: bool = False) -> Walked:
+        """Find every file below it. empty: one without a byte is a file like others, no problem."""
+
+    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+        """Yield what each path leads to. Raises OSError where the folder cannot be opened."""
+
+    def opened(self) -> AbstractContextManager[ReadFile]:
+        """Open the folder, and give the function that reads a file of it.
+
+        It raises Rejected, SourceChangedError.
+        """
+
+    def will_need(self, path: bytes, size: int) -> None:
+        """Announce that a file will be read soon, where each read is a round trip."""
 
 
 class Source:
@@ -78,6 +134,7 @@ class SourceRequest:
     jobs: int | None = None
     progress: Progress | None = None
     storage: Storage = field(default_factory=Storage)  # how an object store is reached
+    files: SourceFolder | None = None  # where it is a folder of a store, which is listed once
 
     @property
     def location(self) -> Location:
@@ -133,7 +190,7 @@ class Listing:
     root: bytes  # absolute
     keys: list[bytes]
     sizes: Ints  # bytes that are to be read
-    mtimes: Ints  # nanoseconds; 0 where nothing has such a time
+    mtimes: Ints  # ns, or other numbers that change with the content; 0 where nothing has such
     source: Source
     fields: tuple[tuple[str, str], ...]  # name and kind, without the key
     classes: tuple[str, ...] | None  # names of the values of `label`

@@ -36,9 +36,21 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, pack, unpack
 from ...names import KEY, key_bytes, key_text
-from .base import Ints, Listing, Listings, Problem, SourceRequest, check_key, listed, renamed
+from .base import (
+    Ints,
+    Listing,
+    Listings,
+    Problem,
+    ReadFile,
+    SourceFolder,
+    SourceRequest,
+    check_key,
+    listed,
+    renamed,
+)
 from .field_names import our_names
-from .files import FileSource, check_image, first_sign, look, mtime, opened_folder, read_file, twins
+from .files import DiskFolder, FileSource, check_image, first_sign, folder_of, twins
+from .store_folder import root_of
 
 _NUMBERS = ("image_id", "width", "height")
 _FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}
@@ -90,7 +102,7 @@ class Entries:
 class Images(FileSource):
     """The images of a file, in bytewise order of their keys."""
 
-    def __init__(self, entries: Entries, root: bytes, names: Mapping[str, str]) -> None:
+    def __init__(self, entries: Entries, root: SourceFolder, names: Mapping[str, str]) -> None:
         """names: ours of the fields, by COCO's."""
         super().__init__(root)
         count = len(entries.keys)
@@ -104,10 +116,13 @@ class Images(FileSource):
         other._labels = numbers
         return other
 
-    def _read(self, folder: int, place: int) -> Sample:
+    def _files(self, place: int) -> list[tuple[bytes, int]]:
+        return [(self._entries.paths[place], int(self.sizes[place]))]
+
+    def _read(self, read: ReadFile, place: int) -> Sample:
         entries, names = self._entries, self._names
         size, changed = int(self.sizes[place]), int(self.mtimes[place])
-        data = check_image(read_file(folder, entries.paths[place], size, changed))
+        data = check_image(read(entries.paths[place], size, changed))
         sample: Sample = {KEY: entries.keys[place], names["image"]: data}
         for name in _NUMBERS:
             sample[names[name]] = entries.numbers[name][place : place + 1].tolist()[0]
@@ -123,7 +138,7 @@ def list_records(request: SourceRequest) -> Listings:
     """List the images of a file. Raises SourceError, OptionError."""
     names = our_names(request.fields, _FIELDS)
     if os.path.isdir(request.path):
-        refuse_folder(request.path, request.shown, os.listdir(request.path))
+        refuse_folder(request, os.listdir(request.path))
         raise OptionError(f"{request.shown}: expected a JSON file of COCO's, but it is a folder")
     entries = _parse(_load(request), request.shown)
     root, notes = _root(request, entries.first)
@@ -135,7 +150,7 @@ def list_records(request: SourceRequest) -> Listings:
     places, problems = _look(source, entries, root, places)
     fields = tuple((names[name], kind) for name, kind in _FIELDS.items())
     listing = Listing(
-        root=root,
+        root=root.path,
         keys=entries.keys,
         sizes=source.sizes,
         mtimes=source.mtimes,
@@ -161,22 +176,23 @@ def is_coco(path: bytes) -> bool:
     return path.lower().endswith(b".json") and os.path.isfile(path) and first_sign(path) == b"{"
 
 
-def refuse_folder(folder: bytes, shown: str, names: Sequence[bytes]) -> None:
+def refuse_folder(request: SourceRequest, names: Sequence[bytes]) -> None:
     """Raise OptionError, naming the files to give, where a folder holds such files.
 
     names: what lies in it.
     """
     there = [name for name in names if _NAMES.fullmatch(name)]
     if b"annotations" in names:
-        inner = os.path.join(folder, b"annotations")
-        with contextlib.suppress(OSError):
-            there += [b"annotations/" + n for n in os.listdir(inner) if _NAMES.fullmatch(n)]
-    found = [os.path.join(folder, name) for name in sorted(there)]
+        with contextlib.suppress(SourceError):
+            _, inner, _ = folder_of(request).below(b"annotations").top()
+            there += [b"annotations/" + name for name in inner if _NAMES.fullmatch(name)]
+    found = [os.path.join(request.path, name) for name in sorted(there)]
     if found:
         files = "\n".join(f"  {printable(path, 4096)}" for path in found[:20])
         raise OptionError(
-            f"{shown}: it holds annotations of COCO; give the file that is to be packed, each into "
-            f"a directory of its own (--from imagefolder packs the folder as images):\n{files}"
+            f"{request.shown}: it holds annotations of COCO; give the file that is to be packed, "
+            "each into a directory of its own (--from imagefolder packs the folder as images):\n"
+            f"{files}"
         )
 
 
@@ -398,19 +414,20 @@ def _column(values: list[int | None]) -> Column:
 # --- the images -----------------------------------------------------------------------------------
 
 
-def _root(request: SourceRequest, first: Sequence[bytes]) -> tuple[bytes, list[str]]:
+def _root(request: SourceRequest, first: Sequence[bytes]) -> tuple[SourceFolder, list[str]]:
     """Find the folder of the images; return it, and a note that says which was found."""
     if request.root is not None:
-        if not os.path.isdir(request.root):
-            raise OptionError(f"--root {printable(request.root)}: expected a folder")
-        return os.path.abspath(os.fsencode(request.root)), []
+        folder = root_of(request)
+        if isinstance(folder, DiskFolder) and not folder.is_there():
+            raise OptionError(f"--root {printable(folder.path)}: expected a folder")
+        return folder, []
     above, name = os.path.split(request.path)
     tried = _usual(key_text(name))
     for path, place in itertools.product(first, tried):
         root = os.path.join(above, key_bytes(place))
         if os.path.isfile(os.path.join(root, path)):
             shown = printable(os.path.normpath(root), 4096)
-            return os.path.abspath(root), [f"images are those in {shown}; --root says otherwise"]
+            return DiskFolder(root), [f"images are those in {shown}; --root says otherwise"]
     raise OptionError(
         f"{request.shown}: its first image, {printable(first[0])}, is in none of the usual "
         f"folders, seen from that of the file: {', '.join(map(printable, tried))}. --root DIR "
@@ -435,20 +452,19 @@ def _usual(name: str) -> list[str]:
 
 
 def _look(
-    source: Images, entries: Entries, root: bytes, places: Ints
+    source: Images, entries: Entries, root: SourceFolder, places: Ints
 ) -> tuple[Ints, list[Problem]]:
     """Note sizes and times of some images; return those that can be packed, and the others."""
     problems: list[Problem] = []
     good = np.ones(len(places), np.bool_)
-    with opened_folder(root) as folder:
-        for i, place in enumerate(places.tolist()):
-            status, why = look(folder, entries.paths[place])
-            if status is not None:
-                source.sizes[place], source.mtimes[place] = status.st_size, mtime(status)
-                why = why or _too_many(entries, place, status.st_size)
-            if why is not None:
-                good[i] = False
-                problems.append((entries.keys[place], why))
+    numbers = places.tolist()
+    seen = root.look(entries.paths[place] for place in numbers)
+    for i, (place, (size, mtime, why)) in enumerate(zip(numbers, seen, strict=True)):
+        source.sizes[place], source.mtimes[place] = size, mtime
+        why = why or _too_many(entries, place, size)
+        if why is not None:
+            good[i] = False
+            problems.append((entries.keys[place], why))
     return places[good], problems
 
 

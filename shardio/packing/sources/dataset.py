@@ -67,6 +67,7 @@ def list_foreign(request: SourceRequest) -> Listings:
     request.refuse_root(f"files of {request.kind}")
     dataset, index, data, left_out = in_memory(
         os.fsdecode(request.path),
+        storage=request.storage,
         format=request.kind,
         fields=request.fields,
         jobs=request.jobs,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import DamageError, OptionError, SourceError, printable
-from ...formats import claims
+from ...formats import FOREIGN, claims
 from ...formats.manifest import MANIFEST, SPLITS, load
 from ...images.filetype import image_type
 from ...names import key_text
@@ -17,9 +17,10 @@ from ...storage.lock import JOURNAL
 from ...units import show_count
 from .base import SourceRequest
 from .coco import is_coco, refuse_folder
-from .files import are_splits, not_images, top
+from .files import are_splits, folder_of, not_images
 from .grouped import lies_there as lies_grouped
 from .listing import is_listing
+from .store_folder import folder_in_store
 from .trees import lies_there as lies_in_trees
 
 _LOOKED = 3  # folders that are looked into for files of another format
@@ -29,6 +30,32 @@ def detect(request: SourceRequest) -> SourceRequest:
     """Return a request with its kind, by what lies there. Raises OptionError, SourceError."""
     kind = _kind(request)
     return _folder(request) if kind == "imagefolder" else replace(request, kind=kind)
+
+
+def detect_by_url(request: SourceRequest) -> SourceRequest:
+    """Return a request for an object store with its kind. Raises OptionError, SourceError."""
+    kind, location = request.kind, request.location
+    if kind is None and (location.exists(MANIFEST) or location.exists(SPLITS)):
+        kind = "dataset"
+    if kind == "dataset":
+        return replace(request, kind=kind)
+    if kind in ("listing", "coco"):
+        raise OptionError(
+            f"{request.shown}: --from {kind}: copy that file, and give the URL of its images as "
+            "--root"
+        )
+    if kind in FOREIGN and kind != "imagefolder":
+        return request
+    found = replace(request, files=folder_in_store(request))
+    if kind is not None:
+        return found
+    try:
+        folders, files, _ = folder_of(found).top()
+    except OptionError as error:  # it cannot be listed
+        raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
+    if not folders and not files:
+        load(location)  # says that nothing is packed there
+    return _folder(found)
 
 
 def _kind(request: SourceRequest) -> str:
@@ -66,18 +93,19 @@ def _kind(request: SourceRequest) -> str:
 
 def _folder(request: SourceRequest) -> SourceRequest:
     """Detect what a folder without a manifest is, by the names at its top."""
-    if os.path.lexists(os.path.join(request.path, os.fsencode(JOURNAL))):
+    folder = folder_of(request)
+    if request.files is None and os.path.lexists(os.path.join(request.path, os.fsencode(JOURNAL))):
         load(locate(os.fsdecode(request.path)))  # says that its packing is not finished
-    folders, files, _ = top(os.path.abspath(request.path))
+    folders, files, _ = folder.top()
     others = not_images(files)
-    refuse_folder(request.path, request.shown, [*others, *folders])
+    refuse_folder(request, [*others, *folders])
     if lies_in_trees(request, folders):
         return replace(request, kind="trees")
     foreign = _foreign_folder(request, folders, files)
     if foreign is not None:
         return replace(request, kind=foreign)
     splits = are_splits(folders, request.splits)
-    if lies_grouped(request.path, files, others, folders if splits else ()):
+    if lies_grouped(folder, files, others, folders if splits else ()):
         return replace(request, kind="files")
     names = tuple(key_text(name) for name in sorted(folders)) if splits else ("",)
     return replace(request, kind="imagefolder", looked=names)
@@ -94,7 +122,7 @@ def _foreign_folder(
     names = list(files)
     for folder in sorted(folders)[:_LOOKED]:
         with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
-            names += top(os.path.join(os.path.abspath(request.path), folder))[1]
+            names += folder_of(request).below(folder).top()[1]
     names = [name for name in names if not name.startswith(b".")]
     others = not_images(names)
     claimed = claims(map(key_text, others))

@@ -24,7 +24,19 @@ from ...formats.sample import MAX_BODY, MAX_HEAD, Sample
 from ...images.filetype import ALL_ENDINGS, image_type
 from ...names import key_text
 from ...units import show_count
-from .base import Ints, Problem, Read, Rejected, Source, listed
+from .base import (
+    Problem,
+    Read,
+    ReadFile,
+    Rejected,
+    Seen,
+    Source,
+    SourceFolder,
+    SourceRequest,
+    Top,
+    Walked,
+    listed,
+)
 
 SPLITS = frozenset((b"train", b"val", b"valid", b"validation", b"test"))
 MAX_FILE = MAX_BODY - MAX_HEAD  # bytes of a file that a record holds in any case
@@ -34,24 +46,80 @@ _DOT = ord(".")
 _IGNORED = frozenset((b"Thumbs.db", b"desktop.ini"))  # left by file managers; so are hidden files
 _OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # of `shardio index`, on top
 _SHOWN = 20  # names that are noted
-Top = tuple[list[bytes], list[bytes], list[bytes]]  # folders, all else, links to a folder above
 Above = tuple[tuple[int, int], ...]  # devices and inodes of a folder and those it lies in
 
 
 class FileSource(Source):
     """A source whose records lie in files below one folder, which is open while they are read."""
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: SourceFolder) -> None:
         self._root = root
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Read]:
         """Open the folder, and give the function that reads a record."""
-        with opened_folder(self._root) as folder:
-            yield functools.partial(self._read, folder)
+        with self._root.opened() as read:
+            yield functools.partial(self._read, read)
 
-    def _read(self, folder: int, place: int) -> Sample:
+    def will_need(self, place: int) -> None:
+        """Announce the files of a record."""
+        for path, size in self._files(place):
+            self._root.will_need(path, size)
+
+    def _read(self, read: ReadFile, place: int) -> Sample:
         raise NotImplementedError
+
+    def _files(self, place: int) -> Iterable[tuple[bytes, int]]:
+        """Return path and bytes of each file of a record."""
+        raise NotImplementedError
+
+
+class DiskFolder:
+    """A folder of this machine."""
+
+    def __init__(self, path: bytes) -> None:
+        self.path = os.path.abspath(path)
+
+    def top(self) -> Top:
+        """Return the names in it. Raises SourceError."""
+        return top(self.path)
+
+    def below(self, path: bytes) -> DiskFolder:
+        """Return a folder in it."""
+        return DiskFolder(os.path.join(self.path, path))
+
+    def is_there(self) -> bool:
+        """Return True if it is a folder."""
+        return os.path.isdir(self.path)
+
+    def walk(self, *, empty: bool = False) -> Walked:
+        """Find every file below it."""
+        return Walk(self.path, empty=empty).run()
+
+    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+        """Yield what each path leads to. Raises OSError."""
+        with opened_folder(self.path) as folder:
+            before, seen = b"", Seen(0, 0, MISSING)
+            for path in paths:
+                if path != before:  # rows of one file are neighbours
+                    status, why = _look(folder, path)
+                    size, time = (0, 0) if status is None else (status.st_size, mtime(status))
+                    before, seen = path, Seen(size, time, why)
+                yield seen
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[ReadFile]:
+        """Open the folder, and give the function that reads a file of it."""
+        with opened_folder(self.path) as folder:
+            yield functools.partial(read_file, folder)
+
+    def will_need(self, path: bytes, size: int) -> None:
+        """Do nothing: each file is read at once."""
+
+
+def folder_of(request: SourceRequest) -> SourceFolder:
+    """Return the folder that is to be packed."""
+    return DiskFolder(request.path) if request.files is None else request.files
 
 
 def no_image(data: bytes) -> str:
@@ -75,24 +143,24 @@ def read_file(folder: int, path: bytes, size: int, mtime_ns: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
-        raise _changed(path, "it is gone") from None
+        raise changed(path, "it is gone") from None
     except OSError as error:
         raise Rejected(f"cannot be opened: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if status.st_size != size or mtime(status) != mtime_ns:
-            raise _changed(path, "its size or time of change is another")
+            raise changed(path, "its size or time of change is another")
         data = os.read(descriptor, size + 1)
         while len(data) < size and (more := os.read(descriptor, size - len(data))):
             data += more
         if mtime(os.fstat(descriptor)) != mtime_ns:
-            raise _changed(path, "it was written to while it was read")
+            raise changed(path, "it was written to while it was read")
     except OSError as error:
         raise Rejected(f"cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
     if len(data) != size:
-        raise _changed(path, f"{len(data):,} bytes were read, expected {size:,}")
+        raise changed(path, f"{len(data):,} bytes were read, expected {size:,}")
     return data
 
 
@@ -111,7 +179,8 @@ def opened_folder(root: bytes) -> Iterator[int]:
         os.close(folder)
 
 
-def _changed(path: bytes, what: str) -> SourceChangedError:
+def changed(path: bytes, what: str) -> SourceChangedError:
+    """Return the error for a file that is not the one that was listed."""
     return SourceChangedError(
         f"{printable(path)}: changed since the packing was planned: {what}. Run it again with "
         "--restart to plan anew"
@@ -129,28 +198,29 @@ def are_splits(folders: Sequence[bytes], splits: bool | None) -> bool:
     return bool(folders) and all(name in SPLITS for name in folders) if splits is None else splits
 
 
-def split_names(source: bytes, splits: bool | None = None) -> list[str]:
+def split_names(folder: SourceFolder, splits: bool | None = None) -> list[str]:
     """Return the splits of a folder, or [""], without listing more than its top.
 
     Raises SourceError.
     """
-    folders, _, _ = top(os.path.abspath(source))
+    folders, _, _ = folder.top()
     return [key_text(name) for name in sorted(folders)] if are_splits(folders, splits) else [""]
 
 
-def split_folders(source: bytes, inside: Top, splits: bool | None) -> dict[str, bytes]:
+def split_folders(
+    source: SourceFolder, shown: str, inside: Top, splits: bool | None
+) -> dict[str, SourceFolder]:
     """Return the folder of each split; of "" the source itself, where there are none.
 
-    inside: what `top` found in the source. Raises SourceError, also for files beside splits.
+    inside: what lies at the top of the source. Raises SourceError, also for files beside splits.
     """
-    root = os.path.abspath(source)
     folders, files, loops = inside
     if not are_splits(folders, splits):
-        return {"": root}
+        return {"": source}
     if not folders:
-        raise SourceError(f"{printable(source)}: there are no folders in it that could be splits")
-    check_loose([*files, *loops], root)  # no split's walk would meet the links
-    return {key_text(name): os.path.join(root, name) for name in sorted(folders)}
+        raise SourceError(f"{shown}: there are no folders in it that could be splits")
+    check_loose([*files, *loops], source)  # no split's walk would meet the links
+    return {key_text(name): source.below(name) for name in sorted(folders)}
 
 
 def top(root: bytes) -> Top:
@@ -215,11 +285,8 @@ class Walk:
         self.problems: list[Problem] = []
         self.ignored = 0
 
-    def run(self) -> tuple[list[bytes], Ints, Ints]:
-        """Visit every file and folder.
-
-        Returns keys in bytewise order, sizes, and times of change.
-        """
+    def run(self) -> Walked:
+        """Visit every file and folder."""
         # a folder to list: its prefix in keys, and the device and inode of all folders above it
         stack: list[tuple[bytes, Above]] = [(b"", _above(self.root))]
         while stack:
@@ -232,7 +299,8 @@ class Walk:
                 self.problems.append((prefix, f"cannot be listed: {error.strerror}"))
         order = sorted(range(len(self.keys)), key=self.keys.__getitem__)
         keys = [self.keys[i] for i in order]
-        return keys, np.array(self.sizes, np.int64)[order], np.array(self.mtimes, np.int64)[order]
+        sizes, mtimes = np.array(self.sizes, np.int64), np.array(self.mtimes, np.int64)
+        return Walked(keys, sizes[order], mtimes[order], self.problems, self.ignored)
 
     def _visit(
         self,
@@ -243,10 +311,10 @@ class Walk:
     ) -> None:
         name = entry.name
         key = prefix + name
-        if name[0] == _DOT or name in _IGNORED:
+        if is_ignored(name):
             self.ignored += 1
             return
-        if not prefix and _is_own(name):
+        if not prefix and is_own(name):
             return
         try:
             status = entry.stat()  # of what a link leads to
@@ -271,7 +339,12 @@ class Walk:
             self.problems.append((key, why))
 
 
-def _is_own(name: bytes) -> bool:
+def is_ignored(name: bytes) -> bool:
+    """Return True for a hidden file or folder, and for what file managers leave."""
+    return name[0] == _DOT or name in _IGNORED
+
+
+def is_own(name: bytes) -> bool:
     """Tell whether a file on top is one of `shardio index`."""
     return name[-4:] in (b"json", b"ndex") and _OWN.fullmatch(name) is not None  # 0.1 us, not 0.3
 
@@ -284,12 +357,17 @@ def unfit(status: os.stat_result) -> str | None:
     mode, size = status.st_mode, status.st_size
     if not stat.S_ISREG(mode):
         return f"is a {_special(mode)}, not a file; it was not opened"
+    return unfit_size(size)
+
+
+def unfit_size(size: int) -> str | None:
+    """Return why a file of so many bytes can be none of a record; None when it can."""
     if size == 0:
         return "is empty"
     return None if size <= MAX_FILE else f"is {size:,} bytes; the limit is {MAX_FILE:,}"
 
 
-def look(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
+def _look(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
     """Return what a path leads to, and why it can be no file of a record.
 
     folder: a descriptor of the folder that the path is relative to.
@@ -322,14 +400,15 @@ def _special(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
-def check_loose(files: list[bytes], root: bytes) -> None:
+def check_loose(files: list[bytes], folder: SourceFolder) -> None:
     """Raise SourceError for files that lie beside class folders, but for hidden ones."""
     ours = (n for n in files if not n.startswith(b".") and n not in _IGNORED)
-    loose = sorted(name for name in ours if not _is_own(name))
+    loose = sorted(name for name in ours if not is_own(name))
     if loose:
         raise SourceError(
-            f"{printable(root)}: {show_count(len(loose), 'file')} beside class folders; move them "
-            f"into one, or away:\n{listed([(name, 'in no class folder') for name in loose])}"
+            f"{printable(folder.path)}: {show_count(len(loose), 'file')} beside class folders; "
+            "move them into one, or away:\n"
+            f"{listed([(name, 'in no class folder') for name in loose])}"
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -23,17 +22,26 @@ from ...formats.sample import MAX_FIELDS, Sample
 from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ...order import rng
-from .base import Ints, Listing, Listings, Problem, Rejected, SourceRequest, renamed, some_of
+from .base import (
+    Ints,
+    Listing,
+    Listings,
+    ReadFile,
+    Rejected,
+    SourceFolder,
+    SourceRequest,
+    Walked,
+    renamed,
+    some_of,
+)
 from .field_names import nameable, our_names
 from .files import (
     MAX_FILE,
     FileSource,
-    Walk,
     check_image,
+    folder_of,
     not_images,
-    read_file,
     split_folders,
-    top,
     twins,
 )
 
@@ -53,23 +61,28 @@ _IMAGE = "image"  # of all plain endings of images, where no record has two of t
 class Members(FileSource):
     """The records of a listing, each of several files."""
 
-    def __init__(self, root: bytes, files: Files, named: Mapping[str, str]) -> None:
+    def __init__(self, root: SourceFolder, files: Files, named: Mapping[str, str]) -> None:
         """named: our names of the fields of this dataset, by theirs."""
         super().__init__(root)
-        self._files = files
+        self._records = files
         self._names = [named[field] for field in files.fields]
         self._none: Sample = dict.fromkeys(self._names)
         self._decoders = [decoder(ending) for ending in files.endings]
 
-    def _read(self, folder: int, place: int) -> Sample:
-        files = self._files
+    def _files(self, place: int) -> Iterator[tuple[bytes, int]]:
+        files = self._records
+        for at in range(int(files.starts[place]), int(files.starts[place + 1])):
+            yield files.path(place, at), int(files.sizes[at])
+
+    def _read(self, read: ReadFile, place: int) -> Sample:
+        files = self._records
         sample = {KEY: files.keys[place], **self._none}
         for at in range(int(files.starts[place]), int(files.starts[place + 1])):
             which = int(files.which[at])
-            path = files.keys[place] + b"." + files.endings[which]
             size, mtime = int(files.sizes[at]), int(files.mtimes[at])
             decode = self._decoders[which]
-            sample[self._names[which]] = read_field(folder, path, size, mtime, decode)
+            path = files.path(place, at)
+            sample[self._names[which]] = read_field(read, path, size, mtime, decode)
         return sample
 
 
@@ -80,9 +93,8 @@ class Files:
     `which`: the place of a file's ending in `endings`, as they are written, and in `fields`.
     """
 
-    def __init__(
-        self, paths: Sequence[bytes], sizes: Ints, mtimes: Ints, problems: list[Problem]
-    ) -> None:
+    def __init__(self, found: Walked) -> None:
+        paths, sizes, mtimes, problems, _ = found
         places: dict[bytes, int] = {}  # of records, as they come
         ids: dict[bytes, int] = {}  # of endings, as they come
         record, which = np.empty(len(paths), np.int64), np.empty(len(paths), np.int32)
@@ -100,6 +112,10 @@ class Files:
         self.fields = [_field(ending)[0] for ending in self.endings]
         self.problems = problems
         self._check()
+
+    def path(self, place: int, at: int) -> bytes:
+        """Return the path of a file, by its record's place and its own."""
+        return self.keys[place] + b"." + self.endings[int(self.which[at])]
 
     def count(self, fields: Collection[str]) -> Ints:
         """Return (records,) how many files of each record are one of these fields."""
@@ -186,12 +202,14 @@ class Files:
 def list_records(request: SourceRequest) -> Listings:
     """List files that are grouped by name, by split. Raises SourceError, OptionError."""
     request.refuse_where_and_root("files grouped by name")
-    roots = split_folders(request.path, top(os.path.abspath(request.path)), request.splits)
+    folder = folder_of(request)
+    shown = printable(request.path) if request.files is None else request.shown
+    roots = split_folders(folder, shown, folder.top(), request.splits)
     ignored, found = {}, {}
-    for name, folder in roots.items():
-        walk = Walk(folder, empty=True)
-        found[name] = Files(*walk.run(), walk.problems)
-        ignored[name] = walk.ignored
+    for name, root in roots.items():
+        walked = root.walk(empty=True)
+        found[name] = Files(walked)
+        ignored[name] = walked.ignored
     plain = _merge(list(found.values()), request)
     named = _named({name for files in found.values() for name in files.fields}, request)
     listings = {}
@@ -202,7 +220,7 @@ def list_records(request: SourceRequest) -> Listings:
 
 
 def lies_there(
-    folder: bytes, files: Sequence[bytes], others: Sequence[bytes], splits: Sequence[bytes]
+    folder: SourceFolder, files: Sequence[bytes], others: Sequence[bytes], splits: Sequence[bytes]
 ) -> bool:
     """Tell whether images have files of the same name beside them, and lie in no class folders.
 
@@ -210,11 +228,11 @@ def lies_there(
     images. splits: of folders in it, each of which is looked at in place of it.
     """
     if not splits:
-        return _are_beside(folder, files, others)
+        return _are_beside(files, others)
     for name in splits:
-        with contextlib.suppress(OSError):  # whoever lists it says so
-            there = os.listdir(os.path.join(folder, name))
-            if _are_beside(os.path.join(folder, name), there, not_images(there)):
+        with contextlib.suppress(SourceError):  # whoever lists it says so
+            _, there, _ = folder.below(name).top()
+            if _are_beside(there, not_images(there)):
                 return True
     return False
 
@@ -270,18 +288,12 @@ def _is_beside(path: bytes) -> bool:
     return kind_of(path) not in (None, "image")
 
 
-def _are_beside(folder: bytes, names: Sequence[bytes], others: Sequence[bytes]) -> bool:
+def _are_beside(names: Sequence[bytes], others: Sequence[bytes]) -> bool:
     """Tell whether an image and another known file of these differ only in their endings."""
     known = {_split(name)[0]: name for name in others if name[:1] != b"." and _is_beside(name)}
     if not known:
         return False
-    return any(
-        kind_of(name) == "image"
-        and (other := known.get(_split(name)[0])) is not None
-        and os.path.isfile(os.path.join(folder, name))
-        and os.path.isfile(os.path.join(folder, other))
-        for name in names
-    )
+    return any(kind_of(name) == "image" and _split(name)[0] in known for name in names)
 
 
 @lru_cache(maxsize=4096)
@@ -318,10 +330,10 @@ def _array(data: bytes) -> Any:
     return value
 
 
-def read_field(folder: int, path: bytes, size: int, mtime: int, decode: Decode) -> Any:
+def read_field(read: ReadFile, path: bytes, size: int, mtime: int, decode: Decode) -> Any:
     """Return the value of a field that is a file. Raises Rejected, SourceChangedError."""
     try:
-        return decode(read_file(folder, path, size, mtime))
+        return decode(read(path, size, mtime))
     except (Rejected, ValueError) as error:
         why = str(error)
         if isinstance(error, UnicodeDecodeError):
@@ -370,7 +382,7 @@ def _named(theirs: set[str], request: SourceRequest) -> dict[str, str]:
 
 
 def _listing(
-    root: bytes, files: Files, named: Mapping[str, str], plain: set[str], ignored: int
+    root: SourceFolder, files: Files, named: Mapping[str, str], plain: set[str], ignored: int
 ) -> Listing:
     """plain: the endings that are the field `image` together."""
     theirs = {named[source]: source for source in sorted(set(files.fields))}
@@ -382,7 +394,7 @@ def _listing(
         here = "/".join(sorted({_field(ending)[0] for ending in files.endings} & plain))
         theirs = {name: here if s == _IMAGE else s for name, s in theirs.items()}
     return Listing(
-        root=root,
+        root=root.path,
         keys=files.keys,
         sizes=files.totals(),
         mtimes=files.changes(),

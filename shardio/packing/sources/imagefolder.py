@@ -1,7 +1,7 @@
 """A folder of images: class folders, or images, or one such folder for each split.
 
 A key is a file's path relative to the folder that is packed, as the bytes the file system gave.
-Nothing is opened here: names, sizes and times come from one walk with `os.scandir`.
+Nothing is opened here: names, sizes and times come from one walk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,24 @@ from ...formats.sample import Sample
 from ...images.filetype import image_type
 from ...names import KEY, key_bytes, key_text
 from ...storage.location import locate
-from .base import Ints, Listing, Listings, Rejected, SourceRequest, renumber
+from .base import (
+    Ints,
+    Listing,
+    Listings,
+    ReadFile,
+    Rejected,
+    SourceFolder,
+    SourceRequest,
+    renumber,
+)
 from .files import (
     SPLITS,
+    DiskFolder,
     FileSource,
-    Walk,
     check_loose,
+    folder_of,
     no_image,
-    read_file,
     split_folders,
-    top,
     twins,
 )
 from .grouped import check_told
@@ -45,14 +53,17 @@ class Folder(FileSource):
     """The files of a listing, each one record."""
 
     def __init__(
-        self, root: bytes, keys: list[bytes], sizes: Ints, mtimes: Ints, labels: Ints | None
+        self, root: SourceFolder, keys: list[bytes], sizes: Ints, mtimes: Ints, labels: Ints | None
     ) -> None:
         super().__init__(root)
         self._keys, self._sizes, self._mtimes, self._labels = keys, sizes, mtimes, labels
 
-    def _read(self, folder: int, place: int) -> Sample:
+    def _files(self, place: int) -> list[tuple[bytes, int]]:
+        return [(self._keys[place], int(self._sizes[place]))]
+
+    def _read(self, read: ReadFile, place: int) -> Sample:
         key = self._keys[place]
-        data = read_file(folder, key, int(self._sizes[place]), int(self._mtimes[place]))
+        data = read(key, int(self._sizes[place]), int(self._mtimes[place]))
         if image_type(data) is None:
             raise Rejected(no_image(data) + self._hint(place))
         sample: Sample = {KEY: key, "image": data}
@@ -78,12 +89,13 @@ def list_records(request: SourceRequest) -> Listings:
             "so already"
         )
     request.refuse_root("the images of a folder")
-    found = image_folder(request.path, request.splits)
+    found = image_folder(request.path, request.splits, folder_of(request), request.shown)
     if request.where is not None:
         found = {name: _chosen(listing, request) for name, listing in found.items()}
     if request.looked is not None:
         check_told(found, request.shown)
-    own, numbered = found.get(""), _numbered(request.path)
+    own = found.get("")
+    numbered = _numbered(request.path) if request.files is None else None
     if own is None or own.classes is None or numbered is None or numbered == own.classes:
         return found
     if set(own.classes) <= set(numbered):
@@ -100,17 +112,25 @@ def _numbered(path: bytes) -> tuple[str, ...] | None:
     return None
 
 
-def image_folder(source: bytes, splits: bool | None = None) -> Listings:
+def image_folder(
+    source: bytes,
+    splits: bool | None = None,
+    folder: SourceFolder | None = None,
+    shown: str = "",
+) -> Listings:
     """List a folder of images, by split; the one split is "" when there are none.
 
     Top folders are classes, and files in folders within them belong to them too; without folders
     there are no classes. When all top folders have names of splits (or `splits` says so), each is
     a folder of images by itself, with the classes of all of them together.
+
+    folder: where it lies, if not on this machine. shown: its name in messages.
     Raises SourceError.
     """
-    shown, inside = printable(source), top(os.path.abspath(source))
-    folders = split_folders(source, inside, splits)
-    tops = {name: top(folder) if name else inside for name, folder in folders.items()}
+    folder, shown = folder or DiskFolder(source), shown or printable(source)
+    inside = folder.top()
+    folders = split_folders(folder, shown, inside, splits)
+    tops = {name: folders[name].top() if name else inside for name in folders}
     classes = sorted({inner for inside, _, _ in tops.values() for inner in inside})
     found = {}
     for name, (inner, loose, _) in tops.items():
@@ -126,16 +146,17 @@ def image_folder(source: bytes, splits: bool | None = None) -> Listings:
     return found
 
 
-def _listing(root: bytes, folders: list[bytes], files: list[bytes], names: list[bytes]) -> Listing:
+def _listing(
+    root: SourceFolder, folders: list[bytes], files: list[bytes], names: list[bytes]
+) -> Listing:
     """List one folder of images. names: of all classes, sorted."""
     if folders:
         check_loose(files, root)
-    walk = Walk(root)
-    keys, sizes, mtimes = walk.run()
+    keys, sizes, mtimes, problems, ignored = root.walk()
     present = set(folders)
     labels = _labels(keys, names) if folders else None
     return Listing(
-        root=root,
+        root=root.path,
         keys=keys,
         sizes=sizes,
         mtimes=mtimes,
@@ -143,8 +164,8 @@ def _listing(root: bytes, folders: list[bytes], files: list[bytes], names: list[
         fields=(("image", "image"), ("label", "int")) if folders else (("image", "image"),),
         classes=tuple(map(key_text, names)) if folders else None,
         absent=tuple(key_text(n) for n in names if n not in present) if folders else (),
-        problems=sorted(walk.problems),
-        ignored=walk.ignored,
+        problems=sorted(problems),
+        ignored=ignored,
         notes=twins([*keys, *folders]),
     )
 

@@ -33,7 +33,9 @@ from .base import (
     Listings,
     Problem,
     Read,
+    ReadFile,
     Source,
+    SourceFolder,
     SourceRequest,
     check_key,
     renamed,
@@ -44,12 +46,9 @@ from .files import (
     MISSING,
     check_image,
     first_sign,
-    look,
-    mtime,
-    opened_folder,
-    read_file,
     twins,
 )
+from .store_folder import root_of
 from .tables import Column, Table, ending, holds_bytes
 from .tables import read as read_table
 
@@ -69,34 +68,43 @@ class Rows(Source):
     def open(self) -> Iterator[Read]:
         columns = [(name, column.get) for name, column in self._fields.items()]
         files = self._files
-        opened = contextlib.nullcontext(-1) if files is None else opened_folder(files.root)
-        with opened as folder:
+        with contextlib.nullcontext() if files is None else files.root.opened() as read_file:
 
             def read(place: int) -> Sample:
                 row = int(self._rows[place])
                 sample: Sample = {KEY: self._keys[place]}
-                if files is not None:
-                    sample["image"] = files.read(folder, place, row)
+                if files is not None and read_file is not None:
+                    sample["image"] = files.read(read_file, place, row)
                 for name, get in columns:
                     sample[name] = get(row)
                 return sample
 
             yield read
 
+    def will_need(self, place: int) -> None:
+        """Announce the file of a row."""
+        if self._files is not None:
+            self._files.will_need(place, int(self._rows[place]))
+
 
 @dataclass(frozen=True)
 class Files:
     """The files that rows name."""
 
-    root: bytes  # that paths are relative to
+    root: SourceFolder  # that paths are relative to
     paths: Column  # of all rows
     sizes: Ints  # of the records
     mtimes: Ints
 
-    def read(self, folder: int, place: int, row: int) -> bytes:
+    def will_need(self, place: int, row: int) -> None:
+        """Announce the file of a row."""
+        path, _ = _resolved(self.paths.get(row).encode())
+        self.root.will_need(path, int(self.sizes[place]))
+
+    def read(self, read_file: ReadFile, place: int, row: int) -> bytes:
         """Return the image of a row. Raises Rejected, SourceChangedError."""
         path, _ = _resolved(self.paths.get(row).encode())
-        data = read_file(folder, path, int(self.sizes[place]), int(self.mtimes[place]))
+        data = read_file(path, int(self.sizes[place]), int(self.mtimes[place]))
         return check_image(data)
 
 
@@ -334,32 +342,25 @@ def _of_rows(rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
 
 def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
     """List each file that a row names as a record."""
-    root = os.path.dirname(os.path.abspath(request.path))
-    if request.root is not None:
-        root = os.path.abspath(os.fsencode(request.root))
+    root = root_of(request)
     keys, kept, problems = _named(paths, rows, request)
     order = sorted(range(len(keys)), key=keys.__getitem__)
     sizes, mtimes, good = array("q"), array("q"), []
-    before: bytes | None = None
     missing = 0
     try:
-        with opened_folder(root) as folder:
-            for i in order:
+        seen = root.look(_resolved(paths.get(kept[i]).encode())[0] for i in order)
+        for i, (size, mtime, why) in zip(order, seen, strict=True):
+            if why is None and (why := check_key(keys[i])) is None:
+                good.append(i)
+                sizes.append(size)
+                mtimes.append(mtime)
+            else:
+                missing += why == MISSING
                 path, _ = _resolved(paths.get(kept[i]).encode())
-                if path != before:  # rows of one file are neighbours
-                    status, why = look(folder, path)
-                    before = path
-                if why is None and (why := check_key(keys[i])) is None:
-                    assert status is not None
-                    good.append(i)
-                    sizes.append(status.st_size)
-                    mtimes.append(mtime(status))
-                else:
-                    missing += why == MISSING
-                    problems.append((keys[i] or path, why))
+                problems.append((keys[i] or path, why))
     except OSError as error:
         raise OptionError(
-            f"{printable(root)}: paths are relative to this folder, and it cannot be opened: "
+            f"{printable(root.path)}: paths are relative to this folder, and it cannot be opened: "
             f"{error.strerror}; --root names another"
         ) from None
     if keys and missing == len(keys):
@@ -415,7 +416,7 @@ def _listing(
     kinds = {name: column.kind for name, column in fields.items()}
     root, mtimes = os.path.dirname(os.path.abspath(request.path)), np.zeros(len(rows), np.int64)
     if files is not None:
-        root, mtimes = files.root, files.mtimes
+        root, mtimes = files.root.path, files.mtimes
         kinds, theirs = {"image": "image"} | kinds, {"image": chosen.paths or ""} | theirs
     seal = hashlib.sha256()
     for name, column in fields.items():
@@ -443,8 +444,8 @@ def _resolved(text: bytes) -> tuple[bytes, bytes]:
     if url is not None:
         if url[1].lower() != b"file" or url[2] not in (b"", b"localhost"):
             raise ValueError(
-                f"{printable(text)}: only files of this machine are packed, and this is a URL of "
-                "another place; download them first"
+                f"{printable(text)}: expected a path, and this is a URL. Give paths relative to "
+                "the URL of their folder, and that as --root, or download the files"
             )
         text = unquote_to_bytes(text[url.end() :])
     parts = os.path.normpath(text).split(b"/") if text else []
@@ -469,7 +470,7 @@ def _unique(keys: list[bytes]) -> int:
 
 
 def _nothing_there(
-    problems: list[Problem], root: bytes, chosen: _Chosen, request: SourceRequest
+    problems: list[Problem], root: SourceFolder, chosen: _Chosen, request: SourceRequest
 ) -> str:
     first = next(key for key, why in problems if why == MISSING)
     column = chosen.paths or ""
@@ -481,7 +482,7 @@ def _nothing_there(
         )
     return (
         f"{request.shown}: none of the files in column {printable(column)!r} is there, such as "
-        f"{printable(first)}, in {printable(root)}; --root says where they are{other}"
+        f"{printable(first)}, in {printable(root.path)}; --root says where they are{other}"
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -22,8 +22,17 @@ from ...errors import OptionError, SourceError, printable
 from ...formats.sample import Sample
 from ...names import KEY, key_bytes, key_text
 from ...order import rng
-from .base import Ints, Listing, Listings, Problem, SourceRequest, some_of
-from .files import MAX_FILE, SPLITS, FileSource, Walk, are_splits, check_loose, top, twins
+from .base import (
+    Ints,
+    Listing,
+    Listings,
+    Problem,
+    ReadFile,
+    SourceFolder,
+    SourceRequest,
+    some_of,
+)
+from .files import MAX_FILE, SPLITS, FileSource, are_splits, check_loose, folder_of, twins
 from .grouped import decoder, kind_of, read_field
 
 # What folders of pictures and of their masks are called, in lower case; jpegimages and
@@ -51,17 +60,21 @@ class Tree:
 class Trees(FileSource):
     """The records of a listing, each of a file in every tree."""
 
-    def __init__(self, root: bytes, keys: list[bytes], trees: Sequence[Tree]) -> None:
+    def __init__(self, root: SourceFolder, keys: list[bytes], trees: Sequence[Tree]) -> None:
         super().__init__(root)
         self._keys, self._trees = keys, trees
         self._decoders = [decoder(_ENDINGS.get(tree.kind, b"")) for tree in trees]
 
-    def _read(self, folder: int, place: int) -> Sample:
+    def _files(self, place: int) -> Iterator[tuple[bytes, int]]:
+        for tree in self._trees:
+            yield tree.folder + b"/" + tree.paths[place], int(tree.sizes[place])
+
+    def _read(self, read: ReadFile, place: int) -> Sample:
         sample: Sample = {KEY: self._keys[place]}
         for tree, decode in zip(self._trees, self._decoders, strict=True):
             path = tree.folder + b"/" + tree.paths[place]
             size, mtime = int(tree.sizes[place]), int(tree.mtimes[place])
-            sample[tree.name] = read_field(folder, path, size, mtime, decode)
+            sample[tree.name] = read_field(read, path, size, mtime, decode)
         return sample
 
 
@@ -72,7 +85,7 @@ def lies_there(request: SourceRequest, folders: Sequence[bytes]) -> bool:
     """
     if request.fields:
         return any(folder.endswith("/") for folder in request.fields.values())
-    root = os.path.abspath(request.path)
+    root = folder_of(request)
     return any(_pair(root, place, request.shown) for place in _places(folders, request.splits))
 
 
@@ -83,7 +96,7 @@ def list_records(request: SourceRequest) -> Listings:
     fields = max(splits.values(), key=len)
     found = {}
     for split, folders in splits.items():
-        listing = found[split] = _listing(os.path.abspath(request.path), folders)
+        listing = found[split] = _listing(folder_of(request), folders)
         listing.check_some(request.show(split), "files")
         listing.notes.extend(
             f"there is no folder of {printable(name)} for this split, so no such field"
@@ -105,10 +118,10 @@ def split_names(request: SourceRequest) -> list[str]:
 
 def _layout(request: SourceRequest) -> tuple[dict[str, dict[str, bytes]], list[bytes]]:
     """Return the folder of each field of each split, the key's first; names at the top in none."""
-    root = os.path.abspath(request.path)
-    folders, files, _ = top(root)
+    root = folder_of(request)
+    folders, files, _ = root.top()
     trees = _asked(request) if request.fields else _recognised(root, folders, request)
-    if all(os.path.isdir(os.path.join(root, folder)) for folder in trees.values()):
+    if all(root.below(folder).is_there() for folder in trees.values()):
         splits = _splits_within(root, trees, request.splits)
         used = {folder.partition(b"/")[0] for folder in trees.values()}
     elif are_splits(folders, request.splits):  # train/images, train/masks
@@ -116,13 +129,13 @@ def _layout(request: SourceRequest) -> tuple[dict[str, dict[str, bytes]], list[b
             key_text(split): {
                 name: path
                 for name, folder in trees.items()
-                if os.path.isdir(os.path.join(root, path := split + b"/" + folder))
+                if root.below(path := split + b"/" + folder).is_there()
             }
             for split in sorted(folders)
         }
         used = set(folders)
     else:
-        missing = [one for one in trees.values() if not os.path.isdir(os.path.join(root, one))]
+        missing = [one for one in trees.values() if not root.below(one).is_there()]
         raise SourceError(
             f"{request.shown}: there is no folder {some_of(missing)} in it; there are "
             f"{some_of(sorted(folders)) or 'none'}"
@@ -139,20 +152,20 @@ def _layout(request: SourceRequest) -> tuple[dict[str, dict[str, bytes]], list[b
 
 
 def _splits_within(
-    root: bytes, trees: dict[str, bytes], splits: bool | None
+    root: SourceFolder, trees: dict[str, bytes], splits: bool | None
 ) -> dict[str, dict[str, bytes]]:
     """Return the folders of each split where splits lie in the trees (images/train, masks/train).
 
     Of "" the trees themselves, where there are none. Raises SourceError for files beside splits.
     """
-    inner = {name: top(os.path.join(root, folder)) for name, folder in trees.items()}
+    inner = {name: root.below(folder).top() for name, folder in trees.items()}
     called = sorted({split for inside, _, _ in inner.values() for split in inside})
     loose = any(not _hidden(name) for _, found, _ in inner.values() for name in found)
     by_name = not loose and set(called) <= _SPLITS
     if not called or not (by_name if splits is None else splits):
         return {"": trees}
     for name, (_, found, loops) in inner.items():
-        check_loose([*found, *loops], os.path.join(root, trees[name]))
+        check_loose([*found, *loops], root.below(trees[name]))
     return {
         key_text(split): {
             name: folder + b"/" + split for name, folder in trees.items() if split in inner[name][0]
@@ -184,7 +197,9 @@ def _asked(request: SourceRequest) -> dict[str, bytes]:
     return trees
 
 
-def _recognised(root: bytes, folders: Sequence[bytes], request: SourceRequest) -> dict[str, bytes]:
+def _recognised(
+    root: SourceFolder, folders: Sequence[bytes], request: SourceRequest
+) -> dict[str, bytes]:
     pairs = [
         pair
         for place in _places(folders, request.splits)
@@ -210,14 +225,14 @@ def _places(folders: Sequence[bytes], splits: bool | None) -> list[bytes]:
     return [b"."]
 
 
-def _pair(root: bytes, place: bytes, shown: str) -> dict[str, bytes] | None:
+def _pair(root: SourceFolder, place: bytes, shown: str) -> dict[str, bytes] | None:
     """Return the folders of images and masks; None where no such folders lie there.
 
     Raises OptionError where other folders lie beside them: all of them may be classes.
     """
-    here = os.path.join(root, place)
+    here = root.below(place)
     try:
-        folders, _, _ = top(here)
+        folders, _, _ = here.top()
     except SourceError:  # whoever lists it says so
         return None
     images = [name for name in folders if name.lower() in _IMAGES]
@@ -225,7 +240,7 @@ def _pair(root: bytes, place: bytes, shown: str) -> dict[str, bytes] | None:
     if not images or not masks:  # nearly always
         return None
     images, masks = (
-        [name for name in some if _has_image(os.path.join(here, name))] for some in (images, masks)
+        [name for name in some if _has_image(here.below(name))] for some in (images, masks)
     )
     if not images or not masks:
         return None
@@ -240,34 +255,33 @@ def _pair(root: bytes, place: bytes, shown: str) -> dict[str, bytes] | None:
     return {"image": images[0], "mask": masks[0]}
 
 
-def _has_image(folder: bytes) -> bool:
+def _has_image(folder: SourceFolder) -> bool:
     """Tell whether the first files that are met are images, by their names."""
     for _ in range(_DEEP):
         try:
-            folders, files, _ = top(folder)
+            folders, files, _ = folder.top()
         except SourceError:
             return False
         files = [name for name in files if not _hidden(name)]
         if files or not folders:
             return any(kind_of(name) == "image" for name in files)
-        folder = os.path.join(folder, min(folders))
+        folder = folder.below(min(folders))
     return False
 
 
 # --- listing --------------------------------------------------------------------------------------
 
 
-def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
+def _listing(root: SourceFolder, folders: Mapping[str, bytes]) -> Listing:
     """List trees. folders: of each field, the one with the keys first."""
     problems: list[Problem] = []
     bad: set[bytes] = set()  # stems of records that cannot be packed
     trees, stems, ignored = [], [], 0
     for name, folder in folders.items():
-        walk = Walk(os.path.join(root, folder), empty=True)
-        keys, sizes, mtimes = walk.run()
-        ignored += walk.ignored
+        keys, sizes, mtimes, unfit, hidden = root.below(folder).walk(empty=True)
+        ignored += hidden
         tree = Tree(name, folder, _kind(keys), keys, sizes, mtimes)
-        for path, why in walk.problems:
+        for path, why in unfit:
             bad.add(stem_of(path))
             problems.append((folder + b"/" + path, why))
         places = _places_of(tree, problems, bad)
@@ -297,7 +311,7 @@ def _listing(root: bytes, folders: Mapping[str, bytes]) -> Listing:
     keys = taken[0].paths
     fields = tuple((tree.name, tree.kind) for tree in taken)
     return Listing(
-        root=root,
+        root=root.path,
         keys=keys,
         sizes=sizes,
         mtimes=_changes(taken),

@@ -1,0 +1,201 @@
+"""The objects below a folder of a store, page by page.
+
+A page is a request like others. Where it goes on, a token says: of s3, gs and az the last path of
+the page before, of the Hub what that has given. Who asks for the next page gets it from the stream
+that the page before came from; after a failure, from a new one that begins behind the token.
+
+Two traps. obstore tells a folder's marker, `x/`, by the name `x`: such entries have no bytes, and
+no page ends with one, or the next page could not begin behind it. And where a store does not list
+in bytewise order, a new stream may leave something out: `Page.anew` says that there was one.
+
+Source: https://huggingface.co/docs/hub/api
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from ..errors import StorageError
+from .stores import STALL_S, Opened
+
+PAGE = 1000  # objects: what stores give at once
+_STREAMS = 64  # that are kept for their next page
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_RESOLVE = re.compile(r"(.*)/datasets/([^/]+/[^/]+)/resolve/([^/]+)")
+_NEXT = re.compile(r"<([^>]*)>\s*;[^,]*rel=\"?next")
+
+
+class Listed(NamedTuple):
+    """Say what a listing knows of an object."""
+
+    path: str  # relative to the folder that was listed
+    size: int  # bytes
+    mtime_ns: int  # when it was written, in ns; 0 where the store does not say
+    tag: str  # that another content would not have, plain; "": the store gives none
+
+
+class Page(NamedTuple):
+    """Hold some objects in the order of the store, and the token of those that follow."""
+
+    entries: list[Listed]
+    after: str  # "": nothing follows
+    anew: bool = False  # it is from a stream that began behind a token
+
+    def dump(self) -> bytes:
+        """Return it as bytes, for the way between processes."""
+        return json.dumps([self.entries, self.after, self.anew]).encode()
+
+    @classmethod
+    def load(cls, data: Any) -> Page:
+        """Return the page that `dump` made bytes of."""
+        entries, after, anew = json.loads(bytes(data))
+        return cls([Listed(*one) for one in entries], after, anew)
+
+
+class HubError(Exception):
+    """Report an answer of the Hub that is no page. status: 0 where none came."""
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(status, code, text)
+        self.status, self.code, self.text = status, code, text
+
+
+def check_order(pages: Iterable[Page], shown: str) -> Iterator[Page]:
+    """Pass on pages. Raises StorageError where one may have left out objects.
+
+    shown: the URL of the folder, for the message.
+    """
+    last, sorted_until_now, anew = "", True, False
+    for page in pages:
+        anew = anew or page.anew
+        for one in page.entries:
+            if one.size:  # else it may be a marker, which sorts as `x/`
+                sorted_until_now = sorted_until_now and last <= one.path
+                last = one.path
+        if anew and not sorted_until_now:
+            raise StorageError(
+                f"{shown}: a request of the listing failed, and this store does not list in order, "
+                "so that it cannot go on where it was. Run it again"
+            )
+        yield page
+
+
+def plain_tag(tag: str) -> str:
+    """Return an ETag as all answers of a store have it: some quote it, and others do not."""
+    return tag.removeprefix("W/").strip('"')
+
+
+class Lister:
+    """List the objects of one bucket. Threads may share it."""
+
+    def __init__(self, obstore: Any) -> None:
+        self._obstore = obstore
+        self._lock = threading.Lock()
+        self._streams: OrderedDict[tuple[str, str], Any] = OrderedDict()  # by folder and token
+
+    def page(self, target: Any, folder: str, after: str) -> Page:
+        """Return the objects behind a token, "": from the first. Raises what obstore does."""
+        with self._lock:
+            stream = self._streams.pop((folder, after), None)
+        anew = stream is None and bool(after)
+        if stream is None:
+            behind = f"{folder}/{after}" if folder else after
+            stream = self._obstore.list(
+                target, folder or None, offset=behind if after else None, chunk_size=PAGE
+            )
+        found: list[Listed] = []
+        ended = False
+        while not ended and not (found and found[-1].size):
+            chunk = next(stream, None)
+            ended = chunk is None or len(chunk) < PAGE
+            entries = (_listed(one, folder) for one in chunk or ())
+            # Azurite, and Azure by an older API, begin at the first object whatever is asked for.
+            found += [one for one in entries if one.path and not (anew and one.path <= after)]
+        if ended:
+            return Page(found, "", anew)
+        with self._lock:
+            self._streams[folder, found[-1].path] = stream
+            while len(self._streams) > _STREAMS:
+                self._streams.popitem(last=False)
+        return Page(found, found[-1].path, anew)
+
+
+def _listed(meta: Any, folder: str) -> Listed:
+    path = meta["path"]
+    written = meta["last_modified"] - _EPOCH
+    mtime = (written.days * 86_400 + written.seconds) * 10**9 + written.microseconds * 1000
+    relative = path[len(folder) + 1 :] if folder else path
+    return Listed(relative, meta["size"], mtime, plain_tag(meta["e_tag"] or ""))
+
+
+# ------------------------------------------------------------------------------------------ the Hub
+
+
+def hub_page(opened: Opened, folder: str, after: str) -> Page:
+    """Return a page of the Hub's tree of a repository. Raises HubError, OSError, ValueError."""
+    found = _RESOLVE.fullmatch(opened.base)
+    assert found is not None
+    endpoint, repository, revision = found.groups()
+    place = "".join(f"/{quote(part, safe='')}" for part in folder.split("/") if part)
+    query = {"recursive": "true", "limit": str(PAGE)} | ({"cursor": after} if after else {})
+    url = f"{endpoint}/api/datasets/{repository}/tree/{revision}{place}?{urlencode(query)}"
+    answer, link = _get(url, opened)
+    entries = []
+    for one in json.loads(answer):
+        if one["type"] != "file":
+            continue
+        path, kept = one["path"], one.get("lfs") or {}
+        relative = path[len(folder) + 1 :] if folder else path
+        entries.append(Listed(relative, int(one["size"]), 0, kept.get("oid") or one["oid"]))
+    following = _NEXT.search(link)
+    cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
+    return Page(entries, cursor[0] if cursor else "")
+
+
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Follow redirects of the Hub to itself: another host is not to see the token."""
+
+    def redirect_request(self, request: Any, *given: Any) -> Any:
+        """Return the request that a redirect asks for, or None."""
+        if urlsplit(given[-1])[:2] != urlsplit(request.full_url)[:2]:
+            return None
+        return super().redirect_request(request, *given)
+
+
+def _get(url: str, opened: Opened) -> tuple[bytes, str]:
+    """Return the body of an answer, and its header Link."""
+    options = opened.common["client_options"]
+    headers = {str(name): str(value) for name, value in options.get("default_headers", {}).items()}
+    pem = options.get("root_certificate")
+    context = ssl.create_default_context()
+    if pem:
+        context.load_verify_locations(cadata=pem.decode() if isinstance(pem, bytes) else pem)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _SameHost)
+    request = urllib.request.Request(url, headers={"User-Agent": "shardio", **headers})
+    wait_s = min(STALL_S, _seconds(options.get("read_timeout")))
+    try:
+        with opener.open(request, timeout=wait_s) as answer:
+            return answer.read(), answer.headers.get("Link") or ""
+    except urllib.error.HTTPError as error:
+        with error:
+            code = error.headers.get("X-Error-Code") or ""
+            raise HubError(error.code, code, str(error.reason)) from None
+    except (http.client.HTTPException, ConnectionError):
+        raise HubError(0, "", "the connection broke before the last byte") from None
+
+
+def _seconds(duration: Any) -> float:
+    """Return the seconds of a duration as obstore takes it, if it is one in ms."""
+    found = re.fullmatch(r"(\d+)ms", str(duration))
+    return int(found[1]) / 1000 if found else STALL_S
