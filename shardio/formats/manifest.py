@@ -336,8 +336,8 @@ def _missing(storage: Location) -> str:
     if storage.remote:
         return (
             f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "
-            "holds it; `shardio pack` makes a dataset in a directory, and `shardio copy` brings it "
-            "here"
+            "holds it; `shardio pack IMAGES URL` makes one in a store, and `shardio copy` brings "
+            "one there"
         )
     return (
         f"{shown}: not packed: it holds no {MANIFEST}. `shardio pack IMAGES OUT` makes one in OUT; "

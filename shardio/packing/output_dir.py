@@ -45,17 +45,27 @@ def working_directory(place: RemoteLocation, given: str | None) -> str:
 
 
 def check_working_directory(directory: str, source: Location, names: Sequence[str]) -> None:
-    """Raise OptionError, StorageError where a packing into an object store cannot work.
+    """Raise OptionError, ExistsError, StorageError where a packing into a store cannot work.
 
     Its shards have names of their content, and are removed when they are uploaded: a dataset that
     is there may have them, too.
     """
     shown = printable(directory, 4096)
-    local.check_directory(directory)
+    try:
+        local.check_directory(directory)
+        if os.path.isdir(directory) and not os.access(directory, os.W_OK | os.X_OK):
+            raise StorageError(f"{shown}: no permission to write into it")
+    except StorageError as error:
+        raise StorageError(f"{error}. Choose the working directory with --work-dir") from error
     if _lies_in(directory, source):
         raise OptionError(
             f"{shown}: the working directory lies in the folder to be packed; choose one outside "
             "of it with --work-dir"
+        )
+    if "" not in names and os.path.lexists(os.path.join(directory, JOURNAL)):
+        raise ExistsError(
+            f"{shown}: an unfinished packing of one dataset is in this working directory, and "
+            "splits are to be packed; finish that one, or choose another directory with --work-dir"
         )
     for folder in {directory, *(manifest.split_folder(directory, name) for name in names)}:
         if not os.path.isdir(folder):

@@ -316,7 +316,7 @@ def test_a_working_directory_that_cannot_be_one_is_refused(
     for work, error, why in (
         (images, OptionError, "the working directory lies in the folder to be packed"),
         (images / "class0" / "new", OptionError, "lies in the folder to be packed"),
-        (tmp_path / "file", StorageError, "is a file, no directory"),
+        (tmp_path / "file", StorageError, "is a file, no directory. Choose .* with --work-dir"),
         (tmp_path / "file" / "below", StorageError, "is a file, no directory"),
     ):
         for dry_run in (True, False):
@@ -334,6 +334,22 @@ def test_folders_of_others_in_a_working_directory_are_left(
     (work / "empty").mkdir(parents=True)
     shardio.pack(images, f"{bucket.url}/out", to=options(bucket), work_dir=work)
     assert [one.name for one in work.iterdir()] == ["empty"]
+
+
+def test_splits_do_not_work_where_one_dataset_is_unfinished(
+    images: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Else that one would stay in the working directory for ever: its URL holds splits then."""
+    there = bucket.through(proxy.port)
+    proxy.rules(Rule("403", method="PUT", path="manifest.json"))
+    with pytest.raises(StorageError, match="cannot write"):
+        shardio.pack(images, f"{there.url}/out", to=options(there))
+    write(tmp_path / "splits" / "train", 3)
+    with pytest.raises(ExistsError, match="an unfinished packing of one dataset is in this"):
+        shardio.pack(tmp_path / "splits", f"{bucket.url}/out", to=options(bucket))
+    proxy.rules()
+    (done,) = shardio.pack(images, f"{there.url}/out", to=options(there))
+    assert done.kept == done.shards
 
 
 @pytest.mark.parametrize("same", [True, False])
