@@ -134,13 +134,19 @@ def _brief(measured: dict[str, Any]) -> str:
 # --- results --------------------------------------------------------------------------------------
 
 
+FOLDERS = ("--data", "--scratch")  # options whose folder is this machine's, and is not stored
+
+
 class Result:
     """What one benchmark found: measurements, the tables shown, and the targets, met or not."""
 
     def __init__(self, name: str, command: Sequence[str], quick: bool) -> None:
         self.facts: dict[str, Any] = {
             "benchmark": name,
-            "command": shlex.join(command),
+            "command": shlex.join(
+                "DIR" if before in FOLDERS else part
+                for before, part in zip(("", *command), command, strict=False)
+            ),
             "quick": quick,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "versions": versions(),
