@@ -14,19 +14,27 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ..data import listing
 from .base import AREA, RATIO, epochs
 
 PAGE_BYTES = 8 << 20  # the writer waits for ever on an image that is larger: its pages
 
 
-class _Pixels:
+class _Files:
     def __init__(self, folder: str) -> None:
         self.files = listing(folder)
 
     def __len__(self) -> int:
         return len(self.files)
 
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.files[index]
+        return np.fromfile(path, np.uint8), label
+
+
+class _Pixels(_Files):
     def __getitem__(self, index: int) -> Any:
         from PIL import Image
 
@@ -73,3 +81,28 @@ def images(path: str, *, size: int, batch: int, workers: int) -> Iterator[Any]:
         },
     )  # fmt: skip
     return epochs(loader)
+
+
+def write_files(folder: str, out: str) -> None:
+    """The files as they are, each a row of bytes."""
+    from ffcv.fields import BytesField, IntField
+    from ffcv.writer import DatasetWriter
+
+    fields = {"image": BytesField(), "label": IntField()}
+    DatasetWriter(out, fields, num_workers=2).from_indexed_dataset(_Files(folder))
+
+
+def files(path: str, *, batch: int, workers: int) -> Any:
+    """A loader of files, padded to the longest of all: (batch, longest) uint8, and labels."""
+    from ffcv.fields import decoders
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToTensor
+
+    return Loader(
+        path, batch_size=batch, num_workers=workers, order=OrderOption.RANDOM, os_cache=True,
+        drop_last=False,
+        pipelines={
+            "image": [decoders.BytesDecoder(), ToTensor()],
+            "label": [decoders.IntDecoder(), ToTensor(), Squeeze()],
+        },
+    )  # fmt: skip

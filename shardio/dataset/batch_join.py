@@ -3,8 +3,8 @@
 A batch of `decode=None` is EncodedImages. Where the core was built, and a sample is one image field
 and numbers (and its key), the core reads the records in the order of rows, checks each, and copies
 what is asked for: the bytes of the files one behind the other, numbers to their columns. At 0.9 KB
-Python's work for a record would be five times that. What is not plain is left to the ordinary way:
-damage, values that are None, records that wait in the process.
+Python's work for a record would be five times that. Records that wait in the process were checked
+when they came. What is not plain is left to the ordinary way: damage, values that are None.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from .. import native
 from ..formats.manifest import Manifest
-from ..formats.record import RecordShard
 from ..names import KEY
-from .collate import Empty, empty_files, numbers
+from .collate import Empty, empty_files
 from .collate import empty as empty_here
+from .collate import numbers as as_tensor
 from .decode import Decoder
 from .encoded import EncodedImages
 from .fetch import Fetch, Rows
@@ -44,19 +44,14 @@ class EncodedBatches:
         empty: gives the memory for the images. Raises DamageError, StorageError.
         """
         core = native.records()
-        if core is None or rows.held is not None:
+        if core is None or (rows.held is not None and None in rows.held):
             return None
-        shards, kinds = [], b""
-        opened = []  # stay open meanwhile
-        for number in sorted(set(rows.shards.tolist())):
-            shard = fetch.shard(number)
-            assert isinstance(shard, RecordShard)
-            joined = shard.joined
-            if joined is None:
-                return None
-            place, kinds = joined
-            opened.append(shard)
-            shards.append((number, fetch.reader.starts.item(number), *place))
+        numbers = sorted(set(rows.shards.tolist()))
+        joined = fetch.joined(numbers, held=rows.held is not None)
+        if joined is None:
+            return None
+        kinds = joined[numbers[0]].kinds
+        shards = [joined[number].place for number in numbers]
         size = rows.size
         columns = {name: np.empty(size, dtype) for name, dtype in self.scalars.items()}
         keys: list[str] | None = [] if KEY in self.wanted else None
@@ -71,10 +66,11 @@ class EncodedBatches:
         done = core.join(
             *(shards, rows.shards, rows.numbers, kinds, self.names.index(self.image)),
             *(tuple([columns.get(name) for name in self.names]), offsets, keys, take),
+            rows.held,
         )
         if done < size:
             return None
-        values: dict[str, Any] = {name: numbers(column) for name, column in columns.items()}
+        values: dict[str, Any] = {name: as_tensor(column) for name, column in columns.items()}
         ends = torch.from_numpy(offsets)
         values[self.image] = EncodedImages(memory[0][: int(offsets[-1])], ends)
         values[KEY] = keys

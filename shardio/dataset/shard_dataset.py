@@ -27,6 +27,7 @@ from ..order.options import STATE_OPTIONS, Options, Order, RequestedOptions
 from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, select_places, select_where
 from ..storage.options import Storage
+from ..storage.stores import without_secrets
 from ..units import check_group, grouped_in, refuse_options, show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
@@ -259,7 +260,7 @@ class ShardDataset(ManifestInfo, Stream):
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
         chosen = "" if self.selection is None else f"{self.records:,} of "
         return (
-            f"ShardDataset({printable(self.path)!r}{size}: {chosen}"
+            f"ShardDataset({printable(without_secrets(self.path))!r}{size}: {chosen}"
             f"{show_count(self.manifest.records, 'record')} in "
             f"{show_count(self.manifest.shards, 'shard')}, "
             f"fields {', '.join(self.manifest.schema.names)})"
@@ -268,7 +269,7 @@ class ShardDataset(ManifestInfo, Stream):
     @property
     def name(self) -> str:
         """Return the name of the dataset in messages."""
-        return f"ShardDataset({printable(self.path)!r})"
+        return f"ShardDataset({printable(without_secrets(self.path))!r})"
 
     @property
     def batched_reads(self) -> bool:
@@ -357,7 +358,7 @@ class ShardDataset(ManifestInfo, Stream):
                 what = "dataset" if name == "dataset" else "selection of records"
                 raise StateError(
                     f"the state is of another {what}: {printable(repr(state.get(name)))}, and this "
-                    f"one is {value!r} ({printable(self.path)})"
+                    f"one is {value!r} ({printable(without_secrets(self.path))})"
                 )
         saved = {name: state.get(name) for name in STATE_OPTIONS}
         return self._requested.resolve(self.reader.mean_bytes, saved, records=self.records)

@@ -226,7 +226,7 @@ class Buffer:
                     run = range(number, number + count)
                     count = next((i for i, n in enumerate(run) if n in self._early), count)
                 data = self._hold(shard, chosen, count)
-                self.held_bytes += sum(map(len, data))
+                self.held_bytes += sum(map(len, filter(None, data)))
                 span.hold(data)
 
     def ask(self, span: Span, done: int, lead: int) -> None:
@@ -267,11 +267,11 @@ class Buffer:
         gap, most = int(buffering.GAP / self._mean), max(1, int(self._plan.run / self._mean))
         return stretches(chosen, count, gap, most)
 
-    def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> list[bytes]:
+    def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> Sequence[bytes | None]:
         """Read the bytes of the first `count` of these records of a shard."""
         if isinstance(chosen, slice):
             return shard.hold(chosen.start, chosen.start + count)
-        data: list[bytes] = []
+        data: list[bytes | None] = []
         records = chosen[:count].tolist()
         for begin, end in self._stretches(chosen, count):
             read = shard.hold(begin, end)

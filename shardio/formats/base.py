@@ -6,7 +6,7 @@ knows nothing of datasets: not the order, not the classes, not the other shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +67,8 @@ class Shard(Protocol):
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         """Yield records [start, stop) in storage order, by large reads. text: with keys as str."""
 
-    def hold(self, start: int, stop: int) -> list[bytes]:
-        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
+    def hold(self, start: int, stop: int) -> Sequence[bytes | None]:
+        """Return records [start, stop) as bytes, to be decoded later; None: `read` it alone."""
 
     def decode(self, record: int, held: bytes) -> Sample:
         """Decode what `hold` gave for a record. Raises DamageError."""

@@ -178,10 +178,7 @@ def load_if_packed(storage: Location) -> Manifest | None:
     """Read a dataset's manifest as `load` does; return None where no dataset is."""
     where = f"{storage.url.rstrip('/')}/{MANIFEST}"
     try:
-        if storage.remote:  # a network may damage what the store has undamaged
-            with contextlib.suppress(DamageError):
-                return parse(storage.read(MANIFEST, MAX_MANIFEST), where)
-        return parse(storage.read(MANIFEST, MAX_MANIFEST), where)
+        return parse(storage.read(MANIFEST, MAX_MANIFEST, seal=_DIGEST), where)
     except FileNotFoundError:
         return None
 
@@ -203,7 +200,7 @@ def load_splits(storage: Location) -> list[str] | None:
     """
     _refuse_file(storage)
     try:
-        data = storage.read(SPLITS, MAX_SPLITS)
+        data = storage.read(SPLITS, MAX_SPLITS, seal=_DIGEST)
     except FileNotFoundError:
         return None
     where = printable(f"{storage.url.rstrip('/')}/{SPLITS}", 4096)

@@ -232,9 +232,11 @@ class RecordShard:
             self.schema, self.dataset_id, self.number, start = _read_header(file)
         letters = [_LETTERS.get(kind, "") for _, kind in self.schema.fields]
         self._letters = "".join(letters).encode() if all(letters) else b""
-        core = native.records() if self._letters and self._file.descriptor >= 0 else None
         # Asked once: it reads one record, and to ask takes a tenth of that.
-        self._sample: Callable[..., Sample | None] | None = None if core is None else core.sample
+        core = native.records()
+        here = core is not None and self._letters and self._file.descriptor >= 0
+        self._sample: Callable[..., Sample | None] | None = core.sample if core and here else None
+        self._split: Callable[..., list[bytes | None]] | None = core.split if core else None
         places, foreign_id, self.index_checksum = _read_trailer(file)
         index_offset, index_length, self.records, number = places
         if index_offset + index_length + _TRAILER_SIZE != file.size or index_offset < start:
@@ -309,10 +311,23 @@ class RecordShard:
             sample = self._sample(file, start, size, self._seed + record, names, letters)
             if sample is not None:
                 return sample
-        return self.decode(record, self._file.read(start, size))
+        return self._decode(record, self._file.read(start, size))
 
-    def decode(self, record: int, held: bytes, attempts: int = ATTEMPTS) -> Sample:
-        """Decode what `hold` gave for a record. Raises DamageError.
+    def decode(self, record: int, held: bytes) -> Sample:
+        """Decode what `hold` gave for a record. Raises DamageError."""
+        if self._split is None:
+            return self._decode(record, held)
+        seed, _, head = FRAME.unpack_from(held)
+        if seed != self._seed + record:
+            raise DamageError(f"{self.name}: record {record}: these are the bytes of another one")
+        try:
+            return self.schema.decode(held, 16, 16 + head)
+        except Exception as error:
+            why = str(error)  # the error itself keeps what was decoded in memory
+        raise self._damaged(record, _U64.pack(_checksum(held[8:], seed)) + held[8:], why)
+
+    def _decode(self, record: int, held: bytes, attempts: int = ATTEMPTS) -> Sample:
+        """Check the bytes of a record, and decode them. Raises DamageError.
 
         attempts: of reading a remote file's record again, where what came is damaged.
         """
@@ -327,7 +342,7 @@ class RecordShard:
         ):
             if self._remote and attempts:  # on the way, perhaps, and not in the store
                 again = self._file.read_again(int(self._offsets[record]), len(held))
-                return self.decode(record, again, attempts - 1)
+                return self._decode(record, again, attempts - 1)
             raise self._damaged(record, held, f"its head cannot be {head:,} bytes long")
         try:
             return self.schema.decode(held, 16, 16 + head)
@@ -335,14 +350,13 @@ class RecordShard:
             why = str(error)  # the error itself keeps what was decoded in memory
         raise self._damaged(record, held, why)
 
-    @property
-    def joined(self) -> tuple[tuple[int, Column, int], bytes] | None:
+    def joined(self, *, held: bool) -> tuple[tuple[int, Column, int], bytes] | None:
         """Return what the core's `join` takes of a shard: (file, offsets, seed), kinds of fields.
 
-        None where the records are for Python to read.
+        held: of records that `hold` gave. None: they are for Python to read.
         """
         file = self._file.descriptor
-        if file < 0 or not self._letters:
+        if not self._letters or not (self._split if held else file >= 0):
             return None
         return (file, self._offsets, self._seed), self._letters
 
@@ -372,22 +386,13 @@ class RecordShard:
                 return True
         size, flat = out.nbytes // len(out), out.reshape(-1).data
         blob = len(begin) + size
-        seed, frame, checksum = self._seed, FRAME.unpack_from, _checksum
         each = zip(records[done:].tolist(), rows[done:].tolist(), strict=True)
         for (record, row), data in zip(each, held or repeat(None), strict=False):
-            if data is None:
-                data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
-            expected, length, head = frame(data)
-            view = memoryview(data)
-            if (
-                checksum(view[8:], seed + record) != expected
-                or length - head != blob
-                or length != len(data) - 16
-                or not data.startswith(begin, 16 + head)
-            ):
-                self.decode(record, data)  # raises, when it is damage
+            data, head = self._whole(record, data)
+            if head != len(data) - 16 - blob or head < 0 or not data.startswith(begin, 16 + head):
+                self.read(record)  # raises, when it is damage
                 return False
-            flat[row * size : (row + 1) * size] = view[-size:]
+            flat[row * size : (row + 1) * size] = memoryview(data)[-size:]
         return True
 
     def blobs(
@@ -403,18 +408,21 @@ class RecordShard:
         if core is not None and held is None and file >= 0:
             found = core.blobs(file, self._offsets, self._seed, records)
             return found if len(found) == len(records) else None
-        seed, frame, checksum = self._seed, FRAME.unpack_from, _checksum
         for record, data in zip(records.tolist(), held or repeat(None), strict=False):
-            if data is None:
-                data = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
-            expected, length, head = frame(data)
-            if (
-                checksum(memoryview(data)[8:], seed + record) != expected
-                or not head <= length == len(data) - 16
-            ):
+            data, head = self._whole(record, data)
+            if head < 0:
                 return None
             found.append(data[16 + head :])
         return found
+
+    def _whole(self, record: int, held: bytes | None) -> tuple[bytes, int]:
+        """Return the bytes of a record, held or read now, and of its head; -1: it is not right."""
+        seed, checked = self._seed + record, held is not None and self._split is not None
+        if held is None:
+            held = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
+        found = seed if checked else _checksum(memoryview(held)[8:], seed)
+        expected, length, head = FRAME.unpack_from(held)
+        return held, head if found == expected and head <= length == len(held) - 16 else -1
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         """Yield records [start, stop) in storage order. text: with keys as str."""
@@ -465,16 +473,22 @@ class RecordShard:
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
         """Raise the error for a record of a run, found by decoding it alone."""
-        self.decode(number - self._seed, held)
+        self._decode(number - self._seed, held)
         raise AssertionError(f"{self.name}: record {number - self._seed} is right only alone")
 
-    def hold(self, start: int, stop: int) -> list[bytes]:
-        """Return records [start, stop) as bytes, unchecked, to be decoded later."""
+    def hold(self, start: int, stop: int) -> list[bytes | None]:
+        """Return records [start, stop) as bytes, to be decoded later; None: it is damaged.
+
+        The core checks a record as it copies it, so that its bytes come from memory once, and puts
+        in place of its checksum which record it is. Python checks it when it is decoded.
+        """
         if start == stop:
             return []
         begins = self._offsets[start:stop] - self._offsets[start]
         ends = begins + self.sizes[start:stop]
         block = self._file.view(int(self._offsets[start]), int(ends[-1]))
+        if self._split is not None:
+            return self._split(block, begins, ends, self._seed + start)
         # bytes() of bytes is no copy; of a view it is the only one.
         return [bytes(block[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
 
@@ -512,8 +526,10 @@ class RecordShard:
                 ahead += _KEYS
             yield self.key(at)
 
-    def _key_of(self, record: int, held: bytes) -> bytes:
+    def _key_of(self, record: int, held: bytes | None) -> bytes:
         """Return the key of a record whose bytes `hold` gave. Raises DamageError."""
+        if held is None:
+            return self.key(record)
         key = self._key(held[16 : 16 + FRAME.unpack_from(held)[2]], record)
         return self.key(record) if key is None else key
 
@@ -528,7 +544,7 @@ class RecordShard:
 
     def _read_large(self, record: int, start: int, stop: int) -> Sample:
         if self._file.descriptor < 0:  # a read of its head alone would be a round trip
-            return self.decode(record, self._file.read(start, stop - start))
+            return self._decode(record, self._file.read(start, stop - start))
         data = self._file.read(start, min(_FIRST, stop - start))
         checksum, length, head = FRAME.unpack_from(data)
         blobs: list[bytes] = []
@@ -553,7 +569,7 @@ class RecordShard:
         except (TypeError, ValueError):
             pass
         values = None  # or a bomb would be in memory twice
-        return self.decode(record, self._file.read(start, stop - start))  # says what is wrong
+        return self._decode(record, self._file.read(start, stop - start))  # says what is wrong
 
     def _key(self, head: bytes, record: int) -> bytes | None:
         """Return the key in a head, perhaps cut or damaged; None if the index has another."""

@@ -76,7 +76,7 @@ class Batch:
         """Return that of the fields whose rows were written in place; for the batch after this."""
         return {name: column.like for name, column in self._columns.items() if column.taken}
 
-    def stats(self, worker: int) -> BatchStats:
+    def stats(self, worker: int, cpu_s: float = 0.0) -> BatchStats:
         """Say how the batch was built, and by which worker."""
         seconds, record, name = self.slowest
         return BatchStats(
@@ -89,6 +89,7 @@ class Batch:
             slowest_s=seconds,
             slowest_record=record,
             slowest_key=key_text(name),
+            cpu_s=cpu_s,
         )
 
     def forget(self) -> None:

@@ -28,7 +28,7 @@ class BatchStats(NamedTuple):
     slowest_s: float = 0.0  # the row that took longest
     slowest_record: int = -1  # its number in the dataset
     slowest_key: str = ""
-    cpu_s: float = 0.0  # CPU time of its process since its batch before; 0: not known
+    cpu_s: float = 0.0  # CPU time of its process since it was told before; 0: not known, or < 5 ms
     # Of its process, since its batch before: requests to object stores, those that were sent again
     # because they had failed, and those of them that the store had refused as too many.
     requests: int = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def _place(value: Any, buffer: Buffer) -> _Place | _Files:
 
 def _tensor_place(value: torch.Tensor, buffer: Buffer) -> _Place:
     """Return the place of a tensor, to which it is copied if need be."""
-    name, shape, stride = str(value.dtype).removeprefix("torch."), value.shape, value.stride()
+    name, shape, stride = _name(value.dtype), value.shape, value.stride()
     start = buffer.offset(value.data_ptr(), value.nbytes) if value.nbytes else None
     if start is not None and _dense(value):
         return start, name, tuple(shape), stride
@@ -97,6 +98,11 @@ def _tensor_place(value: torch.Tensor, buffer: Buffer) -> _Place:
     start, place = buffer.place(value.nbytes)
     torch.from_numpy(place).copy_(flat)
     return start, name, tuple(shape), stride
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _load(place: Any, memory: Any) -> Any:
@@ -153,6 +159,8 @@ def is_only_values(tensor: torch.Tensor) -> bool:
 
 def _dense(tensor: torch.Tensor) -> bool:
     """Return True if its values, in some order, fill its memory without gaps or overlaps."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -27,7 +27,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -43,6 +43,7 @@ from .buffer_pool import BufferPool
 from .stats import BatchStats, add_requests
 from .transport import WrappedBatch, wrap
 
+_CPU_EVERY_S = 0.005
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
 
 
@@ -117,7 +118,7 @@ class _Worker:
         self._building = -1  # the pass of the builder
         self._builder: BatchBuilder | None = None
         self._layout: Layout = {}
-        self._cpu_s = process_time()  # when the last batch was sent
+        self._cpu_s, self._cpu_at = process_time(), perf_counter()  # when that was asked last
         self._requests = ranges.RequestMeter()
 
     def run(self) -> NoReturn:
@@ -165,12 +166,19 @@ class _Worker:
         buffer = batch.buffer
         buffer.hand_over()
         fresh, buffer.sent = not buffer.sent, True
-        before, self._cpu_s = self._cpu_s, process_time()
-        stats = batch.stats(self._worker)._replace(cpu_s=self._cpu_s - before)
+        stats = batch.stats(self._worker, self._new_cpu_s())
         stats = add_requests(stats, self._requests)
         shown = buffer.number, buffer.size, buffer.used, fresh
         sent = Sent(number, *shown, self._buffers.spare(), packed, stats)
         self._send(sent, buffer.fd if fresh else -1)
+
+    def _new_cpu_s(self) -> float:
+        """Return the CPU time since it was asked last; 0 within 5 ms, since asking takes 17 us."""
+        now = perf_counter()
+        if now - self._cpu_at < _CPU_EVERY_S:
+            return 0.0
+        before, self._cpu_s, self._cpu_at = self._cpu_s, process_time(), now
+        return self._cpu_s - before
 
     def _send(self, sent: Sent, fd: int = -1) -> None:
         try:

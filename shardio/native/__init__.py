@@ -25,7 +25,7 @@ core: ModuleType | None = None
 missing = ""
 try:
     core = import_module("shardio.native._core")
-    if getattr(core, "interface", 0) != 4:  # of an editable install: left from other sources
+    if getattr(core, "interface", 0) != 5:  # of an editable install: left from other sources
         missing = f"{core.__file__} was built from other sources: install shardio again"
         core = None
 except ModuleNotFoundError:

@@ -58,6 +58,10 @@ int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t cou
 int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count, uint8_t *out,
                   size_t room, core_range *blobs);
 
+/* Copy the record of `size` bytes; 0 when it is not whole. In place of its checksum, the copy has the
+ * seed of it: which record it is. */
+int core_take(const uint8_t *record, size_t size, uint64_t seed, uint8_t *out);
+
 /* The values of a record, one a field; 0 when they are not plainly what `kinds` say. */
 int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
                 core_value *values);
@@ -69,12 +73,18 @@ typedef struct {
 } core_source;
 
 typedef struct {
+    const uint8_t *text;
+    size_t size;
+} core_text;
+
+typedef struct {
     const core_source *sources; /* by number, ascending */
     size_t count;
     const int64_t *shards, *numbers; /* of each row its shard, and the number of its record */
     int64_t rows;
     const char *kinds;    /* of the fields of a record */
     size_t fields, blob;  /* how many, and which one is the image */
+    const core_text *held; /* of each row its record, by core_take; NULL: they are in files */
     void *const *columns; /* of each where its values go, 8 bytes a row, of a bool 1; NULL: nowhere */
 } core_rows;
 

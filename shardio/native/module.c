@@ -98,15 +98,71 @@ static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
     return found;
 }
 
+PyDoc_STRVAR(split_doc,
+             "split(block: bytes-like, begins: int64 array, ends: int64 array, seed: int, /) -> list\n\n"
+             "Records, each as bytes of its own; None in place of one that is not right.\n"
+             "begins, ends: where they lie in the block. seed: of the first one's checksum. In place\n"
+             "of its checksum, each has the seed of it.");
+
+static PyObject *split(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer block, begins, ends;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "y*O&O&K:split", &block, int64_array, &begins, int64_array, &ends,
+                          &seed))
+        return NULL;
+    int64_t count = ends.len / 8;
+    const int64_t *from = begins.buf, *to = ends.buf;
+    PyObject **copies = PyMem_New(PyObject *, count + 1); /* in no list yet: nobody else has them */
+    core_text *records = PyMem_New(core_text, count + 1);
+    int64_t made = 0;
+    bool right = records && copies && begins.len == ends.len;
+    if (!records || !copies)
+        PyErr_NoMemory();
+    else if (!right)
+        PyErr_SetString(PyExc_ValueError, "split: not as many begins as ends");
+    for (; right && made < count; made++) {
+        int64_t begin = from[made], end = to[made]; /* read once: another thread may write there */
+        copies[made] = NULL;
+        if (begin < 0 || end < begin || end > block.len)
+            PyErr_SetString(PyExc_ValueError, "split: a record is not in the block");
+        else
+            copies[made] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(end - begin));
+        right = copies[made] != NULL;
+        if (right)
+            records[made] = (core_text){(uint8_t *)block.buf + begin, (size_t)(end - begin)};
+    }
+    if (right) {
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t i = 0; i < count; i++) {
+            uint8_t *copy = (uint8_t *)PyBytes_AS_STRING(copies[i]);
+            if (!records[i].size || !core_take(records[i].text, records[i].size, seed + (uint64_t)i, copy))
+                records[i].text = NULL;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *found = right ? PyList_New(count) : NULL;
+    for (int64_t i = 0; i < made; i++) {
+        bool is_whole = found && records[i].text;
+        if (found)
+            PyList_SET_ITEM(found, i, Py_NewRef(is_whole ? copies[i] : Py_None));
+        Py_XDECREF(copies[i]);
+    }
+    PyMem_Free(records), PyMem_Free(copies);
+    PyBuffer_Release(&block), PyBuffer_Release(&begins), PyBuffer_Release(&ends);
+    return found;
+}
+
 PyDoc_STRVAR(join_doc,
              "join(shards: list of (number: int, first: int, file: int, offsets: int64 array,\n"
              "     seed: int), which: int64 array, numbers: int64 array, kinds: bytes, blob: int,\n"
              "     columns: tuple of writable arrays or None, offsets: writable int64 array,\n"
-             "     keys: list | None, empty: callable, /) -> int\n\n"
+             "     keys: list | None, empty: callable, held: list of bytes | None, /) -> int\n\n"
              "The blobs of one field of records, one behind the other, to what empty(bytes) gives;\n"
              "where each begins, and the end, to `offsets`; other values to the column of their\n"
              "field, 8 bytes each, of a bool 1; keys as str to `keys`. shards: by number, each with\n"
-             "the number of its first record. How many were right, and without None, from the first.");
+             "the number of its first record. held: the records, as `split` gave them; their\n"
+             "files are not read. How many were right, and without None, from the first.");
 
 /* A writable, contiguous array of so many values of `size` bytes. */
 static int column_of(PyObject *given, Py_buffer *array, Py_ssize_t size, int64_t count)
@@ -141,17 +197,31 @@ static Py_ssize_t sources_of(PyObject *list, core_source *sources, Py_buffer *he
     return *taken;
 }
 
+/* The bytes of each record; 0: one is None. */
+static int texts_of(PyObject *records, core_text *texts)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); i++) {
+        PyObject *one = PyTuple_GET_ITEM(records, i);
+        if (!PyBytes_Check(one))
+            return 0;
+        texts[i].text = (uint8_t *)PyBytes_AS_STRING(one), texts[i].size = (size_t)PyBytes_GET_SIZE(one);
+    }
+    return 1;
+}
+
 static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
 {
     core_rows rows = {0};
     Py_buffer which, numbers, places, out = {0};
-    PyObject *given, *columns, *bounds, *keys, *empty, *memory = NULL, *found = NULL;
+    PyObject *given, *columns, *bounds, *keys, *empty, *waited, *memory = NULL, *found = NULL;
     Py_ssize_t fields, blob, taken = 0, filled = 0;
-    if (!PyArg_ParseTuple(args, "O!O&O&y#nO!OOO:join", &PyList_Type, &given, int64_array, &which,
+    if (!PyArg_ParseTuple(args, "O!O&O&y#nO!OOOO:join", &PyList_Type, &given, int64_array, &which,
                           int64_array, &numbers, &rows.kinds, &fields, &blob, &PyTuple_Type,
-                          &columns, &bounds, &keys, &empty))
+                          &columns, &bounds, &keys, &empty, &waited))
         return NULL;
     PyObject *list = PyList_GetSlice(given, 0, PyList_GET_SIZE(given)); /* no other thread has it */
+    PyObject *records = waited == Py_None ? NULL : PySequence_Tuple(waited); /* nor this */
+    core_text *ready = PyMem_New(core_text, which.len / 8 + 1);
     Py_ssize_t count = list ? PyList_GET_SIZE(list) : 0;
     core_source *sources = PyMem_New(core_source, count + 1);
     Py_buffer *held = PyMem_New(Py_buffer, count + 1), *arrays = PyMem_New(Py_buffer, fields + 1);
@@ -160,15 +230,16 @@ static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
     size_t room;
     rows.sources = sources, rows.count = (size_t)count, rows.columns = into;
     rows.shards = which.buf, rows.numbers = numbers.buf, rows.rows = which.len / 8;
-    rows.fields = (size_t)fields, rows.blob = (size_t)blob;
-    if (!list || !column_of(bounds, &places, 8, rows.rows + 1))
+    rows.fields = (size_t)fields, rows.blob = (size_t)blob, rows.held = records ? ready : NULL;
+    if (!list || (!records && waited != Py_None) || !column_of(bounds, &places, 8, rows.rows + 1))
         goto free;
-    if (!sources || !held || !arrays || !into ||
+    if (!sources || !held || !arrays || !into || !ready ||
         !(texts.ends = PyMem_New(size_t, rows.rows + 1))) {
         PyErr_NoMemory();
         goto end;
     }
-    if (numbers.len != which.len || PyTuple_GET_SIZE(columns) != fields || blob < 0 ||
+    if (numbers.len != which.len || (records && PyTuple_GET_SIZE(records) != rows.rows) ||
+        PyTuple_GET_SIZE(columns) != fields || blob < 0 ||
         blob >= fields || rows.kinds[blob] != CORE_BLOB ||
         (keys != Py_None && (!PyList_Check(keys) || rows.kinds[0] != CORE_BYTES))) {
         PyErr_SetString(PyExc_ValueError, "join: rows, fields or keys do not fit");
@@ -189,7 +260,7 @@ static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
     }
     if (sources_of(list, sources, held, &taken) < 0)
         goto end;
-    if (!core_room(&rows, &room)) {
+    if ((records && !texts_of(records, ready)) || !core_room(&rows, &room)) {
         found = PyLong_FromLong(0);
         goto end;
     }
@@ -219,8 +290,8 @@ free:
         PyBuffer_Release(arrays + filled);
     PyBuffer_Release(&which), PyBuffer_Release(&numbers), PyBuffer_Release(&out);
     PyMem_Free(sources), PyMem_Free(held), PyMem_Free(arrays), PyMem_Free(into);
-    PyMem_Free(texts.ends), free(texts.text);
-    Py_XDECREF(list), Py_XDECREF(memory);
+    PyMem_Free(texts.ends), free(texts.text), PyMem_Free(ready);
+    Py_XDECREF(list), Py_XDECREF(memory), Py_XDECREF(records);
     return found;
 }
 
@@ -559,6 +630,7 @@ static PyMethodDef of_records[] = { /* only where the core checks them */
     {"gather", gather, METH_VARARGS, gather_doc},
     {"blobs", blobs, METH_VARARGS, blobs_doc},
     {"join", join, METH_VARARGS, join_doc},
+    {"split", split, METH_VARARGS, split_doc},
     {"sample", sample, METH_VARARGS, sample_doc},
     {"samples", samples, METH_VARARGS, samples_doc},
     {NULL, NULL, 0, NULL},
@@ -569,7 +641,7 @@ static int prepare(PyObject *module)
 {
     if (core_checks && PyModule_AddFunctions(module, of_records) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "interface", 4);
+    return PyModule_AddIntConstant(module, "interface", 5);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -106,6 +106,16 @@ int64_t core_head(const uint8_t *record, size_t size, uint64_t seed)
     return (int64_t)head;
 }
 
+int core_take(const uint8_t *record, size_t size, uint64_t seed, uint8_t *out)
+{
+    memcpy(out, record, size); /* first: what is hashed is in the CPU's cache then, and is ours */
+    if (core_head(out, size, seed) < 0)
+        return 0;
+    for (int i = 0; i < 8; i++)
+        out[i] = (uint8_t)(seed >> 8 * i);
+    return 1;
+}
+
 /* How many of the `size` bytes at byte `at` of the file could be read. */
 static size_t read_some(int file, uint8_t *to, size_t size, int64_t at)
 {
@@ -418,22 +428,32 @@ int64_t core_join(const core_rows *rows, uint8_t *out, size_t room, int64_t *off
         if (!find(rows, done, &shard, &record, &at, &size) || size < FRAME ||
             size - FRAME > room - used)
             break;
-        bool large = size >= LARGE;
-        if (large || begin == filled)
-            begin = 0, filled = large ? 0 : read_run(rows, done, shard, at, size, block);
-        uint8_t *data = block + begin;
-        if (large ? !read_large(shard, record, at, size, block, out + used)
-                  : size > filled - begin ||
-                        core_head(data, size, shard->seed + (uint64_t)record) < 0)
-            break;
+        const core_text *held = rows->held ? rows->held + done : NULL;
+        const uint8_t *data = held ? held->text : block;
+        uint64_t seed = shard->seed + (uint64_t)record;
+        bool large = !held && size >= LARGE;
+        if (held) {
+            if (held->size != size || little(data, 8) != seed)
+                break;
+        } else if (large) {
+            begin = filled = 0;
+            if (!read_large(shard, record, at, size, block, out + used))
+                break;
+        } else {
+            if (begin == filled)
+                begin = 0, filled = read_run(rows, done, shard, at, size, block);
+            data = block + begin;
+            if (size > filled - begin || core_head(data, size, seed) < 0)
+                break;
+            begin += size;
+        }
         size_t head = little(data + 12, 4), rest = size - FRAME - head;
         core_range blob = {0, 0};
-        if (!head_values(data + FRAME, head, rows->kinds, rows->fields, values) ||
+        if (head > size - FRAME || !head_values(data + FRAME, head, rows->kinds, rows->fields, values) ||
             !place_row(rows, values, done, rest, &blob) || (keys && !keep_key(keys, values, done)))
             break;
         const uint8_t *from = large ? out + used : data + FRAME + head;
         memmove(out + used, from + blob.start, blob.size);
-        begin += large ? 0 : size;
         used += blob.size, offsets[done + 1] = (int64_t)used;
     }
     free(block), free(values);

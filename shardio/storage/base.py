@@ -6,7 +6,21 @@ Files are opened after a fork, never inherited: a Location can be pickled, a Fil
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import NamedTuple, Protocol
+
+# Finds the seal in the last SEAL_BYTES of a file: group 1 is the SHA-256, in hex, of all before it.
+Seal = re.Pattern[bytes] | None
+SEAL_BYTES = 128
+
+
+def is_right(data: bytes, seal: re.Pattern[bytes]) -> bool:
+    """Return True if a file has a seal, and the right one."""
+    stated = seal.search(data, max(0, len(data) - SEAL_BYTES))
+    if stated is None:
+        return False
+    return hashlib.sha256(memoryview(data)[: stated.start()]).hexdigest() == stated[1].decode()
 
 
 class KnownFile(NamedTuple):
@@ -91,8 +105,11 @@ class Location(Protocol):
     def below(self, name: str) -> Location:
         """Return the folder of this name in it."""
 
-    def read(self, name: str, limit: int) -> bytes:
-        """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
+    def read(self, name: str, limit: int, *, seal: Seal = None) -> bytes:
+        """Read a small file. seal: it has one, which is compared where a network may damage it.
+
+        Raises FileNotFoundError, StorageError, DamageError above `limit`.
+        """
 
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""

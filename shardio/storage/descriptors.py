@@ -18,8 +18,6 @@ import socket
 import tempfile
 from multiprocessing.connection import Connection
 
-import numpy as np
-
 _PAGE = 4096
 # Private memory from this size on lies in huge pages, where the kernel has them: a copy of 38 MB
 # takes 2.5 ms instead of 3.
@@ -86,5 +84,7 @@ def map_memory(fd: int, size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=private)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
+    import numpy as np  # which a helper, that must start fast, has no need of
+
     np.frombuffer(memory, np.uint8)[::_PAGE] = 0  # all pages now
     return memory

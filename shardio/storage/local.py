@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from ..errors import DamageError, ExistsError, StorageError, printable
 from ..names import file_name
 from ..units import show_size
-from .base import KnownFile
+from .base import KnownFile, Seal
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
@@ -59,7 +59,7 @@ class LocalDirectory:
         """Open a file that is read once. As `open`."""
         return self.open(name)
 
-    def read(self, name: str, limit: int) -> bytes:
+    def read(self, name: str, limit: int, *, seal: Seal = None) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
         with contextlib.closing(self.open(name)) as file:
             if file.size > limit:

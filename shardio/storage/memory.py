@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import DamageError
-from .base import File, KnownFile
+from .base import File, KnownFile, Seal
 
 
 class MemoryLocation:
@@ -23,7 +23,7 @@ class MemoryLocation:
         """Raise FileNotFoundError, as `open`."""
         return self.open(name)
 
-    def read(self, name: str, limit: int) -> bytes:
+    def read(self, name: str, limit: int, *, seal: Seal = None) -> bytes:
         """Read a file. Raises FileNotFoundError, DamageError above `limit`."""
         try:
             data = self._files[name]

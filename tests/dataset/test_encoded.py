@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 import struct
 import warnings
@@ -165,6 +166,22 @@ def test_the_core_makes_the_batches_that_python_makes(
     assert len(found) == len(expected) > 1
     for one, other in zip(found, expected, strict=True):
         assert check(one) == check(other) and same(one, other)
+
+
+@pytest.mark.parametrize("limit", [2, 8])
+def test_no_more_shards_stay_open_than_may(packed: Packed, limit: int) -> None:
+    folder = packed([10] * 8)
+    dataset = ShardDataset(folder, **options_of({"batch_size": 2, "fields": None}))
+    dataset.reader.limit = limit
+    found, opened = [], set()
+    for batch in dataset:
+        found += batch["image"].tolist()
+        shown = [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
+        opened.add(sum(path.startswith(f"{os.path.realpath(folder)}/") for path in shown))
+    assert max(opened) == limit and len(found) == 80
+    dataset.set_epoch(0)
+    dataset.reader.limit = 8
+    assert found == [one for batch in dataset for one in batch["image"].tolist()]
 
 
 @BOTH

@@ -21,7 +21,7 @@ import lmdb
 import numpy as np
 import pytest
 import xxhash
-from support.conformance import FIELDS, SAMPLES, FormatConformance, same, same_all
+from support.conformance import FIELDS, SAMPLES, FormatConformance, by_hold, same, same_all
 from support.naive_reader import naive_reader, untagged
 from support.packing import grouped
 from support.trees import content, environment, images, plant, shardio
@@ -646,7 +646,7 @@ def outcome(path: Path, info: ShardInfo, samples: Sequence[Any], **options: Any)
         readings: list[Callable[[], Any]] = [
             lambda i=i: shard.read(i),
             lambda i=i: next(shard.scan(i, i + 1)),
-            lambda i=i: shard.decode(i, shard.hold(i, i + 1)[0]),
+            lambda i=i: by_hold(shard, i),
         ]
         for read in readings:
             try:

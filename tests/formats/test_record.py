@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import xxhash
 from support.conformance import FIELDS as EVERY_KIND
-from support.conformance import SAMPLES, FormatConformance, same, same_all
+from support.conformance import SAMPLES, FormatConformance, by_hold, same, same_all
 from support.conformance import sample as make_sample
 from support.naive_reader import DOCS, naive_reader, untagged
 
@@ -83,7 +83,7 @@ def readings(shard: RecordShard, record: int) -> list[Callable[[], Any]]:
         lambda: shard.read(record),
         lambda: next(shard.scan(record, record + 1)),
         lambda: list(shard.scan(0, record + 1))[record],
-        lambda: shard.decode(record, shard.hold(record, record + 1)[0]),
+        lambda: by_hold(shard, record),
         lambda: shard._read_large(record, shard.offset(record), shard.offset(record + 1)),
     ]
 

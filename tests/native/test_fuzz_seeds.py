@@ -359,6 +359,7 @@ def test_joined_files_are_pythons(tmp_path: Path) -> None:
             done = core.join(
                 *(sources, shards, numbers, bytes(letters), blob, (None,) * count, ends, None),
                 lambda size, empty=empty, out=out: (empty(bytes(size)), out)[1],
+                None,
             )
         fields = [(f"field{i}", KINDS[b"kifbsB".index(kind)]) for i, kind in enumerate(letters)]
         for i in range(done):

@@ -33,7 +33,7 @@ class Watched:
     def open(self, name: str, known: Any = None) -> Any:
         return WatchedFile(self._storage.open(name), self)
 
-    def read(self, name: str, limit: int) -> bytes:
+    def read(self, name: str, limit: int, **_: Any) -> bytes:
         return self._storage.read(name, limit)
 
     def exists(self, name: str) -> bool:

@@ -77,7 +77,8 @@ def _raise(error: Exception) -> Any:
 
 
 def _hold(shard: Shard, record: int) -> Any:
-    return shard.decode(record, shard.hold(record, record + 1)[0])
+    held = shard.hold(record, record + 1)[0]
+    return shard.read(record) if held is None else shard.decode(record, held)
 
 
 def reported(folder: Path, right: list[Any]) -> bool:

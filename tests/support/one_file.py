@@ -21,7 +21,7 @@ class OneFile:
     def sweep(self, name: str) -> File:
         return self.open(name)
 
-    def read(self, name: str, limit: int) -> bytes:
+    def read(self, name: str, limit: int, **_: Any) -> bytes:
         raise FileNotFoundError(name)
 
     def exists(self, name: str) -> bool:
