@@ -44,8 +44,9 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [form.format("dataset", "shards", "present", "of", "last use")]
     for row in facts["datasets"]:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["last_use"]))
+        name = row["dataset_id"] if row["dataset_id"].strip("0") else "manifests"
         sizes = (show_size(row["bytes_present"]), show_size(row["bytes"]))
-        lines.append(form.format(row["dataset_id"], f"{row['shards']:,}", *sizes, used))
+        lines.append(form.format(name, f"{row['shards']:,}", *sizes, used))
     return [*lines, f"{show_size(facts['disk_bytes'])} on the disk"]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,10 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _main(arguments)
     except KeyboardInterrupt:
+        if arguments is None:  # a second one would end what is under way by a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = _fail("interrupted", INTERRUPTED)
     if arguments is None and "shardio.storage.ranges" in sys.modules:
         from ..storage import ranges
 
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         ranges.leave(code)  # while Python ends, nobody knows the code any more
     return code
 

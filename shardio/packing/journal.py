@@ -298,7 +298,7 @@ def own_rejected(place: Target) -> list[Problem] | None:
             return None
     try:
         data = place.read(REJECTED, 1 << 30)
-        found = load_rejected(place, REJECTED)
+        found = _parse_rejected(data, f"{place.url}/{REJECTED}")
     except (FileNotFoundError, DamageError, StorageError):
         return None
     if not found or _dump_rejected(found) != data:
@@ -344,9 +344,14 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
 def load_rejected(place: Target, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
-        lines = place.read(name, 1 << 30).splitlines()
-        return [(key_bytes(entry["key"]), entry["reason"]) for entry in map(json.loads, lines)]
+        return _parse_rejected(place.read(name, 1 << 30), f"{place.url}/{name}")
     except FileNotFoundError:
         return None
+
+
+def _parse_rejected(data: bytes, where: str) -> list[Problem]:
+    try:
+        entries = map(json.loads, data.splitlines())
+        return [(key_bytes(entry["key"]), entry["reason"]) for entry in entries]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise DamageError(f"{printable(place.url)}/{name}: not a list of rejected keys") from None
+        raise DamageError(f"{printable(where)}: not a list of rejected keys") from None

@@ -123,7 +123,9 @@ def pack(
     if dry_run:
         return [job.dry_run() for job in work]
     report = Report(progress, sum(int(job.plan.sizes.sum()) for job in work))
-    with _resumable(place.remote), contextlib.ExitStack() as owners:
+    sources_of = [_given(one) for one in (source, read.root) if one is not None]
+    remote = place.remote or any(locate(one).remote for one in sources_of)
+    with _resumable(remote), contextlib.ExitStack() as owners:
         _build(asked, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)

@@ -9,7 +9,8 @@
     os.pread(file.descriptor, 100, claim.start)           # the offsets are those of the shard
 
 One sparse file a shard (cache_layout.py), named by dataset, shard and content, so nothing in it can
-go stale. Processes agree by locks of the kernel alone (cached_file.py).
+go stale. Manifests lie in it by the SHA-256 that they end with. Processes agree by locks of the
+kernel alone (cached_file.py).
 
 The limit is kept by what the file system has allocated. A file `shardio-usage.cache` has the sum;
 a range is added to it before it is written, under a flock on the directory itself, which takes 15
@@ -53,6 +54,7 @@ from .cached_file import (
 from .lock import JOURNAL
 
 RANGE_BYTES = 8 << 20
+SMALL = bytes(16)  # in place of a dataset's id: manifests, whose key is the SHA-256 in them
 
 _OF_DATASETS = ("manifest.json", "shardio.json", JOURNAL)
 _USAGE = "shardio-usage.cache"

@@ -44,10 +44,10 @@ class Request(NamedTuple):
     """Ask for `length` bytes from `start` of an object, or for what `what` says.
 
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
-          "head": just what its Reply says besides bytes; "noted": as its tag, the SHA-256 that was
-          noted when it was put, in hex, or ""; "put": write the object, from `upload`;
-          "remove": remove it, if it is there; "list": a Page of the objects below a folder, behind
-          the token `after`
+          "end": its last `length` bytes, or all; "head": just what its Reply says besides bytes;
+          "noted": as its tag, the SHA-256 that was noted when it was put, in hex, or ""; "put":
+          write the object, from `upload`; "remove": remove it, if it is there; "list": a Page of
+          the objects below a folder, behind the token `after`
     """
 
     store: Store
@@ -170,6 +170,8 @@ class Client:
             if request.what == "head":
                 meta = obstore.head(target, path)
                 return Reply(memoryview(b""), meta["size"], meta["e_tag"] or "")
+            if request.what == "end":
+                return _end(obstore, self._store, target, path, length)
             options = {} if whole else {"range": (start, start + length)}
             result = obstore.get(target, path, options=options)
             meta = result.meta
@@ -180,6 +182,8 @@ class Client:
             raise
         except Exception as error:
             failure = self._explained(error, opened, path)
+            if request.what == "end" and failure.kind == "range":
+                failure.kind = "other"  # no server has to know such ranges
         if failure is not None:  # raised here: as its context, the client's would have secrets
             raise failure
         expected = meta["size"] if whole else length
@@ -299,6 +303,16 @@ def client(store: Store) -> Client:
         if key not in _CLIENTS:
             _CLIENTS[key] = Client(store)
         return _CLIENTS[key]
+
+
+def _end(obstore: Any, store: Store, target: Any, path: str, length: int) -> Reply:
+    """Return the last bytes of an object. Raises what obstore does."""
+    options: dict[str, Any] = {"range": {"suffix": length}}
+    if stores.kind(store.scheme) == "az":  # which knows no such ranges
+        size = obstore.head(target, path)["size"]
+        options = {"range": (max(0, size - length), size)}
+    result = obstore.get(target, path, options=options)
+    return Reply(memoryview(result.bytes()), result.meta["size"], "")
 
 
 def _read_patiently(store: Store, path: str, start: int, length: int) -> memoryview:
@@ -484,6 +498,8 @@ def _kind_of(status: int) -> str:
         return "changed"
     if status == 416:
         return "short"
+    if status in (501, 505):  # not at this time nor later
+        return "other"
     return "server" if status >= 500 or status in (408, 425) else "other"
 
 

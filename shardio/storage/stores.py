@@ -111,9 +111,7 @@ class Store:
             if self.scheme not in ("abfs", "abfss"):
                 bucket = bucket.rpartition("@")[2] if ":" in bucket else bucket
             return printable(f"{scheme}://{bucket}{slash}{folder}".rstrip("/"), 4096)
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        return printable(urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), 4096)
+        return printable(without_secrets(self.url).rstrip("/"), 4096)
 
     def show(self, path: str) -> str:
         """Return the URL of an object, as messages print it."""
@@ -203,6 +201,19 @@ def load() -> Any:
     return obstore
 
 
+def without_secrets(path: str) -> str:
+    """Return a path, or a URL without what may be secret in it: user, password, query."""
+    scheme, is_url, rest = path.partition("://")
+    if not is_url:
+        return path
+    if scheme.lower() in ("http", "https"):
+        scheme, rest = scheme.lower(), rest.partition("#")[0].partition("?")[0]
+    host, slash, folder = rest.partition("/")
+    if scheme.lower() not in ("abfs", "abfss"):  # container@account
+        host = host.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{folder}"
+
+
 def open_store(store: Store, region: str | None = None) -> Opened:
     """Return obstore's object for the bucket, or folder, of a store, with the credentials of now.
 
@@ -212,6 +223,12 @@ def open_store(store: Store, region: str | None = None) -> Opened:
     """
     obstore = load()
     problem = ""
+    bucket = store.address[0]
+    if store.scheme not in READ_ONLY and not re.fullmatch(r"[^\s\x00-\x20?#%]+", bucket):
+        raise OptionError(
+            f"{store.shown}: there can be no bucket {printable(repr(bucket), 300)}. Expected "
+            f"{store.scheme}://BUCKET/FOLDER"
+        )
     try:
         return _OPEN[kind(store.scheme)](obstore.store, store, region)
     except (ValueError, TypeError, obstore.exceptions.BaseError) as error:
@@ -245,7 +262,15 @@ def _duration(store: Store, most_s: float, part: int) -> str:
 
 
 def _allow_http(common: dict[str, Any], endpoint: Any) -> None:
-    """Let requests leave without TLS where, and only where, the endpoint is given so."""
+    """Let requests leave without TLS where, and only where, the endpoint is given so.
+
+    Raises OptionError for an endpoint that is no URL: the client would not survive it.
+    """
+    if endpoint and not re.match(r"https?://[^\s/]\S*$", str(endpoint)):
+        raise OptionError(
+            f"the endpoint is {printable(repr(without_secrets(str(endpoint))), 300)}: expected a "
+            "URL that begins with https:// or http://"
+        )
     if str(endpoint or "").startswith("http://"):
         common["client_options"].setdefault("allow_http", True)
 
@@ -266,6 +291,9 @@ UNSIGNED = "skip_signature"
 # ----------------------------------------------------------------------------------------------- s3
 
 
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
 def _open_s3(kinds: Any, store: Store, region: str | None) -> Opened:
     options = _plain(store.options, "aws_")
     named = options.pop("profile", None)
@@ -276,9 +304,7 @@ def _open_s3(kinds: Any, store: Store, region: str | None) -> Opened:
         options.pop("endpoint_url_s3", None)
         or options.pop("endpoint_url", None)
         or options.get("endpoint")
-        or os.environ.get("AWS_ENDPOINT_URL_S3")
-        or os.environ.get("AWS_ENDPOINT_URL")
-        or os.environ.get("AWS_ENDPOINT")
+        or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
         or settings.get("endpoint_url")
     )
     if endpoint:
@@ -291,6 +317,8 @@ def _open_s3(kinds: Any, store: Store, region: str | None) -> Opened:
     common = _common(store, options, profile)
     _allow_http(common, endpoint)
     source = own or _s3_source(named, profile, common)
+    if not endpoint and (empty := [name for name in _ENDPOINTS if name in os.environ]):
+        raise OptionError(f"{empty[0]} is empty: expected a URL. Set it, or unset it")
     bucket = store.address[0]
     address = str(endpoint or "https://s3.amazonaws.com")
     return Opened(kinds.S3Store(bucket, **common, **options), source, address, common)

@@ -1,14 +1,14 @@
-"""Many range requests of one process at once: retries, deadlines, hedges, adaptive concurrency.
+"""Many range requests of one process at once: retries, deadlines, and second requests.
 
-How it works. Tasks wait in order, urgent ones first, and threads run them, as many at once as the
-health of their store allows; stores do not wait for each other. A transfer that fails for a reason
-that passes is tried again, after a pause that grows and is drawn by chance, until its time is over:
-its store's `timeout_s`. The same time counts for tasks that only wait, while nothing succeeds. A
-transfer that takes longer than nearly all others before it gets a second request beside it; the
-first answer counts.
+How it works. Tasks wait in order, urgent ones first, and threads run them, as many at once as their
+store's limits allow (`concurrency`); stores do not wait for each other. A transfer that fails for a
+reason that passes is tried again, after a pause that grows and is drawn by chance, until its time
+is over: its store's `timeout_s`. The same time counts for tasks that only wait, while nothing
+succeeds. A transfer that takes longer than nearly all others before it gets a second request beside
+it, and a third one where that is slow, too; the first answer counts.
 
 A server that asks for fewer requests (429, 503) is heeded by all tasks of its store: nothing is
-sent until a pause is over, and then one request, two, four. How long the pause is, the server may
+sent until a pause is over, and then few requests at first. How long the pause is, the server may
 say (`retry_after`); else it grows.
 
 Every failure, retry and second request is counted: see `Figures`.
@@ -30,12 +30,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..errors import StorageError
-from . import retry_after
+from . import concurrency, retry_after
 from .client import Reply, Request, RequestError, client, explain_failure
+from .concurrency import Limit
 from .retry_after import Asked
 
-# Requests of a machine that run at once: at least, at first, at most. Its processes share them.
-LEAST, FIRST, MOST = 4, 24, 64
 UNKNOWN_S = 10.0  # of attempts, while nothing was heard of that store: its address may be wrong
 _PAUSES = (
     0.1,
@@ -47,12 +46,11 @@ _HEDGE_AT = 0.95  # the share of transfers that a second request waits for
 # Second requests besides. Of a process that just began, 2 % are none, and what it waits for keeps
 # it from sending more: one body that stalls then cost 10 s.
 _HEDGED_FIRST, _STALLED = 4, 3.0  # so many, of transfers that take so many times as long as usual
+_BESIDE = 2  # such requests of one transfer: a second one may stall, too
 _SAMPLES = 8  # transfers of which a time can be predicted
 _KEPT = 128  # transfers that are remembered for it
 SMALL = 1 << 20  # bytes: transfers below are predicted by each other, and so are those above
 _SLOW = 4.0  # times the usual time of a transfer from which it counts as a failure
-_DECREASE, _INCREASE = 0.7, 0.25  # of the limit after a failure; requests more after a success
-_SETTLE_S = 1.0  # between two decreases
 _TICK_S, _LOOK_S = 0.02, 0.1  # between looks for slow transfers; for tasks whose time is over
 _STOPPED_S = 1.0  # from which on a time without a look does not count: see _Time
 
@@ -65,9 +63,9 @@ class Figures:
     bytes      that arrived, of answers that were used
     retries    by the kind of failure before them
     failed     that were given up
-    hedges     second requests beside a slow one; `won` of them answered first
+    hedges     second and third requests beside a slow one; `won` of them answered first
     waited_s   seconds in which nothing was sent, because a server had asked for that
-    limit      requests that may run at once now
+    limit      requests of one kind, large or small ones, that may run at once now
     """
 
     requests: int = 0
@@ -98,19 +96,20 @@ class _Task:
     """One request, until it is answered or given up."""
 
     __slots__ = (
-        *("answered", "attempts", "begun", "future", "hedged", "host", "last", "request"),
-        *("running", "started", "submitted"),
+        *("answered", "attempts", "begun", "beside", "future", "host", "last", "request"),
+        *("left", "running", "started", "submitted"),
     )
 
     def __init__(self, request: Request, host: _Host, now: float) -> None:
         self.request, self.host = request, host
         self.future: Future[Reply] = Future()
         self.attempts = 0
-        self.running = 0  # requests of it under way: 2 with a second one
+        self.running = 0  # requests of it under way
+        self.left = 0  # of these: how many take no place any more
+        self.beside = 0  # of these, and before: second requests
         self.submitted = now
         self.begun = math.inf  # when the first attempt began
         self.started = math.inf  # when the last one did
-        self.hedged = False
         self.answered = False
         self.last: RequestError | None = None
 
@@ -128,19 +127,20 @@ class _Task:
 class _Host:
     """The requests to one store's host, and how well it answers them."""
 
-    def __init__(self, limit: float) -> None:
-        self.waiting: list[tuple[bool, int, _Task]] = []  # a heap: urgent ones first
+    def __init__(self, consumers: int) -> None:
+        # By what is small, two heaps: urgent ones first. Neither kind waits for the other.
+        self.waiting: dict[bool, list[tuple[bool, int, _Task]]] = {True: [], False: []}
         self.active: set[_Task] = set()
-        self.running = 0
-        self.limit = limit
-        self.target = limit  # up to which the limit grows fast
+        self.running = Counter[bool]()  # requests under way that take a place, of each kind
+        self.left = 0  # and others, whose task was answered by another one
+        small = concurrency.FIRST_SMALL
+        self.limits = {True: Limit(consumers, small), False: Limit(consumers)}
         self.heard = False  # it has answered something
         self.succeeded = -math.inf  # when the last request did
         self.last: RequestError | None = None
         self.throttled = 0  # pauses in a row
         self.paused_at = math.inf  # since when; inf: it is not
         self.resumes = -math.inf
-        self._decreased = -math.inf
         self.times: dict[bool, deque[float]] = {
             True: deque(maxlen=_KEPT),
             False: deque(maxlen=_KEPT),
@@ -150,34 +150,60 @@ class _Host:
     def paused(self) -> bool:
         return self.paused_at < math.inf
 
-    def succeed(self, task: _Task, took: float, now: float, least: int, most: int) -> None:
-        """Learn from an answer."""
+    def leave(self, task: _Task) -> None:
+        """Give the places of an answered task's requests to others, which are not to wait."""
+        if self.left + task.running <= self.limits[task.small].most:
+            task.left = task.running
+            self.left += task.left
+            self.running[task.small] -= task.left
+
+    def end(self, task: _Task) -> None:
+        """Note that one request of a task has ended."""
+        task.running -= 1
+        if task.left:
+            task.left, self.left = task.left - 1, self.left - 1
+        else:
+            self.running[task.small] -= 1
+        if not task.running:
+            self.active.discard(task)
+
+    def succeed(self, task: _Task, reply: Reply, took: float, full: bool, now: float) -> None:
+        """Learn from an answer. full: as many requests as allowed were running."""
         self.heard, self.succeeded, self.throttled = True, now, 0
         if task.request.upload is not None:
             return  # it takes as long as its bytes do
         times = self.times[task.small]
         if len(times) >= _SAMPLES and took > _SLOW * sorted(times)[len(times) // 2]:
-            self.decrease(now, least)
+            self.fail(now)
         else:
-            self.limit += 1 if self.limit < self.target else _INCREASE
-            self.limit = min(most, self.limit)
+            if size := len(reply.data):  # an answer without bytes says little of others
+                self.limits[task.small].answer(took, size, full=full)
         times.append(took)
 
-    def decrease(self, now: float, least: int) -> None:
+    def fail(self, now: float) -> None:
         """Send fewer requests at once after a failure."""
-        if now - self._decreased >= _SETTLE_S and self.limit > least:
-            self._decreased = now
-            self.limit = max(least, self.limit * _DECREASE)
+        for limit in self.limits.values():
+            limit.fail(now)
 
-    def pause(self, now: float, least: int) -> None:
+    def allows(self, task: _Task) -> bool:
+        """Return True if there is room for one more request of this size.
+
+        Of both kinds together no more run than of one, but for as many of each as run at first.
+        """
+        limit, running = self.limits[task.small], self.running[task.small]
+        if task.request.upload is not None and not self.throttled:  # its caller sends few
+            return running < limit.most
+        together = self.running.total()
+        return running < limit.allowed and (together < limit.most or running < limit.first)
+
+    def pause(self, now: float) -> None:
         """Send nothing for a while: longer each time, and not at the same time as others do."""
+        for limit in self.limits.values():
+            limit.throttle(again=self.throttled > 0)
         self.throttled += 1
         shortest, longest = _PAUSES
         pause = min(longest, 2 * shortest * 2.0**self.throttled) * random.uniform(0.5, 1)
         self.paused_at, self.resumes = now, now + pause
-        if self.throttled == 1:
-            self.target = max(least, self.limit / 2)
-        self.limit = 1
 
     def heed(self, asked: Asked, now: float) -> None:
         """Make the pause what the server said when it was asked again."""
@@ -186,6 +212,8 @@ class _Host:
         if not asked.throttled:
             if self.throttled == 1:  # it has passed
                 self.resumes = now
+                for limit in self.limits.values():
+                    limit.resume()
         elif asked.after_s is not None:
             pause = min(LONGEST_PAUSE_S, asked.after_s) * random.uniform(1, 1.25)
             self.resumes = max(now + pause, self.resumes if self.throttled > 1 else 0.0)
@@ -245,27 +273,24 @@ class Transfers:
         self._clock: threading.Thread | None = None
         self._now = _Time()  # called with `_changed` held
         self.heard = time.monotonic()  # when the last attempt ended
-        self._least = self._first = self._most = 0
         self.share(consumers)
 
     def share(self, consumers: int) -> None:
         """Take this process's part of the machine's requests."""
         with self._changed:
-            before = self._first
-            self._least = max(1, LEAST // consumers)
-            self._first = max(2, FIRST // consumers)
-            self._most = max(2, MOST // consumers)
-            for host in self._hosts.values():  # what was learned holds
-                host.limit = max(1.0, min(self._most, host.limit * self._first / before))
-                host.target = max(1.0, min(self._most, host.target * self._first / before))
+            self._consumers = consumers
+            for host in self._hosts.values():
+                for limit in host.limits.values():
+                    limit.share(consumers)
 
     @property
     def figures(self) -> Figures:
         """Return what the requests came to until now."""
         with self._changed:
-            limit = sum(self._allowed(host) for host in self._hosts.values())
-            retries = Counter(self._figures.retries)
-            return replace(self._figures, retries=retries, limit=limit or self._first)
+            hosts = self._hosts.values()
+            limits = [max(one.allowed for one in host.limits.values()) for host in hosts]
+            limit = sum(limits) or concurrency.parts(self._consumers)[1]
+            return replace(self._figures, retries=Counter(self._figures.retries), limit=limit)
 
     def submit(self, request: Request, *, urgent: bool = False) -> Future[Reply]:
         """Send a request as soon as there is room. urgent: before all that are not.
@@ -369,14 +394,14 @@ class Transfers:
         store = request.store
         key = *store.url.split("/", 3)[:3], str(store.options.get("endpoint", ""))
         if key not in self._hosts:
-            self._hosts[key] = _Host(self._first)
+            self._hosts[key] = _Host(self._consumers)
         return self._hosts[key]
 
     def _all(self) -> list[_Task]:
         """Return the tasks that are not ended."""
         found = [task for _, _, task in self._later]
         for host in self._hosts.values():
-            found += [task for _, _, task in host.waiting]
+            found += [task for one in host.waiting.values() for _, _, task in one]
             found += host.active
         return [task for task in found if not task.answered]
 
@@ -384,15 +409,12 @@ class Transfers:
         """End a task, and note what is to be told."""
         if not task.answered:
             task.answered = True
+            task.host.leave(task)
             self._ended.append((task.future, answer))
 
     def _push(self, task: _Task, urgent: bool) -> None:
         self._sequence += 1
-        heapq.heappush(task.host.waiting, (not urgent, self._sequence, task))
-
-    def _allowed(self, host: _Host) -> int:
-        """Return how many requests to a host may run at once."""
-        return max(1, min(self._most, int(host.limit)))
+        heapq.heappush(task.host.waiting[task.small], (not urgent, self._sequence, task))
 
     def _dispatch(self) -> None:
         """Hand tasks to threads while there is room."""
@@ -403,12 +425,13 @@ class Transfers:
             if host.paused and now >= host.resumes:
                 self._figures.waited_s += now - host.paused_at
                 host.paused_at = math.inf
-            while host.waiting and not host.paused and not self._closed:
-                if host.running >= self._allowed(host):
-                    break
-                task = heapq.heappop(host.waiting)[2]
-                if not task.answered and not task.future.cancelled():
-                    self._send(task, now)
+            for waiting in host.waiting.values():
+                while waiting and not host.paused and not self._closed:
+                    if not host.allows(waiting[0][2]):
+                        break
+                    task = heapq.heappop(waiting)[2]
+                    if not task.answered and not task.future.cancelled():
+                        self._send(task, now)
 
     def _send(self, task: _Task, now: float, hedge: bool = False) -> None:
         if not self._run(partial(self._attempt, task, hedge)):
@@ -416,10 +439,10 @@ class Transfers:
             return
         task.begun = min(task.begun, now)
         task.started = now
-        task.attempts += 1
+        task.attempts += not hedge
         task.running += 1
         task.host.active.add(task)
-        task.host.running += 1
+        task.host.running[task.small] += 1
         self._running += 1
         self._figures.requests += 1
         self._figures.hedges += hedge
@@ -447,7 +470,7 @@ class Transfers:
             return _TICK_S
         due = [host.resumes for host in hosts if host.paused]
         due += [when for when, _, _ in self._later[:1]]
-        if due or any(host.waiting for host in hosts):
+        if due or any(any(host.waiting.values()) for host in hosts):
             return min(_LOOK_S, max(0.001, min(due, default=now + _LOOK_S) - now))
         return None
 
@@ -460,10 +483,10 @@ class Transfers:
                 more = self._figures.hedges + 1 - HEDGED * (self._figures.requests + 1)
                 if more > _HEDGED_FIRST:
                     return
-                wanted = task.running == 1 and not (task.hedged or task.answered)
+                wanted = task.beside < _BESIDE and not task.answered
                 wanted = wanted and task.request.upload is None
                 if wanted and not task.future.cancelled() and host.late(task, now, more > 0):
-                    task.hedged = True
+                    task.beside += 1
                     self._send(task, now, hedge=True)
 
     def _give_up(self, now: float) -> None:
@@ -485,17 +508,15 @@ class Transfers:
         self, task: _Task, found: Reply | BaseException, took: float, hedge: bool, now: float
     ) -> None:
         """Take the answer of an attempt: end the task, or have another attempt follow."""
-        host = task.host
-        host.running -= 1
-        task.running -= 1
-        if not task.running:
-            host.active.discard(task)
+        host, full = task.host, not task.host.allows(task)
+        host.end(task)
         if isinstance(found, Reply):
-            host.succeed(task, took, now, self._least, self._most)
-            if not task.answered and not task.future.cancelled():
-                self._figures.bytes += len(found.data)
-                self._figures.won += hedge
-                self._tell(task, found)
+            if not task.answered:
+                host.succeed(task, found, took, full, now)
+                if not task.future.cancelled():
+                    self._figures.bytes += len(found.data)
+                    self._figures.won += hedge
+                    self._tell(task, found)
             return
         if not isinstance(found, RequestError):
             self._tell(task, found)  # a missing package, an option
@@ -504,11 +525,11 @@ class Transfers:
         host.heard = host.heard or found.kind in ("throttled", "server", "range", "body")
         if found.kind == "throttled":
             if not host.paused and task.started >= host.resumes:  # else it was asked before
-                host.pause(now, self._least)
+                host.pause(now)
                 if self._run(partial(self._ask_again, host, task.request)):
                     self._figures.requests += 1
-        elif found.transient and found.kind != "range":
-            host.decrease(now, self._least)
+        elif found.transient and found.kind != "range" and not task.answered:
+            host.fail(now)
         if task.running or task.answered or task.future.cancelled():
             return  # the other request is under way, or was first; or nobody wants it any more
         if not found.transient or now > task.ends() or self._closed:
@@ -517,7 +538,7 @@ class Transfers:
         self._figures.retries[found.kind] += 1
         least, most = _PAUSES
         pause = min(most, least * 2.0 ** (task.attempts - 1)) * random.uniform(0.5, 1)
-        task.hedged = False
+        task.beside = 0
         self._sequence += 1
         heapq.heappush(self._later, (now + pause, self._sequence, task))
 

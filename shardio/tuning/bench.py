@@ -31,9 +31,11 @@ from .. import machine
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
+from ..order.options import ALL_BYTES
 from ..storage.local import LocalDirectory, memory_available
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
+from ..storage.stores import without_secrets
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
@@ -522,7 +524,14 @@ def _about_cold(found: Bench, best: Row) -> str:
 
 
 def _about_start(found: Bench) -> str:
-    """Say which rows did little else than begin, by URL; "" where none did."""
+    """Say what measuring by URL leaves open: rows that did little else than begin; ""."""
+    size = found.records * found.record_bytes
+    cached = any(given.startswith("cache=") for given in found.stores)
+    if found.remote and not cached and size <= ALL_BYTES:
+        return (
+            f"The dataset takes {show_size(size)}. Up to {show_size(ALL_BYTES)}, each process "
+            "downloads all before its first batch, and keeps it: these figures are of memory."
+        )
     names = [row.full_name for row in found.rows if row.starting]
     if not names:
         return ""
@@ -575,7 +584,9 @@ def _call(found: Bench, best: Row) -> str:
         lines.append("from torch.utils.data import DataLoader")
         stay = ", persistent_workers=True" if best.workers else ""
         loader = f"DataLoader(train, batch_size=None, num_workers={best.workers}{stay})"
-    inner = "".join(f"    {option},\n" for option in (quoted(found.path), *options))
+    inner = "".join(
+        f"    {option},\n" for option in (quoted(without_secrets(found.path)), *options)
+    )
     lines += [
         f"from shardio import {', '.join(sorted(names))}",
         "",

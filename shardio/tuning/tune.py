@@ -51,6 +51,7 @@ from ..order.epoch import default_unit
 from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, shuffled_whole, spans_of
 from ..order.partition import Partition
 from ..storage.options import Storage
+from ..storage.stores import without_secrets
 from ..units import (
     check_int,
     check_size,
@@ -688,7 +689,7 @@ def _call(tuning: Tuning, path: str | None, root: str | None) -> str:
     if order:
         options["order"] = f"Order({', '.join(f'{name}={n}' for name, n in order.items())})"
     call = ", ".join(f"{name}={value}" for name, value in options.items())
-    return call if path is None else f"ShardDataset({quoted(path)}, {call})"
+    return call if path is None else f"ShardDataset({quoted(without_secrets(path))}, {call})"
 
 
 def _notes(tuning: Tuning, left_out: Sequence[int | None]) -> Iterator[str]:

@@ -45,7 +45,7 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, StorageError
 from shardio.packing.gc import gc
 from shardio.packing.writer import Writer
-from shardio.storage.cache import CacheDirectory
+from shardio.storage.cache import SMALL, CacheDirectory
 
 COMMANDS = (
     *("pack", "commit", "index", "unpack", "export", "info", "ls", "cat", "verify", "explain"),
@@ -819,8 +819,15 @@ def test_a_cache_is_listed_and_emptied(tmp_path: Path, run: Run) -> None:
     assert row["disk_bytes"] >= 8192 + 10_000 and abs(row["last_use"] - time.time()) < 1000
     shown = run("cache", "ls", folder).stdout.splitlines()
     assert re.match(r"(64){16} +2 +17.8 KiB +19.5 KiB  20", shown[1])
+    small = cache.open("e" * 64, 3_000, SMALL, 0)
+    claim = small.claim(0)
+    assert claim is not None
+    claim.store(bytes(3_000))
+    small.close()
+    assert re.search(r"\nmanifests +1 +2.9 KiB +2.9 KiB  20", run("cache", "ls", folder).stdout)
+    whole = json.loads(run("cache", "ls", folder, "--json").stdout)["disk_bytes"]
     cleared = json.loads(run("cache", "clear", folder, "--json").stdout)
-    assert cleared == {"files": 2, "bytes": row["disk_bytes"]}
+    assert cleared == {"files": 3, "bytes": whole} and whole > row["disk_bytes"]
     assert run("cache", "ls", folder).stdout == "nothing is cached here\n"
     assert [one.name for one in folder.iterdir()] == ["mine.txt"]
     assert run("cache", "ls", tmp_path / "nowhere").returncode == 1

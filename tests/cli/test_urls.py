@@ -180,6 +180,7 @@ def test_a_dataset_is_measured_by_url(tmp_path: Path) -> None:
     assert all(row.error is None and row.images_per_s > 0 for row in found.rows)
     assert "storage=Storage(options=...)," in found.call
     said = f"{found}{json.dumps(found.as_dict())}"
+    assert "these figures are of memory" in " ".join(said.split())
     assert "by URL:" in said and store.options["secret_access_key"] not in said
 
 

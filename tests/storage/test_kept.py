@@ -1,6 +1,9 @@
 """Datasets read by URL through a cache: the same records, and nothing downloaded twice."""
 
+import contextlib
+import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,9 +24,11 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import Order, ShardDataset, ShardLoader, Storage
-from shardio.errors import OptionError
+from shardio.errors import DamageError, OptionError
 from shardio.storage import kept_file, ranges
 from shardio.storage.cache import CacheDirectory
+from shardio.storage.remote import RemoteLocation
+from shardio.storage.stores import Store
 
 RECORDS, BYTES = 600, 60_000
 
@@ -287,3 +292,114 @@ def test_a_process_that_is_stopped_while_it_downloads_holds_nobody_up(
     again = shardio.open(f"{proxy.url}/data", decode=None, storage=storage)
     assert again[0]["image"] == image(0)
     assert proxy.figures().sent < 100_000  # the manifest, and the end of the shard
+
+
+def manifests(proxy: FaultProxy) -> list[int]:
+    """How many bytes the requests of manifests brought."""
+    log = proxy.figures().log
+    return [one.sent for one in log if one.path.endswith("manifest.json")]
+
+
+def test_a_manifest_is_downloaded_once_by_all_that_share_a_cache(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    size = (folder / "data" / "manifest.json").stat().st_size
+    program = """
+        import sys, shardio
+        url, cache = sys.argv[1:]
+        storage = shardio.Storage(cache=cache, cache_bytes="1GiB")
+        print("ready", flush=True)
+        sys.stdin.readline()
+        assert len(shardio.open(url, storage=storage)) == 600
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), f"{proxy.url}/data"]
+    proxy.limits(latency_s=0.2)  # so that all want it before the first one has it
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for _ in range(3):
+            rank = subprocess.Popen(
+                [*command, str(tmp_path / "cache")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            ranks.append(stack.enter_context(rank))
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == b"ready\n"
+        for rank in ranks:
+            rank.communicate(b"\n", 120)
+        assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert sorted(manifests(proxy)) == [*[128] * 3, size]
+
+
+def test_a_manifest_that_is_replaced_is_read_anew(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    storage = Storage(cache=tmp_path / "cache", cache_bytes="1GiB")
+    sizes = set()
+    for count in (3, 4, 3):
+        shutil.rmtree(folder / "changing", ignore_errors=True)
+        with shardio.Writer(folder / "changing", fields={"label": "int"}) as writer:
+            for number in range(count):
+                writer.write({"__key__": f"{number}", "label": number})
+        path = folder / "changing" / "manifest.json"
+        os.utime(path, (1, 1))  # nginx' ETag is of this and of the size
+        sizes.add(path.stat().st_size)
+        for _ in range(2):
+            assert len(shardio.open(f"{proxy.url}/changing", storage=storage)) == count
+    [size] = sizes
+    assert manifests(proxy) == [128, size, 128] * 3
+
+
+@pytest.mark.parametrize("what", ["bytes=-", "bytes=0-"])
+@pytest.mark.parametrize("kind", ["garbage", "short", "shifted_silently", "stall"])
+def test_a_manifest_that_comes_damaged_does_not_stay_in_the_cache(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, kind: str, what: str
+) -> None:
+    storage = Storage(cache=tmp_path / "cache", cache_bytes="1GiB", timeout_s=3)
+    proxy.rules(Rule(kind, path="manifest", range=what, times=1))
+    for _ in range(2):
+        assert len(shardio.open(f"{proxy.url}/data", storage=storage)) == RECORDS
+    assert proxy.figures().faults == {kind: 1}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_list_of_splits_that_comes_damaged_is_read_again(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, cached: bool
+) -> None:
+    for name in ("train", "val"):
+        for number in range(2):
+            path = folder / "photos" / name / "cat" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image(number))
+    if not (folder / "splits").exists():
+        shardio.pack(folder / "photos", folder / "splits", jobs=1)
+    proxy.rules(Rule("garbage", path="shardio.json", range="" if not cached else "=0-", times=1))
+    given = {"cache": tmp_path / "cache", "cache_bytes": "1GiB"} if cached else {}
+    for _ in range(2):
+        with pytest.raises(shardio.NotPackedError, match="its splits: train, val"):
+            shardio.open(f"{proxy.url}/splits", storage=Storage(**given))
+    assert proxy.figures().faults == {"garbage": 1}
+
+
+@pytest.mark.parametrize("kind", ["403", "wrong_range"])
+def test_a_server_that_knows_no_ends_is_read_without_keeping_manifests(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, kind: str
+) -> None:
+    proxy.rules(Rule(kind, path="manifest", range="bytes=-"))
+    storage = Storage(cache=tmp_path / "cache", cache_bytes="1GiB", timeout_s=1)
+    assert len(shardio.open(f"{proxy.url}/data", storage=storage)) == RECORDS
+    assert not list((tmp_path / "cache").glob(f"shardio-{'0' * 32}-*"))
+
+
+def test_a_large_manifest_comes_by_several_requests_at_once(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    seal = re.compile(rb"([0-9a-f]{64})\Z")
+    text = bytes(range(256)) * (5 << 13)  # 10 MiB
+    (folder / "sealed").write_bytes(text + hashlib.sha256(text).hexdigest().encode())
+    store = Store(proxy.url)
+    for _ in range(2):
+        location = RemoteLocation(store, CacheDirectory(tmp_path / "cache", "1GiB"))
+        assert location.read("sealed", 1 << 30, seal=seal)[:-64] == text
+    log = [one.range for one in proxy.figures().log]
+    assert sorted(log) == ["bytes=-128"] * 2 + ["bytes=0-8388607", "bytes=8388608-10485823"]
+    with pytest.raises(DamageError, match="more than"):
+        location.read("sealed", 1000, seal=seal)

@@ -373,6 +373,36 @@ def test_a_body_that_stalls_early_gets_a_second_request(
     assert not figures.retries and proxy.figures().faults == {"stall": 1}
 
 
+def test_a_second_request_that_stalls_gets_one_too(folder: Path, proxy: FaultProxy) -> None:
+    (folder / "blob").write_bytes(bytes(range(256)) * (1 << 13))
+    proxy.limits(latency_s=0.02)
+    proxy.rules(Rule("stall", path="blob", numbers=[10, 11]))
+    store = Store(proxy.url)
+    for number in range(10):
+        read(Request(store, "blob", number, 1000))
+    assert read(Request(store, "blob", 11, 1000)).data[0] == 11
+    figures = ranges.figures()
+    assert figures is not None and figures.hedges >= 2 and not figures.retries
+    assert proxy.figures().faults == {"stall": 2}
+
+
+def test_what_stalls_and_was_answered_takes_no_other_request_its_place(
+    folder: Path, proxy: FaultProxy
+) -> None:
+    (folder / "blob").write_bytes(bytes(range(256)) * (1 << 13))
+    proxy.limits(latency_s=0.02)
+    proxy.rules(Rule("stall", path="blob", numbers=[10, 12]))
+    store = Store(proxy.url, timeout_s=20)
+    ranges.share(64)  # of which this process may send two at once
+    try:
+        for number in range(30):
+            assert read(Request(store, "blob", number, 1000)).data[0] == number
+    finally:
+        ranges.share(1)
+    figures = proxy.figures()
+    assert figures.faults == {"stall": 2} and figures.concurrent == 2  # both stall still
+
+
 def test_a_view_of_an_announced_range_is_no_copy(folder: Path, proxy: FaultProxy) -> None:
     (folder / "blob").write_bytes(bytes(range(256)) * (1 << 13))
     file = RemoteLocation(Store(proxy.url)).open("blob")

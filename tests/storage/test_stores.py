@@ -13,6 +13,7 @@ import sys
 import textwrap
 import urllib.parse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +27,11 @@ from torch.utils.data import DataLoader
 import shardio
 from shardio import ShardDataset, Storage
 from shardio.errors import OptionError, ShardioError, StorageError
-from shardio.storage import ranges
+from shardio.storage import ranges, stores
 from shardio.storage.base import KnownFile
+from shardio.storage.cache import SMALL, entries
 from shardio.storage.location import locate
-from shardio.storage.stores import SCHEMES, Store
+from shardio.storage.stores import SCHEMES, Store, without_secrets
 
 RECORDS = 60
 NOWHERE = "http://127.0.0.1:1"  # where nobody listens
@@ -190,6 +192,24 @@ def test_a_dataset_is_the_same_in_each_store(
     here = shardio.open(folder / NAME, decode=None)
     assert list(shardio.open(place.url, decode=None, storage=storage)) == list(here)
     assert epoch(place.url, storage, 2) == epoch(folder / NAME)
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_a_cache_keeps_what_each_store_has(
+    scheme: str,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    place = there(scheme, request)
+    cache = {"cache": tmp_path, "cache_bytes": "1GiB"}
+    storage = replace(take(place, monkeypatch), **cache)
+    for _ in range(2):
+        found = list(shardio.open(place.url, decode=None, storage=storage))
+        assert found == list(shardio.open(folder / NAME, decode=None))
+    [manifest] = [one for one in entries(tmp_path) if one.dataset_id == SMALL]
+    assert manifest.present == manifest.size and len(entries(tmp_path)) > 1
 
 
 ODD = ["a b", "p%20q", "p%q", "h#x", "q?x", "ünï", "x'\"y", "s*[1]", "back\\s", "d e/f+g&=", ".x"]
@@ -692,3 +712,39 @@ def test_a_store_is_asked_by_a_signed_url_how_long_it_wants_to_be_left_alone(
     figures = ranges.figures()
     assert figures is not None
     assert 1.0 <= figures.waited_s < 5.0 and figures.retries == {"throttled": 2}
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("/a/b@c?d", "/a/b@c?d"),
+        ("http://user:word@host:80/a@b/c?sig=S#f", "http://host:80/a@b/c"),
+        ("https://host?sig=S", "https://host"),
+        ("s3://key:word@bucket/a?b", "s3://bucket/a?b"),
+        ("hf://datasets/user/name@main/a", "hf://datasets/user/name@main/a"),
+        ("abfss://container@account.dfs.core.windows.net/a",) * 2,
+    ],
+)
+def test_what_is_printed_of_a_url_has_no_secrets(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "s3.amazonaws.com", " http://x", "ftp://x"])
+@pytest.mark.parametrize("url", ["s3://bucket/a", "az://container/a"])
+def test_an_endpoint_that_is_no_url_is_refused(url: str, endpoint: str) -> None:
+    """The client itself would panic."""
+    with pytest.raises(OptionError, match="expected a URL that begins with https:// or http://"):
+        stores.open_store(Store(url, {"endpoint": endpoint}))
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:80", ""])
+def test_so_is_one_of_the_environment(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(OptionError, match="expected a URL"):
+        stores.open_store(Store("s3://bucket/a", {}))
+
+
+@pytest.mark.parametrize("url", ["s3://a b/c", "gs://a\tb/c", "az://a?b/c"])
+def test_a_bucket_that_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(OptionError, match="there can be no bucket"):
+        stores.open_store(Store(url, {}))

@@ -26,6 +26,8 @@ from support.small_datasets import grouped
 
 WORKERS = 2
 BATCH = 8
+# What a loader raises for a dead worker. The last two: while a batch of it is being received.
+DIED = (RuntimeError, ConnectionResetError, EOFError)
 
 
 def decode(data: bytes) -> torch.Tensor:
@@ -100,10 +102,9 @@ def _kill_one(
                 os.kill(pid, signal.SIGKILL)
             for batch in iterator:
                 got.append(numbers(batch))
-        # The last two where it dies while a batch of it is being received.
-        except (RuntimeError, ConnectionResetError, EOFError) as error:
+        except DIED as error:
             outcome = type(error).__name__
-        _settle(pid)
+        settle(pid)
     except RuntimeError:
         pass
     assert got == expected[: len(got)]
@@ -111,7 +112,7 @@ def _kill_one(
     return outcome, pid
 
 
-def _settle(pid: int) -> None:
+def settle(pid: int) -> None:
     """Wait for a killed worker. torch raises wherever the parent is then: let that be here."""
     with suppress(RuntimeError, ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -237,11 +237,6 @@ class StoreFolder:
             raise changed(path, "it is gone") from None
         except DamageError:
             raise changed(path, "it is shorter") from None
-        except StorageError as error:
-            raise StorageError(
-                f"{error}\nWhat is finished is kept: run the same command again, and it goes on "
-                "where it was"
-            ) from error
         finally:
             _let_go(asked)
         for reply in replies:
