@@ -109,18 +109,21 @@ class RemoteFile:
         if not length:
             return b""
         kept, tail = self._tail
-        if start >= kept and tail:
-            return tail[start - kept : start - kept + length]
-        parts: list[memoryview] = []
-        at, stop = start, start + length
+        stop = start + length
+        if start >= kept:
+            return tail[start - kept : stop - kept]
+        parts: list[bytes | memoryview] = []
+        at, wanted = start, min(stop, kept)
         try:
-            while at < stop:
-                part = self._part(at, stop)
+            while at < wanted:
+                part = self._part(at, wanted)
                 parts.append(part)
                 at += len(part)
         except FileNotFoundError:
             self.miss(start, length)
             raise
+        if stop > kept:
+            parts.append(tail[: stop - kept])
         self.found = True
         self._read_ahead(start, stop)
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,5 +1,6 @@
 """Datasets read by URL, from a real server over HTTP: the same records, whoever reads them."""
 
+import itertools
 import multiprocessing
 import os
 import select
@@ -184,6 +185,23 @@ def test_an_epoch_asks_for_little_more_than_its_bytes(folder: Path, proxy: Fault
     twice = [one for one, times in Counter(asked).items() if times > 1]
     inner = [one for one in twice if not one[1].endswith(f"-{size[one[0]] - 1}")]
     assert len(inner) <= 8  # ends are read by both workers; the others are second requests
+
+
+@pytest.mark.parametrize("buffer", [30, "all"])
+def test_no_byte_of_a_shard_is_asked_for_twice(
+    folder: Path, proxy: FaultProxy, buffer: int | str
+) -> None:
+    read_by = DataLoader(dataset(f"{proxy.url}/data", shuffle_buffer=buffer), batch_size=None)
+    assert batches(read_by) == local(folder, shuffle_buffer=buffer)
+    asked: dict[str, set[tuple[int, int]]] = {}  # second requests are of the same range
+    for one in proxy.figures().log:
+        if one.path.endswith(".shard"):
+            first, last = map(int, one.range.removeprefix("bytes=").split("-"))
+            asked.setdefault(one.path, set()).add((first, last))
+    assert len(asked) == len(list((folder / "data").glob("*.shard")))
+    for of_shard in asked.values():
+        ordered = sorted(of_shard)
+        assert all(one[1] < other[0] for one, other in itertools.pairwise(ordered)), ordered
 
 
 def test_a_record_by_its_number_takes_one_request(proxy: FaultProxy) -> None:
