@@ -61,7 +61,7 @@ class WorkerReads(Plain):
 class Memory(Plain):
     """Bytes of memory that a job takes in the worst case."""
 
-    records_bytes: int  # records waiting in a process
+    records_bytes: int  # records waiting in a process, or on their way from an object store
     order_bytes: int  # the state of the spans' orders in a process
     permutation_bytes: int  # of all records, in a process
     index_bytes: int  # of open shards, in a process
@@ -196,7 +196,9 @@ class TrainingJob:
         """Add up the memory of a process, and of a machine."""
         epoch, plan, manifest = self.epoch, self.plan, self.manifest
         sizes = np.sort(manifest.shard_records[epoch.shard_records > 0])
-        records = min(plan.held_bytes, plan.budget, manifest.size)
+        on_their_way = plan.ahead_bytes if plan.asks else 0  # else they are part of what is held
+        held = plan.held_bytes if plan.ahead_bytes else min(plan.held_bytes, plan.budget)
+        records = min(held + on_their_way, manifest.size)
         order = self.share.touched * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
         permutation = 8 * epoch.records if epoch.shuffles_all else 0
         index = INDEX_BYTES * int(sizes[len(sizes) - self.files_open :].sum())

@@ -352,7 +352,11 @@ def _waiting(job: TrainingJob) -> str:
 
 def _requests(job: TrainingJob, traffic: Traffic) -> str:
     """Say what a machine asks an object store for, without a cache and with one."""
-    alone = f"{show_size(traffic.bytes)} in {show_count(traffic.requests, 'request')} an epoch"
+    alone = f"{show_size(traffic.bytes)} in {show_count(traffic.requests, 'request')}"
+    if traffic.held:
+        alone += " in the first epoch, then nothing as long as its processes live"
+    else:
+        alone += " an epoch"
     kept = f"{show_size(traffic.first_bytes)} in {show_count(traffic.first_requests, 'request')}"
     later = "then nothing"
     if traffic.later_bytes:

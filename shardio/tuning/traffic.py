@@ -30,6 +30,7 @@ class Traffic(Plain):
 
     bytes: int  # without a cache, each epoch
     requests: int
+    held: bool  # in the first epoch alone, as long as its processes live: they hold all records
     first_bytes: int  # with a cache that has room for it, the first epoch
     first_requests: int
     later_bytes: int  # the second epoch, whose shards are others; 0 where a machine has them all
@@ -80,6 +81,7 @@ def machine_traffic(
     return Traffic(
         bytes=math.ceil(sent + ends),
         requests=math.ceil(requests + fixed),
+        held=plan.first,
         first_bytes=math.ceil(kept + ends),
         first_requests=math.ceil(kept / RANGE + borders + fixed),
         later_bytes=round(kept * (1 - min(1.0, kept / max(1.0, within)))),

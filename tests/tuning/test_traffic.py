@@ -91,6 +91,29 @@ def test_a_machine_downloads_what_it_hands_out(
         assert 0.4 * figures.requests <= told.requests <= 2 * figures.requests
 
 
+def test_a_small_dataset_is_downloaded_by_each_process_and_held(
+    folder: Path, proxy: FaultProxy
+) -> None:
+    one = ShardDataset(
+        f"{proxy.url}/data", batch_size=16, fields=("image", "label"), shuffle_buffer="all"
+    )
+    explained = shardio.explain(one, num_workers=2, world_size=1)
+    told, memory = explained.traffic, explained.memory
+    assert told is not None and told.held and memory.records_bytes >= RECORDS * BYTES
+    assert "then nothing as long as its processes live" in " ".join(str(explained).split())
+    proxy.reset()
+    loader = DataLoader(one, batch_size=None, num_workers=2, persistent_workers=True)
+    asked = []
+    for _ in range(2):
+        assert sum(len(labels) for _, labels in loader) == RECORDS
+        asked.append((proxy.figures().requests, proxy.figures().sent))
+    assert asked[1] == asked[0]
+    assert 0.9 * asked[0][1] <= told.bytes <= 1.1 * asked[0][1]
+    del loader
+    others = shardio.explain(dataset(f"{proxy.url}/data"), num_workers=2).traffic
+    assert others is not None and not others.held
+
+
 @pytest.mark.parametrize(("world_size", "local"), [(2, 1), (4, 2)])
 def test_with_a_cache_a_machine_downloads_each_range_once(
     folder: Path, proxy: FaultProxy, tmp_path: Path, world_size: int, local: int
