@@ -33,10 +33,12 @@ import fcntl
 import os
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import NotPackedError, OptionError, StorageError, printable
+from ..stack import users_level
 from ..units import check_int, check_size, show_count, show_size
 from . import local
 from .cache_layout import HEADER_BYTES, SLOT_BYTES, Layout, checksum, is_name
@@ -75,7 +77,8 @@ class CacheDirectory:
 
     A directory that is not there is created, for this user alone (mode 0700). One that is there
     stays as it is; if it is writable for its group, and not for all, files in it are, too.
-    If this process may not write in it, what is there is read, and nothing is stored.
+    If this process may not write in it, what is there is read, and nothing is stored; where nothing
+    is there, a warning says so.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class CacheDirectory:
         self._full_until, self._why = 0.0, ""
         _refuse_dataset(self.path)
         _make(self.path)
+        _warn_if_useless(self.path)  # here, and not in each worker, which gets a copy
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what another machine's clock says."""
@@ -464,15 +468,33 @@ def _refuse_dataset(path: str) -> None:
 
 
 def _make(path: str) -> None:
-    if not os.path.isdir(path):
+    if os.path.isdir(path):
+        return
+    try:
         local.make_directory(os.path.dirname(path))
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise StorageError(
-                f"{printable(path, 4096)}: the cache cannot be created: {error.strerror}"
-            ) from None
+    except (OSError, StorageError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StorageError(
+            f"{printable(path, 4096)}: the cache cannot be created: {why}. Choose another directory"
+        ) from None
     if not os.path.isdir(path):
         raise StorageError(f"{printable(path, 4096)}: expected a directory, found a file")
+
+
+def _warn_if_useless(path: str) -> None:
+    """Warn of a directory that may not be written, and holds nothing that this user may read."""
+    if os.access(path, os.W_OK | os.X_OK):
+        return
+    with contextlib.suppress(OSError):
+        for one in _scan(path):
+            with contextlib.suppress(OSError):
+                os.close(open_safely(one.path, os.O_RDONLY))
+                return
+    warnings.warn(
+        f"{printable(path, 4096)}: the cache keeps nothing: this user has no permission to write "
+        "into it, and it holds no shards that this user may read. All is downloaded in each epoch; "
+        "choose a directory that can be written",
+        stacklevel=users_level(),
+    )

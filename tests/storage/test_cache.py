@@ -485,6 +485,9 @@ def test_an_empty_file_of_a_killed_process_is_taken_over(folder: Path) -> None:
 
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    told = r"file/deep/cache: the cache cannot be created: .*/file: .*Choose another directory"
+    with pytest.raises(StorageError, match=told):
+        cache_at(tmp_path / "file" / "deep" / "cache")
     with pytest.raises(StorageError, match="found a file"):
         cache_at(tmp_path / "file")
     with pytest.raises(OptionError, match="expected a directory"):
@@ -708,6 +711,26 @@ def test_a_directory_without_the_right_to_write_is_read(folder: Path) -> None:
             one.chmod(stat.S_IMODE(mode))
     assert done.returncode == 0
     assert state(folder) == before
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_a_read_only_cache_whose_files_this_user_does_not_trust_is_warned_of(
+    folder: Path, owner: int
+) -> None:
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            cache_at(path)
+        sys.stderr.write(str(len(told)))
+    """
+    filled(folder)
+    for one in folder.iterdir():
+        os.chown(one, owner, 0)
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    said = in_mount(code, folder, mount)
+    assert said == ("1" if owner else "0")
 
 
 # --- users --------------------------------------------------------------------------------------
