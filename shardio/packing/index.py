@@ -96,7 +96,8 @@ class Indexed:
                 f"left out: {printable(name)!r} cannot be a field's name; give one by --fields"
             )
         if os.path.abspath(self.out) != os.path.abspath(self.root):
-            root = f"storage=shardio.Storage(root={printable(self.root)!r})"
+            shown = printable(self.root)
+            root = f"storage=shardio.Storage(root={shown!r}), in commands --root {shown}"
             lines.append(f"open it by {printable(self.out)} with {root}")
         return "\n".join(lines)
 

@@ -194,6 +194,18 @@ def test_an_index_and_its_data_come_together(folder: Path, tmp_path: Path) -> No
     assert not shardio.verify(tmp_path / "out", jobs=1).damages
 
 
+def test_data_that_lies_elsewhere_is_asked_for_before_anything_is_copied(
+    folder: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    shardio.index(folder / "tars", out=tmp_path / "index")
+    told = r"index/00000\.tar: .* it is not there\. .*`shardio index --out`.*: --root DIR or URL"
+    with pytest.raises(DamageError, match=told):
+        shardio.copy(tmp_path / "index", tmp_path / "out")
+    with pytest.raises(DamageError, match=told):
+        shardio.copy(tmp_path / "index", f"{bucket.url}/out", to=options(bucket))
+    assert not (tmp_path / "out").exists() and not bucket.sizes()
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
