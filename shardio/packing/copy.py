@@ -132,6 +132,7 @@ def copy(
     root = None if here.root is None else locate(here.root, here)
     work = list(_planned(index, root, into))
     _refuse_itself([index, *([] if root is None else [root])], into)
+    output_dir.refuse_images(into)
     done = Copied(into.url)
     for one in work:  # all of them, before any is touched
         done.replaced |= _refuse_other(one, overwrite)

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
-from ..errors import DamageError, OptionError, printable
+from ..errors import DamageError, ExistsError, OptionError, printable
 from ..formats import manifest
 from ..formats.foreign.webdataset_writer import npy_bytes
 from ..formats.manifest import Manifest
@@ -33,9 +33,11 @@ from ..images import jpeg_tiles
 from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
 from ..storage import local
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, show_count, show_size
+from . import output_dir
 from .process_pool import Progress
 from .reencode import ORIGINAL
 from .sources.trees import stem_of
@@ -107,6 +109,11 @@ def unpack(
         own = files_of is not _parallel  # of others, folders are named from the source on
         datasets.append((dataset, manifest.split_folder(target, name) if own else target, files_of))
     total = sum(one.manifest.blob_bytes for one, *_ in datasets)
+    if not overwrite and output_dir.has_dataset(LocalDirectory(target)):
+        raise ExistsError(
+            f"{printable(target, 4096)}: a dataset is here, and files would lie among its shards; "
+            "choose another directory"
+        )
     done = Unpacked(target)
     fields = [kind for one, *_ in datasets for _, kind in one.manifest.schema.fields]
     if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written

@@ -247,6 +247,26 @@ def test_files_of_others_are_not_replaced(
     assert fetched(bucket, "out", tmp_path / "fetched")[tar] == b"somebody's own"
 
 
+def test_a_dataset_is_not_put_among_images(folder: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "photos" / "train" / "cat")
+    before = files(tmp_path / "photos")
+    told = r"photos: images are here, such as train/cat/\d\.jpg, .*choose an empty directory"
+    for into in (tmp_path / "photos", tmp_path / "photos" / "train" / "cat"):
+        with pytest.raises(ExistsError, match="images are here, such as "):
+            shardio.copy(folder / "record", into)
+    with pytest.raises(ExistsError, match=told):
+        shardio.index(folder / "tars", out=tmp_path / "photos")
+    with pytest.raises(ExistsError, match=told):
+        shardio.pack(folder / "record", tmp_path / "photos")
+    assert files(tmp_path / "photos") == before
+    (tmp_path / "photos" / "train").rename(tmp_path / "photos" / ".train")  # as .cache, .git
+    (tmp_path / "photos" / "README.md").write_text("mine")
+    (tmp_path / "photos" / "logs").mkdir()
+    shardio.copy(folder / "record", tmp_path / "photos")
+    write_images(tmp_path / "photos" / "logs" / "samples")
+    assert shardio.copy(folder / "record", tmp_path / "photos").copied == 0
+
+
 def test_what_cannot_be_written_is_refused_before_anything_is_read(
     folder: Path, web: servers.Web, tmp_path: Path
 ) -> None:

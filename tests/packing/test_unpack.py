@@ -202,3 +202,12 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(StorageError, match="No space left"):
         unpack(out, tmp_path / "back")
     assert content(tmp_path / "back") == {b"a": None}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shardio.json", ".shardio-plan"])
+def test_files_are_not_written_among_shards(tmp_path: Path, name: str) -> None:
+    out = written(tmp_path / "out", b"a/x.jpg")
+    other = plant(tmp_path / "other", {name: b"x"})
+    with pytest.raises(ExistsError, match=r"other: a dataset is here, .*choose another directory"):
+        unpack(out, other)
+    assert content(other) == {name.encode(): b"x"}
