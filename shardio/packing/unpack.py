@@ -50,6 +50,7 @@ class Unpacked:
     out: str = ""
     files: int = 0
     bytes: int = 0
+    kept: int = 0  # of the files: there with the same bytes already
     folders: int = 0  # of classes
     without: int = 0  # records whose field is None: there is no file to write
     tiles: int = 0  # JPEGs that packing made tiles: pixels as they were, bytes not
@@ -63,6 +64,8 @@ class Unpacked:
         lines = [
             f"{show_count(self.files, 'file')}, {show_size(self.bytes)}, in {printable(self.out)}"
         ]
+        if self.kept:
+            lines.append(f"{self.kept:,} of these were there already, with the same bytes")
         if self.without:
             lines.append(f"{show_count(self.without, 'record')} without a file")
         if self.tiles:
@@ -95,7 +98,8 @@ def unpack(
     overwrite  replace files that exist
     progress   called now and then with bytes done and bytes in all
 
-    Classes without images become empty folders. Existing files raise ExistsError, unless
+    Classes without images become empty folders. Run again after an interruption, it keeps the files
+    that are there with the same bytes, and writes the others. Other files raise ExistsError, unless
     `overwrite` replaces them. Raises also NotPackedError, DamageError (a record or a key),
     OptionError (no field holds files, or keys that are no names of files side by side; then nothing
     was written), StorageError.
@@ -116,7 +120,8 @@ def unpack(
         )
     done = Unpacked(target)
     fields = [kind for one, *_ in datasets for _, kind in one.manifest.schema.fields]
-    if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written
+    begun = os.path.isdir(target) and os.listdir(target)
+    if sum(kind in BLOBS for kind in fields) <= len(datasets) and not begun:  # all is written
         local.refuse_if_full(target, total)
     for dataset, _, files_of in datasets:  # all of them, before a file is written
         if files_of is _one:  # else the keys are those of files side by side
@@ -137,7 +142,7 @@ def unpack(
                 files = list(files_of(stored, sample))
                 done.without += not files
                 for key, data in files:
-                    tree.write(key_parts(key, stored.where), data)
+                    done.kept += not tree.complete(key_parts(key, stored.where), data)
                     done.files += 1
                     done.bytes += len(data)
                     done.tiles += "jpeg_tiles" in changes and jpeg_tiles.tiles(data) is not None

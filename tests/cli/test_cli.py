@@ -498,8 +498,12 @@ def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     assert "24 files" in said
     done = subprocess.run(["diff", "-r", source, tmp_path / "back"], capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"")
+    assert "24 of these were there already" in shardio("unpack", out, tmp_path / "back").stdout
+    changed = next((tmp_path / "back").rglob("*.jpg"))
+    changed.write_bytes(changed.read_bytes() + b"x")
     shardio("unpack", out, tmp_path / "back", code=1)
     shardio("unpack", out, tmp_path / "back", "--overwrite")
+    assert content(tmp_path / "back") == content(source)
 
 
 def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
