@@ -371,7 +371,7 @@ def start(*arguments: object) -> "subprocess.Popen[bytes]":
         [sys.executable, "-m", "shardio", "copy", *map(str, arguments)],
         env=environment(),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -386,7 +386,7 @@ def test_a_copy_to_a_store_that_is_killed_goes_on_where_it_was(
     process = start(*command)
     proxy.wait(faults=1)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     complete = {name.rpartition("/")[2] for name in bucket.sizes()}
     assert complete and last not in complete and "manifest.json" not in complete
     proxy.rules()
@@ -406,7 +406,11 @@ def test_a_copy_that_is_interrupted_says_so(
     process = start(folder / "record", f"{there.url}/out", *given)
     proxy.wait(faults=1)
     process.send_signal(signal.SIGINT)
-    assert process.wait() == 130  # although its uploads are still under way
+    _, said = process.communicate()
+    assert process.returncode == 130  # although its uploads are still under way
+    assert said.endswith(
+        b"interrupted: what is finished is kept; run the same command again to go on\n"
+    )
 
 
 def test_a_copy_to_a_directory_that_is_killed_goes_on_where_it_was(
@@ -421,7 +425,7 @@ def test_a_copy_to_a_directory_that_is_killed_goes_on_where_it_was(
             assert process.poll() is None
             time.sleep(0.01)  # nothing tells when it begins to write
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         complete = {path: (out / path).stat().st_ino for path in files(out) if path[0] != "."}
         assert complete and last not in complete and "manifest.json" not in complete
         with pytest.raises(NotPackedError, match=r"`shardio copy`, did not finish here"):
