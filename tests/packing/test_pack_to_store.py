@@ -56,30 +56,9 @@ def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        yield store
-
-
-@pytest.fixture
-def bucket(store: ObjectStore) -> ObjectStore:
-    if there := store.sizes():
-        store.delete(list(there))
-    return store
-
-
-@pytest.fixture(scope="module")
 def proxy_of_all(store: ObjectStore) -> Iterator[FaultProxy]:
     with fault_proxy(store.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(proxy_of_all: FaultProxy) -> FaultProxy:
-    proxy_of_all.rules()
-    proxy_of_all.limits()
-    proxy_of_all.reset()
-    return proxy_of_all
 
 
 @pytest.fixture(autouse=True)
