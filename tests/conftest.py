@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support import small_datasets
+from support.fault_proxy import FaultProxy
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure
 settings.load_profile("tests")
@@ -58,3 +59,18 @@ def on_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[P
         except NotHere as error:
             pytest.skip(f"NOT TESTED HERE: {error}")
         yield lambda path: there / path.relative_to(base)
+
+
+@pytest.fixture
+def proxy(proxy_of_all: FaultProxy) -> Iterator[FaultProxy]:
+    """Gives the fault proxy of a module, `proxy_of_all`, as if no test had used it before."""
+    from shardio.storage import ranges
+
+    proxy_of_all.rules()
+    proxy_of_all.limits()
+    proxy_of_all.listen()
+    proxy_of_all.reset()
+    yield proxy_of_all
+    proxy_of_all.rules()  # what the test has stalled, or slowed, ends with its helper
+    proxy_of_all.limits()
+    ranges.close()

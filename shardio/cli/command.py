@@ -10,7 +10,7 @@ import argparse
 import pkgutil
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, printable
@@ -33,6 +33,7 @@ class Command:
         described: str,
         *options: Option,
         forks: bool = True,
+        goes_on: Callable[[Mapping[str, Any]], str] = lambda options: "",
     ) -> None:
         """Declare a command.
 
@@ -42,8 +43,10 @@ class Command:
         described  where options are described that have no text here: "packing.pack:pack", or
                    several such places, with spaces between
         forks      it may start processes, by fork; if not, it reads from URLs itself
+        goes_on    says, by the options, how to go on where it was interrupted; "": it begins anew
         """
         self.name, self.text, self.run, self.forks = name, text, run, forks
+        self.goes_on = goes_on
         self._described, self._options = described.split(), options
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
@@ -223,6 +226,8 @@ def _store_options(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 # --- options of several commands ------------------------------------------------------------------
+
+GOES_ON = "what is finished is kept; run the same command again to go on"  # after Ctrl-C
 
 JSON = option("--json", text="one JSON object on stdout", default=False)
 QUIET = option("--quiet", text="no progress and no summary", default=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .command import (
     FIELDS,
+    GOES_ON,
     JOBS,
     OUT,
     OVERWRITE,
@@ -60,6 +62,10 @@ def _copy(output: Output, **call: Any) -> int:
     return output.show(done)
 
 
+def _unpack_goes_on(options: Mapping[str, Any]) -> str:
+    return "" if options.get("overwrite") else GOES_ON
+
+
 INDEX = Command(
     "index",
     "make a dataset of files of another format, in place",
@@ -87,6 +93,7 @@ UNPACK = Command(
     ROOT,
     *STORE,
     forks=False,
+    goes_on=_unpack_goes_on,
 )
 
 EXPORT = Command(
@@ -120,4 +127,5 @@ COPY = Command(
     *STORE,
     TARGET,
     forks=False,
+    goes_on=lambda options: GOES_ON,
 )

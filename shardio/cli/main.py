@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
         code = _main(arguments)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if arguments is None:  # a second one would end what is under way by a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = _fail("interrupted", INTERRUPTED)
+        code = _fail("interrupted" + "".join(map(str, error.args)), INTERRUPTED)
     if arguments is None and "shardio.storage.ranges" in sys.modules:
         from ..storage import ranges
 
@@ -57,6 +57,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         code = command.run(output, **options)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        advice = command.goes_on(options)
+        raise KeyboardInterrupt(f": {advice}" if advice else "") from None
     except BrokenPipeError:  # `shardio ls | head`: nobody reads on
         _drop_output()
         return DONE

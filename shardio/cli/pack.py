@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from argparse import BooleanOptionalAction
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ShardioError, printable
 from .command import (
     FIELDS,
+    GOES_ON,
     JOBS,
     OVERWRITE,
     STORE,
@@ -74,6 +78,26 @@ def _gc(output: Output, **call: Any) -> int:
     return output.show(gc(**call))
 
 
+def _pack_goes_on(options: Mapping[str, Any]) -> str:
+    """Say how to go on, and where an object store's part of the work lies on this machine."""
+    from ..packing.output_dir import working_directory
+    from ..storage.location import locate
+    from ..storage.remote import RemoteLocation
+
+    if options.get("dry_run"):
+        return ""
+    advice = GOES_ON
+    if options.get("restart"):
+        advice = advice.replace("again", "again, without --restart,")
+    with contextlib.suppress(ShardioError):
+        place = locate(options["out"])
+        if isinstance(place, RemoteLocation):
+            folder = working_directory(place, options.get("work_dir"))
+            if os.path.isdir(folder):
+                advice += f"; until then, unfinished work lies in {printable(folder, 4096)}"
+    return advice
+
+
 PACK = Command(
     "pack",
     "pack a folder of images, or another source, into shards",
@@ -125,6 +149,7 @@ PACK = Command(
     option("--work-dir", "DIR"),
     *STORE,
     TARGET,
+    goes_on=_pack_goes_on,
 )
 
 COMMIT = Command(

@@ -9,14 +9,16 @@ when they came. What is not plain is left to the ordinary way: damage, values th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .. import native
 from ..formats.manifest import Manifest
+from ..formats.record import RecordShard
 from ..names import KEY
 from .collate import Empty, empty_files
 from .collate import empty as empty_here
@@ -26,6 +28,7 @@ from .encoded import EncodedImages
 from .fetch import Fetch, Rows
 
 DTYPES: dict[str, type[Any]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+_FEW = 64  # shards that are kept open
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class EncodedBatches:
         if core is None or (rows.held is not None and None in rows.held):
             return None
         numbers = sorted(set(rows.shards.tolist()))
-        joined = fetch.joined(numbers, held=rows.held is not None)
+        joined = _joined(fetch, numbers, held=rows.held is not None)
         if joined is None:
             return None
         kinds = joined[numbers[0]].kinds
@@ -77,6 +80,34 @@ class EncodedBatches:
         if self.tuples:
             return tuple([values[name] for name in self.wanted])
         return {name: values[name] for name in self.wanted}
+
+
+class _Joined(NamedTuple):
+    """Hold what the core's `join` takes of a shard, which stays open meanwhile."""
+
+    shard: RecordShard
+    place: tuple[Any, ...]  # its number, that of its first record, file, offsets, seed
+    kinds: bytes  # of its fields
+
+
+def _joined(fetch: Fetch, numbers: Iterable[int], *, held: bool) -> dict[int, _Joined] | None:
+    """Return what the core's `join` takes of these shards; None: they are for Python to read.
+
+    held: of records that wait in this process. Of few shards it is found once: 2 us each.
+    """
+    reader, known = fetch.reader, fetch.kept
+    if reader.storage.remote or reader.manifest.shards > min(_FEW, reader.limit):
+        known = {}  # shards may be closed meanwhile
+    for number in numbers:
+        if number not in known:
+            shard = fetch.shard(number)
+            assert isinstance(shard, RecordShard)
+            found = shard.joined(held=held)
+            if found is None:
+                return None
+            place = number, reader.starts.item(number), *found[0]
+            known[number] = _Joined(shard, place, found[1])
+    return known
 
 
 def encoded_images(manifest: Manifest, decoder: Decoder) -> EncodedBatches | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise, repeat, starmap
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..formats.base import Shard
-from ..formats.record import RecordShard
 from ..order.partition import Partition, RowRanges
 from ..order.rng import Int64s
 from ..order.subset import Selection
@@ -41,17 +40,6 @@ class Rows(NamedTuple):
     def size(self) -> int:
         """Return the number of rows, a tail's repeats included."""
         return len(self.numbers)
-
-
-_FEW = 64  # shards that `Fetch.joined` keeps open
-
-
-class Joined(NamedTuple):
-    """Hold what the core's `join` takes of a shard, which stays open meanwhile."""
-
-    shard: RecordShard
-    place: tuple[Any, ...]  # its number, that of its first record, file, offsets, seed
-    kinds: bytes  # of its fields
 
 
 class Fetch:
@@ -84,7 +72,7 @@ class Fetch:
         # below counts so, until records are read or announced.
         self._starts = reader.starts if selection is None else selection.starts
         self._spans: dict[int, Span] = {}
-        self._joined: dict[int, Joined] = {}
+        self.kept: dict[int, Any] = {}  # by shard, what is found once for all batches of this pass
         epoch = share.epoch
         mean = reader.mean_bytes
         self.plan = plan = plan_buffering(
@@ -155,25 +143,6 @@ class Fetch:
     def shard(self, number: int) -> Shard:
         """Give a shard, opened with the advice that these reads need."""
         return self.reader.shard(number, self.buffer.scattered)
-
-    def joined(self, numbers: Iterable[int], *, held: bool) -> dict[int, Joined] | None:
-        """Return what the core's `join` takes of these shards; None: they are for Python to read.
-
-        held: of records that wait in this process. Of few shards it is found once: 2 us each.
-        """
-        reader, known = self.reader, self._joined
-        if reader.storage.remote or reader.manifest.shards > min(_FEW, reader.limit):
-            known = {}  # shards may be closed meanwhile
-        for number in numbers:
-            if number not in known:
-                shard = self.shard(number)
-                assert isinstance(shard, RecordShard)
-                found = shard.joined(held=held)
-                if found is None:
-                    return None
-                place = number, reader.starts.item(number), *found[0]
-                known[number] = Joined(shard, place, found[1])
-        return known
 
     def parts(self, rows: Rows) -> list[Part]:
         """Sort these rows by shard, in storage order, to be read many at a time."""

@@ -18,7 +18,7 @@ from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.parquet import cache_bytes
-from ..formats.manifest import SUFFIXES, Manifest, choose_split, load
+from ..formats.manifest import Manifest, choose_split, load
 from ..formats.sample import Sample
 from ..order.rng import Int64s
 from ..storage.base import Location
@@ -154,15 +154,7 @@ class Reader:
                     known = self._open(info)
                 except FileNotFoundError:
                     raise DamageError(
-                        f"{self.storage.url.rstrip('/')}/{info.name}: the manifest names this "
-                        f"shard, of {info.records:,} records, but it is not there. "
-                        + (
-                            "Restore it from a copy, or pack again"
-                            if self.manifest.format in SUFFIXES and self.storage is self.index
-                            else "If the data lies elsewhere (`shardio index --out`), say where: "
-                            "--root, in Python storage=shardio.Storage(root=...); else restore it, "
-                            "or index anew"
-                        )
+                        self.manifest.missing(info, self.index, self.storage)
                     ) from None
                 if place < 0:
                     known.scattered()

@@ -123,6 +123,18 @@ class Manifest:
         shards = index if root is None else root
         return Opening(shards, index, self.dataset_id, self.schema, self.options, verify)
 
+    def missing(self, info: ShardInfo, index: Location, data: Location) -> str:
+        """Say of a shard that it is not there, and what to do: `index` has the manifest."""
+        advice = (
+            "If the data lies elsewhere (`shardio index --out`), say where: --root DIR or URL, in "
+            "Python storage=shardio.Storage(root=...); else restore it, or index anew"
+        )
+        if self.format in SUFFIXES and data is index:
+            advice = "Restore it from a copy, or pack again"
+        shown = printable(f"{data.url.rstrip('/')}/{info.name}", 4096)
+        what = f"the manifest names this shard, of {info.records:,} records, but it is not there"
+        return f"{shown}: {what}. {advice}"
+
     def dump(self) -> bytes:
         """Return the canonical bytes of manifest.json."""
         head = {

@@ -74,6 +74,34 @@ class Tree:
             finally:
                 os.close(descriptor)
 
+    def complete(self, parts: Sequence[bytes], data: bytes) -> bool:
+        """Write a file, but leave it where it is there with these bytes; return False then.
+
+        One that only begins with them, as a killed process leaves it, is written anew.
+        Raises ExistsError for another file, StorageError.
+        """
+        try:
+            self.write(parts, data)
+        except ExistsError:
+            there = self._read(parts, len(data))
+            if there == data:
+                return False
+            if there is None or not data.startswith(there):
+                raise
+            with self._explained(parts):
+                os.unlink(parts[-1], dir_fd=self.folder(parts[:-1]))
+            self.write(parts, data)
+        return True
+
+    def _read(self, parts: Sequence[bytes], most: int) -> bytes | None:
+        """Read a file; None if it has more bytes, is a link or no file, or may not be read."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with contextlib.suppress(OSError, StorageError):
+            descriptor = os.open(parts[-1], flags, dir_fd=self.folder(parts[:-1]))
+            with contextlib.closing(local.wrap(descriptor, "")) as file:
+                return file.read(0, file.size) if file.size <= most else None
+        return None
+
     def close(self) -> None:
         """Close all folders; a second call does no harm."""
         self._close_folders(0)
@@ -90,8 +118,8 @@ class Tree:
             shown = printable(os.path.join(os.fsencode(self._root), *parts), 4096)
             if isinstance(error, FileExistsError):
                 raise ExistsError(
-                    f"{shown}: exists; unpack into an empty directory, or replace files with "
-                    "--overwrite"
+                    f"{shown}: another file is there; unpack into an empty directory, or replace "
+                    "files with --overwrite"
                 ) from None
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise StorageError(

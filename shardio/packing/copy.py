@@ -132,6 +132,7 @@ def copy(
     root = None if here.root is None else locate(here.root, here)
     work = list(_planned(index, root, into))
     _refuse_itself([index, *([] if root is None else [root])], into)
+    output_dir.refuse_images(into)
     done = Copied(into.url)
     for one in work:  # all of them, before any is touched
         done.replaced |= _refuse_other(one, overwrite)
@@ -188,7 +189,7 @@ def _planned(index: Location, root: Location | None, into: Target) -> Iterator[_
     for name in splits or [""]:
         source, target = (index.below(name), into.below(name)) if name else (index, into)
         found, data = _manifest(source)
-        items = list(_items(found, source))
+        items = list(_items(found, source, root or source))
         yield _Work(items, _small(MANIFEST, data), source, target, found.dataset_id)
     if splits is not None:
         data = index.read(SPLITS, manifest.MAX_SPLITS)
@@ -208,13 +209,15 @@ def _small(name: str, data: bytes) -> _Item:
     return _Item(name, len(data), hashlib.sha256(data).digest(), data, None, False)
 
 
-def _items(found: Manifest, index: Location) -> Iterator[_Item]:
-    """Yield the shards of a dataset, and the indexes of foreign ones."""
+def _items(found: Manifest, index: Location, root: Location) -> Iterator[_Item]:
+    """Yield the shards of a dataset, which are in `root`, and the indexes of foreign ones."""
     if found.format == "imagefolder":
         raise OptionError(
             f"{found.where}: an index of a folder of images; its files are copied by any tool, and "
             "`shardio pack` makes shards of them"
         )
+    if found.names and not root.exists(found.names[0]):
+        raise DamageError(found.missing(found.shard(0), index, root))
     opening = found.opening(index)
     for info in map(found.shard, range(found.shards)):
         known = known_file(opening, info)
@@ -291,7 +294,8 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
                 _write_file(folder, item, file, count)
                 count.finish(item)
         except FileNotFoundError as error:
-            raise DamageError(f"{error}: the manifest names it, but it is not there") from None
+            where = printable(error.filename or str(error), 4096)
+            raise DamageError(f"{where}: the manifest names it, but it is not there") from None
         _write_last(folder, one.last, count)
         owner.clean()
 

@@ -31,6 +31,7 @@ from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
 from ..storage import local
 from ..storage.base import Location
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
 from ..storage.options import Storage
@@ -96,7 +97,8 @@ class Indexed:
                 f"left out: {printable(name)!r} cannot be a field's name; give one by --fields"
             )
         if os.path.abspath(self.out) != os.path.abspath(self.root):
-            root = f"storage=shardio.Storage(root={printable(self.root)!r})"
+            shown = printable(self.root)
+            root = f"storage=shardio.Storage(root={shown!r}), in commands --root {shown}"
             lines.append(f"open it by {printable(self.out)} with {root}")
         return "\n".join(lines)
 
@@ -150,6 +152,8 @@ def index(
             f"{printable(folder)}: no permission to write the index beside the data; --out DIR "
             "puts it elsewhere"
         )
+    if os.path.realpath(folder) != os.path.realpath(found.root):
+        output_dir.refuse_images(LocalDirectory(folder))
     local.make_directory(folder)
     _refuse_other(folder, overwrite)
     dataset_id = dataset_id_of(found, wanted)

@@ -16,9 +16,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
+from ..images.filetype import ALL_ENDINGS
 from ..storage import local, lock
 from ..storage.base import Location
 from ..storage.client import Request
@@ -30,6 +32,8 @@ from ..units import show_count
 from . import journal, objects, plan
 from .options import PackOptions
 from .plan import Plan
+
+_LOOKED = 10_000  # files and folders of an output directory that are looked at: 10 ms
 
 
 def working_directory(place: RemoteLocation, given: str | None) -> str:
@@ -114,12 +118,47 @@ def check(place: Target, source: Location | None = None, names: Sequence[str] = 
         raise OptionError(
             f"{out}: OUT lies in the folder to be packed; choose a directory outside of it"
         )
+    refuse_images(place)
     if "" in names and place.exists(manifest.SPLITS):
         raise ExistsError(f"{out}: splits are packed here; choose another directory")
     if "" not in names and (place.exists(manifest.MANIFEST) or place.exists(JOURNAL)):
         raise ExistsError(
             f"{out}: one dataset is packed here, and splits are to be; choose another directory"
         )
+
+
+def has_dataset(place: Target) -> bool:
+    """Return whether a dataset, or splits, are in a place, or were begun there."""
+    return any(map(place.exists, (manifest.MANIFEST, manifest.SPLITS, JOURNAL)))
+
+
+def refuse_images(place: Target) -> None:
+    """Raise ExistsError for a directory of images: a dataset's files would lie among them.
+
+    Not where a dataset is, or was begun: that is told otherwise, or gone on with.
+    """
+    if not isinstance(place, LocalDirectory) or has_dataset(place):
+        return
+    for path in islice(_files_below(place.root), _LOOKED):
+        if path.rpartition(".")[2].lower() in ALL_ENDINGS:
+            raise ExistsError(
+                f"{printable(place.url, 4096)}: images are here, such as "
+                f"{printable(os.path.relpath(path, place.root), 4096)}, and the files of a dataset "
+                "would lie among them; choose an empty directory, or a new one"
+            )
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Yield the files below a folder, as they come, but hidden ones; "" for each folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for one in entries:
+            if one.name.startswith("."):
+                continue
+            if one.is_dir(follow_symlinks=False):
+                yield ""
+                yield from _files_below(one.path)
+            else:
+                yield one.path
 
 
 def refuse_other(place: Target, wanted: PackOptions) -> None:

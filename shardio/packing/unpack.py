@@ -23,7 +23,7 @@ import numpy as np
 
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
-from ..errors import DamageError, OptionError, printable
+from ..errors import DamageError, ExistsError, OptionError, printable
 from ..formats import manifest
 from ..formats.foreign.webdataset_writer import npy_bytes
 from ..formats.manifest import Manifest
@@ -33,9 +33,11 @@ from ..images import jpeg_tiles
 from ..images.filetype import ENDINGS, image_type
 from ..names import KEY, key_bytes
 from ..storage import local
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, show_count, show_size
+from . import output_dir
 from .process_pool import Progress
 from .reencode import ORIGINAL
 from .sources.trees import stem_of
@@ -48,6 +50,7 @@ class Unpacked:
     out: str = ""
     files: int = 0
     bytes: int = 0
+    kept: int = 0  # of the files: there with the same bytes already
     folders: int = 0  # of classes
     without: int = 0  # records whose field is None: there is no file to write
     tiles: int = 0  # JPEGs that packing made tiles: pixels as they were, bytes not
@@ -61,6 +64,8 @@ class Unpacked:
         lines = [
             f"{show_count(self.files, 'file')}, {show_size(self.bytes)}, in {printable(self.out)}"
         ]
+        if self.kept:
+            lines.append(f"{self.kept:,} of these were there already, with the same bytes")
         if self.without:
             lines.append(f"{show_count(self.without, 'record')} without a file")
         if self.tiles:
@@ -93,7 +98,8 @@ def unpack(
     overwrite  replace files that exist
     progress   called now and then with bytes done and bytes in all
 
-    Classes without images become empty folders. Existing files raise ExistsError, unless
+    Classes without images become empty folders. Run again after an interruption, it keeps the files
+    that are there with the same bytes, and writes the others. Other files raise ExistsError, unless
     `overwrite` replaces them. Raises also NotPackedError, DamageError (a record or a key),
     OptionError (no field holds files, or keys that are no names of files side by side; then nothing
     was written), StorageError.
@@ -107,9 +113,15 @@ def unpack(
         own = files_of is not _parallel  # of others, folders are named from the source on
         datasets.append((dataset, manifest.split_folder(target, name) if own else target, files_of))
     total = sum(one.manifest.blob_bytes for one, *_ in datasets)
+    if not overwrite and output_dir.has_dataset(LocalDirectory(target)):
+        raise ExistsError(
+            f"{printable(target, 4096)}: a dataset is here, and files would lie among its shards; "
+            "choose another directory"
+        )
     done = Unpacked(target)
     fields = [kind for one, *_ in datasets for _, kind in one.manifest.schema.fields]
-    if sum(kind in BLOBS for kind in fields) <= len(datasets) and not overwrite:  # all is written
+    begun = os.path.isdir(target) and os.listdir(target)
+    if sum(kind in BLOBS for kind in fields) <= len(datasets) and not begun:  # all is written
         local.refuse_if_full(target, total)
     for dataset, _, files_of in datasets:  # all of them, before a file is written
         if files_of is _one:  # else the keys are those of files side by side
@@ -130,7 +142,7 @@ def unpack(
                 files = list(files_of(stored, sample))
                 done.without += not files
                 for key, data in files:
-                    tree.write(key_parts(key, stored.where), data)
+                    done.kept += not tree.complete(key_parts(key, stored.where), data)
                     done.files += 1
                     done.bytes += len(data)
                     done.tiles += "jpeg_tiles" in changes and jpeg_tiles.tiles(data) is not None

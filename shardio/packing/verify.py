@@ -32,6 +32,7 @@ from .process_pool import Progress, Report, processes, run
 Bad = DamageError | StorageError
 Read = TypeVar("Read")
 _GIVES_UP = 4  # shards in a row that could not be read by URL: it is not the shards
+_MISSING = "the file is missing"
 _CHUNK = 256  # records that are read together, and one by one when one of them is damaged
 
 
@@ -65,12 +66,19 @@ class Verified:
     damages: list[Damage] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)  # why a shard could not be read by URL
     untried: int = 0  # shards that were left, since several before could not be read
+    elsewhere: bool = False  # files of others are missing, and no root was given
 
     def __repr__(self) -> str:
         return f"<{self._summary()}>"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.damages), *self.unread, self._summary()])
+        lines = [*map(str, self.damages), *self.unread, self._summary()]
+        if self.elsewhere:
+            lines.append(
+                "files that the manifest names are not beside it. If they lie elsewhere (`shardio "
+                "index --out`), say where: --root DIR or URL"
+            )
+        return "\n".join(lines)
 
     def _summary(self) -> str:
         what = f"{show_count(self.records, 'record')} in {show_count(self.shards, 'shard')}"
@@ -160,6 +168,8 @@ def verify(
             if failed == _GIVES_UP:
                 found.untried = len(tasks) - number - 1
                 break
+    if shards is None and any(one.names for _, one in datasets):
+        found.elsewhere = any(one.what == _MISSING for one in found.damages)
     return found
 
 
@@ -185,7 +195,7 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
                 damages.append(damaged(str(error)))
             return shard.records, damages, None
     except FileNotFoundError:
-        return 0, [damaged("the file is missing")], None
+        return 0, [damaged(_MISSING)], None
     except (DamageError, StorageError, VersionError) as error:
         if _is_network(task, error):
             return 0, damages, str(error)

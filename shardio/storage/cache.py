@@ -33,11 +33,13 @@ import fcntl
 import os
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import NotPackedError, OptionError, StorageError, printable
-from ..units import check_int, check_size, show_size
+from ..stack import users_level
+from ..units import check_int, check_size, show_count, show_size
 from . import local
 from .cache_layout import HEADER_BYTES, SLOT_BYTES, Layout, checksum, is_name
 from .cached_file import (
@@ -63,6 +65,7 @@ _USAGE_BYTES = 32  # the magic, the sum, a checksum of both
 _NEW_BYTES = 8192  # that a new file takes: header and slots
 _BLOCK = 4096
 _PART = 64  # of the limit is made free at once, so that files are looked at rarely
+_SHOWN = 10  # files that an error lists
 _LOCK_S, _PAUSE_S = 5.0, 0.0005  # the lock is held for microseconds; a look at 10,000 files: 50 ms
 # Until it is tried again to keep something, after all files were found in use, or the disk full: to
 # try costs the download of a range. After another process has held the lock, which is stopped then.
@@ -74,7 +77,8 @@ class CacheDirectory:
 
     A directory that is not there is created, for this user alone (mode 0700). One that is there
     stays as it is; if it is writable for its group, and not for all, files in it are, too.
-    If this process may not write in it, what is there is read, and nothing is stored.
+    If this process may not write in it, what is there is read, and nothing is stored; where nothing
+    is there, a warning says so.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class CacheDirectory:
         self._full_until, self._why = 0.0, ""
         _refuse_dataset(self.path)
         _make(self.path)
+        _warn_if_useless(self.path)  # here, and not in each worker, which gets a copy
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what another machine's clock says."""
@@ -300,16 +305,20 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Remove all that a cache directory has, and nothing else; return files and bytes on the disk.
 
     Running jobs read on from the files that they have open, which free their space when closed.
-    Raises NotPackedError, StorageError.
+    Raises NotPackedError, StorageError, which lists what could not be removed.
     """
-    files, size = 0, 0
+    files, size, left = 0, 0, []
     listed = _listed(path)
     folder = _absolute(path)
-    with contextlib.suppress(OSError), locked(folder):  # stopped or not: this is asked for
+    with contextlib.suppress(FileNotFoundError), locked(folder):  # stopped or not: it is asked for
         for one in listed:
-            with contextlib.suppress(OSError):
+            try:
                 if _remove(one.path, in_use=True):
                     files, size = files + 1, size + one.allocated
+            except FileNotFoundError:  # another process was faster
+                pass
+            except OSError as error:
+                left.append(f"  {printable(one.path, 4096)}: {error.strerror}")
         with contextlib.suppress(OSError):
             usage = os.path.join(folder, _USAGE)
             descriptor = open_safely(usage, os.O_RDONLY)
@@ -319,6 +328,14 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int]:
                 os.close(descriptor)
             if ours:
                 os.unlink(usage)
+    if left:
+        more = [f"  ... and {len(left) - _SHOWN:,} more"] if len(left) > _SHOWN else []
+        lines = "\n".join([*left[:_SHOWN], *more])
+        raise StorageError(
+            f"{printable(folder, 4096)}: {show_count(files, 'file')}, {show_size(size)}, removed, "
+            f"but not these {len(left):,}:\n{lines}\nRemove them as their owner, with the right to "
+            "write into the directory"
+        )
     return files, size
 
 
@@ -451,15 +468,33 @@ def _refuse_dataset(path: str) -> None:
 
 
 def _make(path: str) -> None:
-    if not os.path.isdir(path):
+    if os.path.isdir(path):
+        return
+    try:
         local.make_directory(os.path.dirname(path))
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise StorageError(
-                f"{printable(path, 4096)}: the cache cannot be created: {error.strerror}"
-            ) from None
+    except (OSError, StorageError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StorageError(
+            f"{printable(path, 4096)}: the cache cannot be created: {why}. Choose another directory"
+        ) from None
     if not os.path.isdir(path):
         raise StorageError(f"{printable(path, 4096)}: expected a directory, found a file")
+
+
+def _warn_if_useless(path: str) -> None:
+    """Warn of a directory that may not be written, and holds nothing that this user may read."""
+    if os.access(path, os.W_OK | os.X_OK):
+        return
+    with contextlib.suppress(OSError):
+        for one in _scan(path):
+            with contextlib.suppress(OSError):
+                os.close(open_safely(one.path, os.O_RDONLY))
+                return
+    warnings.warn(
+        f"{printable(path, 4096)}: the cache keeps nothing: this user has no permission to write "
+        "into it, and it holds no shards that this user may read. All is downloaded in each epoch; "
+        "choose a directory that can be written",
+        stacklevel=users_level(),
+    )

@@ -2,6 +2,7 @@
 
 import base64
 import fcntl
+import importlib
 import io
 import json
 import os
@@ -39,7 +40,7 @@ from support.trees import (
 import shardio as library
 from shardio import ShardDataset, units
 from shardio.cli import parser
-from shardio.cli.command import descriptions, option_rows
+from shardio.cli.command import GOES_ON, descriptions, option_rows
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, StorageError
@@ -498,8 +499,12 @@ def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     assert "24 files" in said
     done = subprocess.run(["diff", "-r", source, tmp_path / "back"], capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"")
+    assert "24 of these were there already" in shardio("unpack", out, tmp_path / "back").stdout
+    changed = next((tmp_path / "back").rglob("*.jpg"))
+    changed.write_bytes(changed.read_bytes() + b"x")
     shardio("unpack", out, tmp_path / "back", code=1)
     shardio("unpack", out, tmp_path / "back", "--overwrite")
+    assert content(tmp_path / "back") == content(source)
 
 
 def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
@@ -573,7 +578,8 @@ def test_ctrl_c_while_it_starts_is_no_traceback(
         text=True,
         env=environment(),
     )
-    assert (done.returncode, done.stderr) == (130, "shardio: interrupted\n")
+    assert done.returncode == 130
+    assert re.fullmatch(r"shardio: interrupted(: .*)?\n", done.stderr)  # one line
 
 
 def test_the_entry_point_s_module_is_light() -> None:
@@ -797,6 +803,35 @@ def test_sizes_are_read_as_users_write_them() -> None:
         1 << 60: "1,048,576.0 TiB",
     }
     assert {size: units.show_size(size) for size in shown} == shown
+
+
+@pytest.mark.parametrize(
+    "arguments, advice",
+    [
+        ("copy a b", GOES_ON),
+        ("unpack a b", GOES_ON),
+        ("unpack a b --overwrite", ""),  # begins anew
+        ("export a b --format mds", ""),
+        ("pack a b", GOES_ON),
+        ("pack a s3://nobody/has/begun", GOES_ON),
+        ("pack a no://scheme", GOES_ON),
+        ("pack a b --restart", GOES_ON.replace("again", "again, without --restart,")),
+        ("pack a b --dry-run", ""),
+        ("index a", ""),
+    ],
+)
+def test_after_ctrl_c_it_says_how_to_go_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: str, advice: str
+) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    name = arguments.split()[0]
+    module = importlib.import_module(f"shardio.packing.{name}")
+    monkeypatch.setattr(module, name, interrupted)
+    done = run(*arguments.split())
+    assert done.returncode == 130
+    assert done.stderr == f"shardio: interrupted{advice and ': '}{advice}\n"
 
 
 # --- cache ----------------------------------------------------------------------------------------

@@ -83,30 +83,9 @@ def web(folder: Path) -> Iterator[servers.Web]:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        yield store
-
-
-@pytest.fixture
-def bucket(store: ObjectStore) -> ObjectStore:
-    if there := store.sizes():
-        store.delete(list(there))
-    return store
-
-
-@pytest.fixture(scope="module")
 def proxy_of_all(store: ObjectStore) -> Iterator[FaultProxy]:
     with fault_proxy(store.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(proxy_of_all: FaultProxy) -> FaultProxy:
-    proxy_of_all.rules()
-    proxy_of_all.limits()
-    proxy_of_all.reset()
-    return proxy_of_all
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +173,18 @@ def test_an_index_and_its_data_come_together(folder: Path, tmp_path: Path) -> No
     assert not shardio.verify(tmp_path / "out", jobs=1).damages
 
 
+def test_data_that_lies_elsewhere_is_asked_for_before_anything_is_copied(
+    folder: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    shardio.index(folder / "tars", out=tmp_path / "index")
+    told = r"index/00000\.tar: .* it is not there\. .*`shardio index --out`.*: --root DIR or URL"
+    with pytest.raises(DamageError, match=told):
+        shardio.copy(tmp_path / "index", tmp_path / "out")
+    with pytest.raises(DamageError, match=told):
+        shardio.copy(tmp_path / "index", f"{bucket.url}/out", to=options(bucket))
+    assert not (tmp_path / "out").exists() and not bucket.sizes()
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -233,6 +224,26 @@ def test_files_of_others_are_not_replaced(
             shardio.copy(folder / "tars", target, to=options(bucket))
     assert files(tmp_path / "out")[tar] == b"somebody's own"
     assert fetched(bucket, "out", tmp_path / "fetched")[tar] == b"somebody's own"
+
+
+def test_a_dataset_is_not_put_among_images(folder: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "photos" / "train" / "cat")
+    before = files(tmp_path / "photos")
+    told = r"photos: images are here, such as train/cat/\d\.jpg, .*choose an empty directory"
+    for into in (tmp_path / "photos", tmp_path / "photos" / "train" / "cat"):
+        with pytest.raises(ExistsError, match="images are here, such as "):
+            shardio.copy(folder / "record", into)
+    with pytest.raises(ExistsError, match=told):
+        shardio.index(folder / "tars", out=tmp_path / "photos")
+    with pytest.raises(ExistsError, match=told):
+        shardio.pack(folder / "record", tmp_path / "photos")
+    assert files(tmp_path / "photos") == before
+    (tmp_path / "photos" / "train").rename(tmp_path / "photos" / ".train")  # as .cache, .git
+    (tmp_path / "photos" / "README.md").write_text("mine")
+    (tmp_path / "photos" / "logs").mkdir()
+    shardio.copy(folder / "record", tmp_path / "photos")
+    write_images(tmp_path / "photos" / "logs" / "samples")
+    assert shardio.copy(folder / "record", tmp_path / "photos").copied == 0
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_read(
@@ -339,7 +350,7 @@ def start(*arguments: object) -> "subprocess.Popen[bytes]":
         [sys.executable, "-m", "shardio", "copy", *map(str, arguments)],
         env=environment(),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -354,7 +365,7 @@ def test_a_copy_to_a_store_that_is_killed_goes_on_where_it_was(
     process = start(*command)
     proxy.wait(faults=1)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     complete = {name.rpartition("/")[2] for name in bucket.sizes()}
     assert complete and last not in complete and "manifest.json" not in complete
     proxy.rules()
@@ -374,7 +385,11 @@ def test_a_copy_that_is_interrupted_says_so(
     process = start(folder / "record", f"{there.url}/out", *given)
     proxy.wait(faults=1)
     process.send_signal(signal.SIGINT)
-    assert process.wait() == 130  # although its uploads are still under way
+    _, said = process.communicate()
+    assert process.returncode == 130  # although its uploads are still under way
+    assert said.endswith(
+        b"interrupted: what is finished is kept; run the same command again to go on\n"
+    )
 
 
 def test_a_copy_to_a_directory_that_is_killed_goes_on_where_it_was(
@@ -389,7 +404,7 @@ def test_a_copy_to_a_directory_that_is_killed_goes_on_where_it_was(
             assert process.poll() is None
             time.sleep(0.01)  # nothing tells when it begins to write
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         complete = {path: (out / path).stat().st_ino for path in files(out) if path[0] != "."}
         assert complete and last not in complete and "manifest.json" not in complete
         with pytest.raises(NotPackedError, match=r"`shardio copy`, did not finish here"):

@@ -374,7 +374,8 @@ def test_ctrl_c_ends_all_processes_and_leaves_finished_shards(
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT) if whom == "group" else process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
-    assert (process.returncode, said) == (130, "shardio: interrupted\n")
+    advice = "what is finished is kept; run the same command again to go on"
+    assert (process.returncode, said) == (130, f"shardio: interrupted: {advice}\n")
     assert members(process.pid) == []
     assert not list(tmp_path.glob("*.tmp"))
     [done] = pack(source, tmp_path, jobs=2, plan=PlanOptions(max_records=4))

@@ -99,17 +99,9 @@ def s3(there: Path) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture(scope="module")
-def between(s3: ObjectStore) -> Iterator[FaultProxy]:
+def proxy_of_all(s3: ObjectStore) -> Iterator[FaultProxy]:
     with fault_proxy(s3.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(between: FaultProxy) -> FaultProxy:
-    between.rules()
-    between.limits()
-    between.reset()
-    return between
 
 
 def storage(store: ObjectStore, proxy: FaultProxy | None = None, timeout_s: float = 20) -> Storage:

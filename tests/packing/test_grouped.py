@@ -373,7 +373,10 @@ def test_class_folders_with_as_many_files_beside_images_cannot_be_told(tmp_path:
     done = pack_one(source, tmp_path / "images", kind="imagefolder", on_error="skip")
     assert (done.source, done.records, done.classes) == ("imagefolder", 8, 2)
     with pytest.raises(OptionError, match="cannot be told"):  # in splits too
-        pack(plant(tmp_path / "s", {f"train/{k}": d for k, d in classes(4, 4).items()}), tmp_path)
+        pack(
+            plant(tmp_path / "s", {f"train/{k}": d for k, d in classes(4, 4).items()}),
+            tmp_path / "o",
+        )
 
 
 def test_class_folders_with_fewer_are_images_and_the_problems_say_what_to_do(

@@ -928,15 +928,16 @@ def test_locks_hold_within_one_process_too(source: Path, tmp_path: Path) -> None
 
 
 def test_a_second_name_of_the_journal_does_not_end_the_lock(source: Path, tmp_path: Path) -> None:
-    pack_one(source, tmp_path, part=(1, 2))
+    out = tmp_path / "out"
+    pack_one(source, out, part=(1, 2))
     left = ".shardio-0123456789abcdef-.shardio-plan.tmp"  # killed between link and unlink
-    os.link(tmp_path / lock.JOURNAL, tmp_path / left)
-    held = lock.take(str(tmp_path))
-    assert journal.is_ours(str(tmp_path), left)
-    shardio("commit", tmp_path, code=5)
+    os.link(out / lock.JOURNAL, out / left)
+    held = lock.take(str(out))
+    assert journal.is_ours(str(out), left)
+    shardio("commit", out, code=5)
     held.release()
-    pack_one(source, tmp_path)
-    assert not (tmp_path / left).exists()
+    pack_one(source, out)
+    assert not (out / left).exists()
 
 
 def test_a_packer_that_another_overtakes_leaves_no_journal(

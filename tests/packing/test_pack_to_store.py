@@ -56,30 +56,9 @@ def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        yield store
-
-
-@pytest.fixture
-def bucket(store: ObjectStore) -> ObjectStore:
-    if there := store.sizes():
-        store.delete(list(there))
-    return store
-
-
-@pytest.fixture(scope="module")
 def proxy_of_all(store: ObjectStore) -> Iterator[FaultProxy]:
     with fault_proxy(store.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(proxy_of_all: FaultProxy) -> FaultProxy:
-    proxy_of_all.rules()
-    proxy_of_all.limits()
-    proxy_of_all.reset()
-    return proxy_of_all
 
 
 @pytest.fixture(autouse=True)
@@ -466,7 +445,25 @@ def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
         [sys.executable, "-m", "shardio", *arguments],
         env=environment(XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"]),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_packing_that_is_interrupted_says_where_its_work_lies(
+    images: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path, given: bool
+) -> None:
+    there, work = bucket.through(proxy.port), tmp_path / "work"
+    proxy.rules(Rule("stall", method="PUT"))
+    process = start(command(images, there, *(["--work-dir", work] if given else [])))
+    proxy.wait(faults=1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    [work] = [work] if given else (tmp_path / "caches" / "shardio").iterdir()
+    assert said.decode() == (
+        "shardio: interrupted: what is finished is kept; run the same command again to go on; "
+        f"until then, unfinished work lies in {work}\n"
     )
 
 
@@ -486,7 +483,7 @@ def test_a_packing_that_is_killed_goes_on_where_it_was(
     process = start(command(images, there))
     proxy.wait(faults=1)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     complete = names(bucket)
     assert stalled not in complete and "manifest.json" not in complete
     proxy.rules()

@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support.trees import JPEG, content, images, noise, plant, shardio, shards
+from support.trees import JPEG, content, images, noise, plant, shardio, shardio_json, shards
 
 from shardio.errors import (
     DamageError,
@@ -67,6 +68,63 @@ def test_existing_files_are_refused_unless_told_to_replace_them(tmp_path: Path) 
     unpack(out, tmp_path / "back", overwrite=True)
     assert (tmp_path / "back" / "a" / "x.jpg").read_bytes() == JPEG
     assert (tmp_path / "back" / "a" / "other").read_bytes() == b"mine"
+
+
+def test_run_again_it_keeps_what_is_there_and_writes_the_rest(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", images())
+    pack(source, tmp_path / "out", jobs=1)
+    back = tmp_path / "back"
+    assert unpack(tmp_path / "out", back).kept == 0
+    missing, cut, empty, *others = sorted(path for path in back.rglob("*") if path.is_file())
+    missing.unlink()
+    os.truncate(cut, 10)  # by a kill in the middle of it
+    os.truncate(empty, 0)
+    before = {path: path.stat() for path in others}
+    done = shardio_json("unpack", tmp_path / "out", back)
+    assert (done["files"], done["kept"]) == (24, 21)
+    assert content(back) == content(source)
+    assert {path: path.stat().st_mtime_ns for path in others} == {
+        path: was.st_mtime_ns for path, was in before.items()
+    }
+    assert "24 of these were there already" in shardio("unpack", tmp_path / "out", back).stdout
+
+
+@pytest.mark.parametrize("other", [JPEG + b"x", b"x" + JPEG[1:], JPEG[:-1] + b"x", b"x"])
+def test_a_file_that_differs_is_not_taken_for_an_unfinished_one(
+    tmp_path: Path, other: bytes
+) -> None:
+    out = written(tmp_path / "out", b"a/x.jpg")
+    plant(tmp_path / "back", {"a/x.jpg": other})
+    with pytest.raises(ExistsError, match=r"a/x\.jpg: another file is there; .*--overwrite"):
+        unpack(out, tmp_path / "back")
+    assert content(tmp_path / "back")[b"a/x.jpg"] == other
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
+def test_what_is_no_file_is_not_taken_for_one(tmp_path: Path, kind: str) -> None:
+    out = written(tmp_path / "out", b"x.jpg")
+    (tmp_path / "same.jpg").write_bytes(JPEG)
+    (tmp_path / "back").mkdir()
+    place = tmp_path / "back" / "x.jpg"
+    if kind == "link":
+        place.symlink_to(tmp_path / "same.jpg")
+    else:
+        (os.mkdir if kind == "folder" else os.mkfifo)(place)
+    with pytest.raises(ExistsError, match=r"x\.jpg: another file is there"):
+        unpack(out, tmp_path / "back")
+    assert (tmp_path / "same.jpg").read_bytes() == JPEG
+
+
+def test_a_disk_that_the_first_run_nearly_filled_is_enough_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = written(tmp_path / "out", b"x.jpg", b"y.jpg")
+    free = SimpleNamespace(f_blocks=1000, f_bavail=len(JPEG), f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+    with pytest.raises(StorageError, match="are to be written"):
+        unpack(out, tmp_path / "back")
+    plant(tmp_path / "back", {"x.jpg": JPEG})
+    assert unpack(out, tmp_path / "back").kept == 1
 
 
 @pytest.mark.parametrize(
@@ -202,3 +260,12 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(StorageError, match="No space left"):
         unpack(out, tmp_path / "back")
     assert content(tmp_path / "back") == {b"a": None}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shardio.json", ".shardio-plan"])
+def test_files_are_not_written_among_shards(tmp_path: Path, name: str) -> None:
+    out = written(tmp_path / "out", b"a/x.jpg")
+    other = plant(tmp_path / "other", {name: b"x"})
+    with pytest.raises(ExistsError, match=r"other: a dataset is here, .*choose another directory"):
+        unpack(out, other)
+    assert content(other) == {name.encode(): b"x"}

@@ -335,3 +335,15 @@ def test_an_index_of_a_newer_version_says_so(tarred: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(VersionError, match="reads up to version 0"):
         load(locate(tarred), made.shard(0), made.dataset_id)
+
+
+def test_data_that_lies_elsewhere_is_asked_for(tarred: Path, out: Path, tmp_path: Path) -> None:
+    index(tarred, out=tmp_path / "idx", jobs=1)
+    said = shardio("verify", tmp_path / "idx", code=3).stdout
+    assert said.startswith(f"{tmp_path}/idx/a.tar: the file is missing\n")
+    assert "not beside it" in said and "say where: --root DIR or URL\n" in said
+    assert shardio("verify", tmp_path / "idx", "--root", tarred).stdout.endswith("all as packed\n")
+    shards(out)[0].unlink()
+    (tarred / "a.tar").rename(tarred / "b.tar")
+    for missing in (["verify", out], ["verify", tmp_path / "idx", "--root", tarred]):
+        assert shardio(*missing, code=3).stdout.endswith(": 1 damaged\n")

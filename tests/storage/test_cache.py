@@ -485,6 +485,9 @@ def test_an_empty_file_of_a_killed_process_is_taken_over(folder: Path) -> None:
 
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    told = r"file/deep/cache: the cache cannot be created: .*/file: .*Choose another directory"
+    with pytest.raises(StorageError, match=told):
+        cache_at(tmp_path / "file" / "deep" / "cache")
     with pytest.raises(StorageError, match="found a file"):
         cache_at(tmp_path / "file")
     with pytest.raises(OptionError, match="expected a directory"):
@@ -515,6 +518,33 @@ def test_readers_go_on_when_the_cache_is_cleared(folder: Path) -> None:
     assert not again.has(2, 3) and fill(again, 2) and is_right(again, 2)
     with pytest.raises(CacheFull, match="another one is there"):
         reader.claim(5)  # not stored under the new file's locks
+
+
+@needs_root
+def test_files_that_cannot_be_removed_are_named(folder: Path) -> None:
+    for shard in range(13):
+        open_shard(cache_at(folder), shard).close()
+    names = sorted(one.name for one in folder.glob("shardio-*-*.cache"))
+    for name in names[1:]:
+        os.chown(folder / name, 12345, 65534)
+    with pytest.raises(StorageError, match=r"1 file, .*, removed, but not these 12:\n") as told:
+        clear(folder)
+    assert str(told.value).count(": the file belongs to user 12345\n") == 10
+    assert "  ... and 2 more\n" in str(told.value)
+    assert sorted(one.name for one in folder.glob("shardio-*-*.cache")) == names[1:]
+
+
+def test_nothing_can_be_removed_of_a_read_only_mount(folder: Path) -> None:
+    code = """
+        from shardio.cli.main import main
+        assert main(["cache", "clear", str(path)]) == 1
+    """
+    before = filled(folder)
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    told = in_mount(code, folder, mount)
+    assert "0 files, 0 B, removed, but not these 1:\n" in told, told
+    assert f"{the_file(folder)}: Read-only file system\n" in told
+    assert state(folder) == before
 
 
 def test_a_file_that_is_evicted_while_it_is_opened_is_begun_anew(
@@ -571,8 +601,11 @@ def test_a_directory_that_vanishes_is_no_error_of_the_reader(folder: Path) -> No
     late.close()
 
 
-def in_mount(code: str, folder: Path, mount: str) -> None:
-    """Run a child in which a directory is mounted otherwise; skips where nothing can be mounted."""
+def in_mount(code: str, folder: Path, mount: str) -> str:
+    """Run a child in which a directory is mounted otherwise; return what it says on stderr.
+
+    Skips where nothing can be mounted.
+    """
     unshare = shutil.which("unshare")
     if unshare is None or not is_root:
         pytest.skip("NOT TESTED HERE: nothing can be mounted")
@@ -584,9 +617,10 @@ def in_mount(code: str, folder: Path, mount: str) -> None:
         text=True,
         timeout=60,
     )
-    if "mount" in done.stderr and "Traceback" not in done.stderr:
+    if done.returncode and "mount" in done.stderr and "Traceback" not in done.stderr:
         pytest.skip(f"NOT TESTED HERE: {done.stderr}")
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def test_a_full_disk_is_told_and_what_is_there_stays_right(folder: Path) -> None:
@@ -677,6 +711,26 @@ def test_a_directory_without_the_right_to_write_is_read(folder: Path) -> None:
             one.chmod(stat.S_IMODE(mode))
     assert done.returncode == 0
     assert state(folder) == before
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_a_read_only_cache_whose_files_this_user_does_not_trust_is_warned_of(
+    folder: Path, owner: int
+) -> None:
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            cache_at(path)
+        sys.stderr.write(str(len(told)))
+    """
+    filled(folder)
+    for one in folder.iterdir():
+        os.chown(one, owner, 0)
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    said = in_mount(code, folder, mount)
+    assert said == ("1" if owner else "0")
 
 
 # --- users --------------------------------------------------------------------------------------

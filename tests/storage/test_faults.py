@@ -64,18 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_all(folder: Path) -> Iterator[FaultProxy]:
+def proxy_of_all(folder: Path) -> Iterator[FaultProxy]:
     with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(of_all: FaultProxy) -> FaultProxy:
-    of_all.rules()
-    of_all.limits()
-    of_all.listen()
-    of_all.reset()
-    return of_all
 
 
 @pytest.fixture(scope="module")

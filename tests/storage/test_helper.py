@@ -38,7 +38,7 @@ def content() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+def proxy_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
     folder = tmp_path_factory.mktemp("www")
     (folder / "file").write_bytes(content())
     fields = {"image": "image", "label": "int"}
@@ -48,17 +48,6 @@ def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
             writer.write({"__key__": f"{number}.jpg", "image": data, "label": number})
     with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
-    of_all.rules()
-    of_all.limits()
-    of_all.listen()
-    of_all.reset()
-    yield of_all
-    of_all.rules()
-    ranges.close()
 
 
 def opened(proxy: FaultProxy, timeout_s: float = 20.0) -> Any:

@@ -48,18 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_all(folder: Path) -> Iterator[FaultProxy]:
+def proxy_of_all(folder: Path) -> Iterator[FaultProxy]:
     with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
-    of_all.rules()
-    of_all.limits()
-    of_all.reset()
-    yield of_all
-    ranges.close()
 
 
 def dataset(path: Any, cache: Path | None = None, limit: str = "1GiB") -> ShardDataset:
@@ -227,43 +218,67 @@ def test_faults_do_not_get_into_the_cache(folder: Path, proxy: FaultProxy, tmp_p
     assert proxy.figures().sent < 100_000  # the manifest
 
 
-def test_a_read_only_cache_is_read(folder: Path, proxy: FaultProxy, tmp_path: Path) -> None:
-    unshare, cache = shutil.which("unshare"), tmp_path / "cache"
+def read_only_run(url: str, cache: Path, workers: int, start: str, *options: str) -> str:
+    """Read the dataset by a job that may only read the cache; return what it says on stderr."""
+    unshare = shutil.which("unshare")
     if unshare is None or os.geteuid() != 0:
         pytest.skip("NOT TESTED HERE: nothing can be mounted")
     program = """
         import sys, shardio
         from torch.utils.data import DataLoader
-        url, cache = sys.argv[1:]
-        there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("image", "label"),
-            shuffle=False, storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
-        labels = []
-        for images, found in DataLoader(there, batch_size=None, num_workers=1):
-            for image, label in zip(images, found.tolist()):
-                assert bytes(image[3:7].tolist()) == label.to_bytes(4, "big")
-                labels.append(label)
-        assert labels == list(range(600))
+        if __name__ == "__main__":
+            url, cache, workers, start = sys.argv[1:]
+            there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("image", "label"),
+                shuffle=False, storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
+            labels = []
+            loader = DataLoader(there, batch_size=None, num_workers=int(workers),
+                multiprocessing_context=start)
+            for images, found in loader:
+                for image, label in zip(images, found.tolist()):
+                    assert bytes(image[3:7].tolist()) == label.to_bytes(4, "big")
+                    labels.append(label)
+            assert labels == list(range(600))
     """
+    script = cache.with_name("job.py")
+    script.write_text(textwrap.dedent(program))
+    mount = f'mount --bind {cache} {cache} && mount -o remount,bind,ro {cache} && exec "$@"'
+    command = [sys.executable, *options, str(script), url, str(cache), str(workers), start]
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", mount, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode and "mount" in done.stderr and "Traceback" not in done.stderr:
+        pytest.skip(f"NOT TESTED HERE: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_read_only_cache_is_read(folder: Path, proxy: FaultProxy, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
     storage = Storage(cache=cache, cache_bytes="1GiB")
     there = shardio.open(f"{proxy.url}/data", decode=None, storage=storage)
     assert there[3]["image"] == image(3)  # the first range
     ranges.close()
     before = {path: path.read_bytes() for path in cache.iterdir()}
     proxy.reset()
-    mount = f'mount --bind {cache} {cache} && mount -o remount,bind,ro {cache} && exec "$@"'
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), f"{proxy.url}/data"]
-    done = subprocess.run(
-        [unshare, "-m", "sh", "-c", mount, "sh", *command, str(cache)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    if "mount" in done.stderr and "Traceback" not in done.stderr:
-        pytest.skip(f"NOT TESTED HERE: {done.stderr}")
-    assert done.returncode == 0, done.stderr
+    read_only_run(f"{proxy.url}/data", cache, 1, "fork", "-W", "error")
     assert proxy.figures().needed < size(folder) - (7 << 20)
     assert proxy.figures().sent < 1.5 * size(folder)  # nothing is downloaded only to be kept
     assert {path: path.read_bytes() for path in cache.iterdir()} == before
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_read_only_cache_of_nothing_is_warned_of_once(
+    proxy: FaultProxy, tmp_path: Path, start: str
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "notes.txt").write_text("not the cache's")
+    said = read_only_run(f"{proxy.url}/data", cache, 2, start)
+    assert said.count("UserWarning: ") == 1 and "job.py:6: UserWarning" in said
+    assert f"{cache}: the cache keeps nothing: this user has no permission to write" in said
 
 
 def test_a_process_that_is_stopped_while_it_downloads_holds_nobody_up(

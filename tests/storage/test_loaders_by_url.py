@@ -23,7 +23,7 @@ RECORDS = 160
 
 
 @pytest.fixture(scope="module")
-def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+def proxy_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
     folder = tmp_path_factory.mktemp("www")
     fields = {"image": "image", "label": "int"}
     with shardio.Writer(folder / "data", fields=fields, shard_size=4_000_000) as writer:
@@ -32,17 +32,6 @@ def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
             writer.write({"__key__": f"{number}.jpg", "image": data, "label": number})
     with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
-    of_all.rules()
-    of_all.limits()
-    of_all.reset()
-    yield of_all
-    of_all.rules()
-    of_all.limits()
-    ranges.close()
 
 
 def dataset(proxy: FaultProxy, **options: Any) -> ShardDataset:

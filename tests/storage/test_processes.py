@@ -51,7 +51,7 @@ def number_of(data: bytes) -> int:
 
 
 @pytest.fixture(scope="module")
-def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+def proxy_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
     folder = tmp_path_factory.mktemp("www")
     with shardio.Writer(folder / "data", fields={"image": "image"}, shard_size=800_000) as writer:
         for number in range(RECORDS):
@@ -61,15 +61,9 @@ def of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
-    of_all.rules()
-    of_all.limits()
-    of_all.reset()
+def proxy(proxy: FaultProxy) -> Iterator[FaultProxy]:
     with within(LIMIT_S):
-        yield of_all
-    of_all.rules()
-    of_all.limits()
-    ranges.close()
+        yield proxy
 
 
 @contextlib.contextmanager

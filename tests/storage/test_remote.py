@@ -66,15 +66,6 @@ def proxy_of_all(web: servers.Web) -> Iterator[FaultProxy]:
         yield proxy
 
 
-@pytest.fixture
-def proxy(proxy_of_all: FaultProxy) -> FaultProxy:
-    proxy_of_all.rules()
-    proxy_of_all.limits()
-    proxy_of_all.listen()
-    proxy_of_all.reset()
-    return proxy_of_all
-
-
 @pytest.fixture(autouse=True)
 def no_helper_is_left() -> Iterator[None]:
     yield

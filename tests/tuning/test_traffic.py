@@ -35,16 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_all(folder: Path) -> Iterator[FaultProxy]:
+def proxy_of_all(folder: Path) -> Iterator[FaultProxy]:
     with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(of_all: FaultProxy) -> Iterator[FaultProxy]:
-    of_all.reset()
-    yield of_all
-    ranges.close()
 
 
 def dataset(url: str, nodes: int | None = None, **options: Any) -> ShardDataset:
