@@ -27,9 +27,10 @@ from torch.utils.data import DataLoader
 import shardio
 from shardio import ShardDataset, Storage
 from shardio.errors import OptionError, ShardioError, StorageError
-from shardio.storage import ranges, stores
+from shardio.storage import ranges, store_options, stores
 from shardio.storage.base import KnownFile
 from shardio.storage.cache import SMALL, entries
+from shardio.storage.credentials import MissingError
 from shardio.storage.location import locate
 from shardio.storage.stores import SCHEMES, Store, without_secrets
 
@@ -659,6 +660,60 @@ def test_options_are_plain_and_of_the_store(s3: object_stores.ObjectStore) -> No
     with pytest.raises(OptionError, match=r"no options but .*; found region"):
         read("https://127.0.0.1/x", region="x")
     assert set(SCHEMES) >= set(ALL)
+
+
+KEYS = "Expected both: the options access_key_id and secret_access_key"
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("s3", {"regoin": "x"}, "s3:// has no option 'regoin'; .*: did you mean 'region'"),
+    ("s3", {"AWS_REGOIN": "x"}, "did you mean 'region'"),
+    ("s3", {"bucket": "other"}, "s3:// has no option 'bucket'; there are region, "),
+    ("gs", {"endpiont": "http://x"}, "gs:// has no option 'endpiont'; .*: did you mean 'endpoint'"),
+    ("az", {"accountname": "x"}, "az:// has no option .*: did you mean 'account_name'"),
+    ("az", {}, "no account is given. .*account_name.*AZURE_STORAGE_ACCOUNT_NAME"),
+    ("s3", {"client_options": {"time-out": "1s"}}, "client_options has no .*mean 'timeout'"),
+    ("s3", {"client_options": "x"}, "client_options={...}: expected the client's options"),
+    (
+        "s3",
+        {"client_options": {"timeout": "soon"}},
+        "the option timeout: .*such as 30s",
+    ),
+    ("s3", {"access_key_id": CANARY}, f"found an access key's id without its secret. {KEYS}"),
+    ("s3", {"secret_access_key": CANARY}, f"found an access key's secret without its id. {KEYS}"),
+    ("s3", {"skip_signature": CANARY}, "the option skip_signature: .*; expected true or false"),
+    ("s3", {"token": 12345}, "the option token: cannot be read; expected a str"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options", "what"), WRONG)
+def test_a_wrong_option_is_told_with_what_to_write(
+    scheme: str, options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(OptionError, match=what) as told:
+        read(f"{scheme}://bucket/x", **options)
+    assert CANARY not in str(told.value) and "Generic" not in str(told.value)
+
+
+def test_half_of_a_key_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    with pytest.raises(OptionError, match="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        read("s3://bucket/x")
+
+
+def refusal(scheme: str, options: dict[str, Any]) -> str:
+    try:
+        stores.open_store(Store(f"{scheme}://bucket/x", options))
+    except (OptionError, MissingError) as error:  # no such profile, or file
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_the_options_that_messages_name_are_known(scheme: str) -> None:
+    assert "has no option" in refusal(scheme, {"nothing": "x"})
+    for name in {*store_options.NAMES[scheme].split()} - {"client_options"}:
+        assert "has no option" not in refusal(scheme, {name: "http://x"}), name
+    for name in store_options.NAMES["client_options"].split():
+        assert "has no option" not in refusal(scheme, {"client_options": {name: "x"}}), name
 
 
 # --- stores that ask for fewer requests -----------------------------------------------------------
