@@ -458,6 +458,36 @@ def test_a_bucket_that_is_not_there_is_told(
             read(url, **options)
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "what"),
+    [
+        ("s3://b/x", {"endpoint": "http://me:CANARY@127.0.0.1:9"}, "refused: 127.0.0.1:9 "),
+        ("s3://b/x", {"endpoint": "http://x.invalid:9"}, "refused: x.invalid:9 at 127.0.0.1:1 "),
+        ("s3://b/x", {"region": "here"}, "refused: s3.here.amazonaws.com at 127.0.0.1:1 "),
+        ("gs://b/x", {"endpoint": "http://127.0.0.1:9"}, "refused: 127.0.0.1:9 "),
+        ("az://b/x", {"account_name": "me", "endpoint": "http://127.0.0.1:9"}, ": 127.0.0.1:9 "),
+        ("https://127.0.0.1:9/x?sig=CANARY", {}, "refused: 127.0.0.1:9 "),
+    ],
+)
+def test_where_nothing_answers_the_host_is_named(
+    url: str, options: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    given = options if url.startswith("http") else {"skip_signature": True, **options}
+    advice = r".*Check the endpoint or URL, a proxy \(HTTPS_PROXY"
+    with pytest.raises(StorageError, match=what + advice) as told:
+        shardio.open(url, storage=Storage(options=given, timeout_s=0.2))
+    assert "CANARY" not in str(told.value)
+
+
+def test_the_host_of_a_listing_is_named(tmp_path: Path) -> None:
+    storage = Storage(options={"endpoint": "http://me:CANARY@127.0.0.1:9"}, timeout_s=0.2)
+    with pytest.raises(StorageError, match=r"refused: 127.0.0.1:9 .*Check the endp") as told:
+        read = shardio.SourceOptions(storage=storage)
+        shardio.pack("hf://datasets/a/b", tmp_path / "out", read=read)
+    assert "CANARY" not in str(told.value)
+
+
 def test_the_token_of_the_hub_stays_there(
     hub: hub_server.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
