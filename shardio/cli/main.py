@@ -62,7 +62,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         return DONE
     except ShardioError as error:
         codes = ((BusyError, BUSY), (DamageError, DAMAGED), (OptionError, USAGE))
-        return _fail(str(error), next((c for kind, c in codes if isinstance(error, kind)), FAILED))
+        told = command.in_its_words(str(error))
+        return _fail(told, next((c for kind, c in codes if isinstance(error, kind)), FAILED))
     except MemoryError:
         return _fail("out of memory", FAILED)
     except OSError as error:

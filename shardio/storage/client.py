@@ -546,7 +546,7 @@ def _advice(error: RequestError, verb: str) -> str:
     if "Looked for" in error.text:
         return ""
     if error.kind == "timeout" and verb == "write":
-        return " Each part of 8 MiB and more has --timeout (timeout_s): raise it on a slow link"
+        return " Each part of 8 MiB and more has timeout_s to arrive: raise it on a slow link"
     return {
         "denied": f" Check the credentials of this process, and what they may {verb}",
         "bucket": " Check the URL",

@@ -66,7 +66,7 @@ class Store:
         if not self.address[0]:
             raise OptionError(f"{self.shown}: expected {_EXPECTED[kind(self.scheme)]}")
         if not isinstance(self.options.get("client_options") or {}, Mapping):
-            raise OptionError("client_options={...}: expected the client's options, by name")
+            raise OptionError("client_options: expected client_options={'NAME': ...}")
         for name, value in self.options.items():
             if not isinstance(value, (str, bytes, bool, int, float, Mapping, type(None))):
                 raise OptionError(

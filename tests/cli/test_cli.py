@@ -722,6 +722,38 @@ def test_what_is_near_a_source_or_a_dataset_is_said_with_the_right_one(
     assert not new.exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--jobs", "0"], "shardio: --jobs is 0: "),
+        (["--shard-size", "5"], "shardio: --shard-size is 5, without a unit"),
+        (["--work-dir", "x"], "shardio: --work-dir: only where OUT is a URL"),
+        (["--timeout", "0"], "shardio: --timeout is 0.0: "),
+        (["--store-option", "client_options=x"], "expected --store-option client_options.NAME=..."),
+    ],
+)
+def test_messages_call_options_as_the_command_line_does(
+    source: Path, tmp_path: Path, run: Run, arguments: list[str], said: str
+) -> None:
+    place = "s3://bucket" if "--store-option" in arguments else source
+    assert said in run("pack", place, tmp_path / "out", *arguments).stderr
+
+
+def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
+    pack, commit = (one for one in parser.COMMANDS if one.name in ("pack", "commit"))
+    for text, told in (
+        ("by options={'anonymous': True}.", "by --store-option anonymous=true."),
+        ("give max_pixels=400, or", "give --max-pixels 400, or"),
+        ("shardio.Storage(max_pixels=400)",) * 2,
+        ("/data/max_pixels/x, max_pixels.jpg, 'max_pixels', new_size: root is 3",) * 2,
+        ("fields: overwrite=True",) * 2,
+    ):
+        assert pack.in_its_words(text) == told
+    assert commit.in_its_words("options={'region': ...} max_pixels=4") == (
+        "options={'region': ...} max_pixels=4"
+    )
+
+
 def test_a_place_where_nothing_may_be_written_is_said_before_the_work(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
