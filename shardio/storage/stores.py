@@ -64,7 +64,8 @@ class Store:
     def __post_init__(self) -> None:
         """Check that the URL names what its scheme needs. Raises OptionError."""
         if not self.address[0]:
-            raise OptionError(f"{self.shown}: expected {_EXPECTED[kind(self.scheme)]}")
+            shown = self.shown if "://" in self.shown else f"{self.scheme}://"
+            raise OptionError(f"{shown}: expected {_EXPECTED[kind(self.scheme)]}")
         if not isinstance(self.options.get("client_options") or {}, Mapping):
             raise OptionError("client_options: expected client_options={'NAME': ...}")
         for name, value in self.options.items():

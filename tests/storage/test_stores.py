@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import ShardDataset, Storage
-from shardio.errors import OptionError, ShardioError, StorageError
+from shardio.errors import NotPackedError, OptionError, ShardioError, StorageError
 from shardio.storage import ranges, store_options, stores
 from shardio.storage.base import KnownFile
 from shardio.storage.cache import SMALL, entries
@@ -680,6 +680,32 @@ def test_no_secret_is_kept_in_a_state_or_shown(s3: object_stores.ObjectStore, fo
 def test_a_url_that_names_nothing_is_told(url: str) -> None:
     with pytest.raises(OptionError, match="expected"):
         shardio.open(url)
+
+
+@pytest.mark.parametrize("path", ["s3:/bucket/x", "s3:bucket/x", "S3:/me:CANARY@bucket/x"])
+def test_a_url_with_a_slash_too_few_is_told(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (shardio.open, lambda out: shardio.copy(tmp_path, out)):
+        with pytest.raises(OptionError, match=r"(?i)expected s3://bucket/x") as told:
+            use(path)
+        assert "CANARY" not in str(told.value)
+    (tmp_path / path.partition("/")[0]).mkdir()
+    assert locate(path).url == path
+
+
+def test_a_url_without_a_bucket_is_shown_as_it_is() -> None:
+    with pytest.raises(OptionError, match=r"^s3://: expected s3://BUCKET/PATH"):
+        locate("s3://")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shardio.json"])
+def test_of_a_file_of_a_dataset_the_folder_is_named(
+    name: str, s3: object_stores.ObjectStore
+) -> None:
+    with pytest.raises(NotPackedError, match=f"give the URL of its folder, {s3.url}/{NAME}$"):
+        read(f"{s3.url}/{NAME}/{name}", **s3.options)
 
 
 def test_options_are_plain_and_of_the_store(s3: object_stores.ObjectStore) -> None:
