@@ -1,18 +1,14 @@
 """The command line: what it says, where it says it, how it ends."""
 
 import base64
-import fcntl
 import io
 import json
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tarfile
-import termios
 import textwrap
 import time
 from collections.abc import Callable
@@ -29,6 +25,7 @@ from support.trees import (
     environment,
     images,
     noise,
+    on_a_terminal,
     picture,
     plant,
     shardio,
@@ -500,24 +497,6 @@ def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"")
     shardio("unpack", out, tmp_path / "back", code=1)
     shardio("unpack", out, tmp_path / "back", "--overwrite")
-
-
-def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
-    """Exit code, and what a person sees."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    process = subprocess.Popen(
-        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while part := os.read(ours, size):
-            seen += part
-    except OSError:  # Linux says EIO where the other side is closed
-        pass
-    os.close(ours)
-    return process.wait(timeout=60), seen.decode()
 
 
 def test_progress_is_shown_on_a_terminal_only(source: Path, tmp_path: Path) -> None:
