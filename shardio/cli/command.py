@@ -67,6 +67,28 @@ class Command:
 
         return re.sub(r"`(?:[a-z]+\.)?([a-z_]+)`", called, text).replace("%", "%%")
 
+    def in_its_words(self, message: str) -> str:
+        """Return a message with options called as on the command line, not as in Python."""
+        named = {more.get("dest", name[2:].replace("-", "_")): name for name, more in self._options}
+        names = {dest: name for dest, name in named.items() if name.startswith("--")}
+
+        def called(found: re.Match[str]) -> str:
+            client, key, its, name, value = found.groups(default="")
+            if key and "store_options" in names:
+                group = "client_options." if client else ""
+                return f"--store-option {group}{key}={its.replace('True', 'true')}"
+            return f"{names[name]} {value}".rstrip() if name in names else found[0]
+
+        return _IN_PYTHON.sub(called, message)
+
+
+# options={'region': VALUE}; an option as the first word, or one with `_` in it: not in quotes,
+# parentheses or paths, where it is somebody's name, or meant for Python.
+_IN_PYTHON = re.compile(
+    r"\b(client_)?options=\{'([\w.]+)': ([^{}]*)\}"
+    r"|(?:\A(?=[a-z]+ is )|(?<![\w/.'\"(-])(?=[a-z]+_))([a-z_]+)(?:=([\w.]+))?(?![\w/'\"(]|\.\w)"
+)
+
 
 def option(name: str, metavar: str | None = None, text: str | None = None, **more: Any) -> Option:
     """Return an option; without dashes before its name it is a place.

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from ..errors import BusyError, DamageError, OptionError, ShardioError, printable
 from .exit_codes import BUSY, DAMAGED, DONE, FAILED, INTERRUPTED, USAGE
@@ -50,9 +49,13 @@ def _main(arguments: Sequence[str] | None) -> int:
     if parsed is None:
         return USAGE
     command, options = parsed
-    if arguments is None and not command.forks:
-        _read_urls_here(options)
     output = Output(json=options.pop("json"), quiet=options.pop("quiet"))
+    if any("://" in value for value in options.values() if isinstance(value, str)):
+        from ..storage import ranges
+
+        if arguments is None and not command.forks:
+            ranges.hold_client()  # this process, which nobody forks, and not a helper
+        ranges.tell_waits(output.teller() if output.is_watched else None)
     try:
         code = command.run(output, **options)
         sys.stdout.flush()
@@ -65,20 +68,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         return DONE
     except ShardioError as error:
         codes = ((BusyError, BUSY), (DamageError, DAMAGED), (OptionError, USAGE))
-        return _fail(str(error), next((c for kind, c in codes if isinstance(error, kind)), FAILED))
+        told = command.in_its_words(str(error))
+        return _fail(told, next((c for kind, c in codes if isinstance(error, kind)), FAILED))
     except MemoryError:
         return _fail("out of memory", FAILED)
     except OSError as error:
         _drop_output()  # a full disk behind stdout would be an error once more, at the end
         return _fail(_describe(error), FAILED)
-
-
-def _read_urls_here(options: dict[str, Any]) -> None:
-    """Where a URL is given, read it in this process, which nobody forks, and not by a helper."""
-    if any("://" in value for value in options.values() if isinstance(value, str)):
-        from ..storage import ranges
-
-        ranges.hold_client()
 
 
 def _fail(message: str, code: int) -> int:

@@ -6,11 +6,15 @@ import base64
 import contextlib
 import dataclasses
 import json
+import mmap
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .exit_codes import DONE
+
+_TELL_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +42,32 @@ class Output:
         if not self.quiet:
             print(line, file=sys.stderr, flush=True)
 
+    @property
+    def is_watched(self) -> bool:
+        """Return True if a person sees what is told while the work runs."""
+        return not self.quiet and not self.json and sys.stderr.isatty()
+
+    def teller(self) -> Callable[[str], None]:
+        """Return a function that prints a line to stderr, every few seconds at most.
+
+        Processes that are forked later share it.
+        """
+        last = memoryview(mmap.mmap(-1, 8)).cast("d")
+
+        def tell(line: str) -> None:
+            if time.monotonic() - last[0] > _TELL_S:
+                last[0] = time.monotonic()
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"\r{line}\x1b[K", file=sys.stderr, flush=True)  # over a bar
+
+        return tell
+
     @contextlib.contextmanager
     def progress(
         self, what: str, *, unit: str = "B", scale: int = 1024, delay_s: float = 0
     ) -> Iterator[Callable[[int, int], None] | None]:
         """Show a bar on stderr, when a person looks at it and it takes longer than `delay_s`."""
-        if self.quiet or self.json or not sys.stderr.isatty():
+        if not self.is_watched:
             yield None
             return
         from tqdm import tqdm

@@ -343,6 +343,9 @@ def _missing(storage: Location) -> str:
         more = f"; of the splits beside it {there_are(beside, name)}" if beside else ""
         return f"{shown}: not packed: there is no such directory{more}"
     if storage.remote:
+        above, _, name = shown.rpartition("/")
+        if name in (MANIFEST, SPLITS):
+            return f"{shown}: it is a file of a dataset; give the URL of its folder, {above}"
         return (
             f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "
             "holds it; `shardio pack IMAGES URL` makes one in a store, and `shardio copy` brings "

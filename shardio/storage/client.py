@@ -252,6 +252,9 @@ class Client:
         text = self._hidden(found.text)
         if found.kind == "denied":
             text += f"; {self._say_whose(opened.source)}"
+        unreached = found.kind in ("connect", "name", "timeout")
+        if unreached and (host := _host(str(error), opened.base)):
+            text += f": {host}"  # behind what is hidden: a region, an account are no secrets there
         return RequestError(found.kind, text)
 
     def _hidden(self, text: str) -> str:
@@ -271,7 +274,7 @@ class Client:
         if source or self._worked:
             if not status and ("kind: Connect" in text or "kind: Timeout" in text):
                 said = f"the source of the credentials, {what}, does not answer"
-                return RequestError("connect", said)
+                return RequestError("server", said)
             why = f"answered {status[1]}" if status else self._hidden(_first_line(error))
             if "External" in text:  # what a function said is not ours to show
                 why = "an error of the function that looks them up"
@@ -351,6 +354,7 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _SYSTEM = re.compile(r'message: "([^"]{1,120})"|error: "([^"]{1,160})"')
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _ASKED = re.compile(r"Error performing [A-Z]+ (\S+) in ")
+_ADDRESS = re.compile(r'connect error",\s+(\S+:\d+),')
 _RANGE = re.compile(r"Requested \S+, got \S+|UnexpectedRange|CONTENT_RANGE|Content-Range")
 
 
@@ -384,6 +388,17 @@ def _is_of_credentials(text: str, path: str) -> bool:
     if "performing list request" in text:
         return False
     return not unquote(asked[1].partition("?")[0]).endswith(f"/{path}")
+
+
+def _host(text: str, base: str) -> str:
+    """Return the host that was asked, and its, or a proxy's, address: minio:9000 at 10.0.0.7:80.
+
+    text: what the client said. base: a URL, where it said nothing. "": neither names one.
+    """
+    asked, address = _ASKED.search(text), _ADDRESS.search(text)
+    host = urlsplit(asked[1] if asked else base).netloc.rpartition("@")[2]
+    found = {host: None} | ({address[1]: None} if address else {})
+    return printable(" at ".join(filter(None, found)))
 
 
 def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
@@ -523,18 +538,22 @@ def explain_failure(
     return failure
 
 
+_CHECK = " Check the endpoint or URL, a proxy (HTTPS_PROXY, NO_PROXY)"
+
+
 def _advice(error: RequestError, verb: str) -> str:
     """Return what to do about a failure, with a blank before it; "": nothing is known."""
     if "Looked for" in error.text:
         return ""
     if error.kind == "timeout" and verb == "write":
-        return " Each part of 8 MiB and more has --timeout (timeout_s): raise it on a slow link"
+        return " Each part of 8 MiB and more has timeout_s to arrive: raise it on a slow link"
     return {
         "denied": f" Check the credentials of this process, and what they may {verb}",
         "bucket": " Check the URL",
         "region": " Name it by options={'region': ...} or AWS_REGION",
         "tls": " A CA of your own is named by client_options={'root_certificate': PEM}",
-        "name": " Check the URL and the network",
+        "connect": f"{_CHECK}, and whether its server runs",
+        "name": f"{_CHECK}, and the network",
         "range": " A server or proxy on the way must support HTTP ranges",
         "changed": " Datasets in use must not be written over: pack to another place",
     }.get(error.kind, "")

@@ -33,7 +33,7 @@ from .. import errors
 from ..errors import ShardioError, StorageError
 from . import credentials, descriptors
 from .client import Reply, Request, RequestError
-from .transfers import Figures, Transfers, settle, start_thread
+from .transfers import Figures, Transfers, Waits, settle, start_thread
 
 INLINE = 64 << 10  # bytes of a reply that come in the message itself
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -45,7 +45,7 @@ _LEAVE_S = 2.0  # for the helper to end when its owner does
 class _Answer(NamedTuple):
     """Hold a reply on its way to the owner. length: of the bytes in the descriptor that follows."""
 
-    number: int
+    number: int  # 0: it is only told that requests fail, in the error's text
     data: bytes
     length: int
     size: int
@@ -63,8 +63,8 @@ class Helper:
     Raises StorageError through them, also when the process dies; the next request starts another.
     """
 
-    def __init__(self, consumers: int = 1) -> None:
-        self._consumers = consumers
+    def __init__(self, consumers: int = 1, waits: Waits = None) -> None:
+        self._consumers, self.waits = consumers, waits
         self._lock = threading.Lock()
         self._link: _Link | None = None
         self._number = 0
@@ -297,6 +297,10 @@ class _Link:
         try:
             while True:
                 answer: _Answer = connection.recv()
+                if not answer.number:
+                    if self._owner.waits is not None:
+                        self._owner.waits(answer.error[1])
+                    continue
                 self._owner.heard = time.monotonic()
                 self.figures = answer.figures
                 found: Reply | BaseException
@@ -377,8 +381,14 @@ def serve(fd: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # what a scheduler sends to all is for the owner
     connection = Connection(fd)
     os.set_inheritable(fd, False)
-    transfers = Transfers()
     answers: SimpleQueue[tuple[int, Future[Reply]]] = SimpleQueue()
+
+    def tell(trouble: str) -> None:  # as an answer to nothing that was asked
+        told: Future[Reply] = Future()
+        told.set_exception(StorageError(trouble))
+        answers.put((0, told))
+
+    transfers = Transfers(waits=tell)
     running: dict[int, Future[Reply]] = {}
     threading.Thread(
         target=_answer, args=(connection, answers, transfers), name="shardio-answer", daemon=True

@@ -13,7 +13,7 @@ from .cache import CacheDirectory
 from .local import LocalDirectory, check_directory
 from .options import Storage
 from .remote import RemoteLocation
-from .stores import READ_ONLY, SCHEMES, Store
+from .stores import READ_ONLY, SCHEMES, Store, without_secrets
 
 Target = LocalDirectory | RemoteLocation  # what is written to
 
@@ -30,6 +30,7 @@ def locate(
         raise OptionError("an empty path: a variable that is not set? Expected a directory")
     scheme, separator, rest = text.partition("://")
     if not separator or "/" in scheme:
+        _refuse_slip(text)
         return LocalDirectory(text)
     if scheme == "file":
         host, _, path = rest.partition("/")
@@ -46,6 +47,14 @@ def locate(
         f"{printable(text)}: {printable(scheme)}:// is not known; expected a directory, a file:// "
         f"URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"
     )
+
+
+def _refuse_slip(path: str) -> None:
+    """Raise OptionError for s3:/bucket, unless there is such a folder."""
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme.lower() in SCHEMES and not os.path.lexists(path.partition("/")[0]):
+        meant = printable(without_secrets(f"{scheme}://{rest.lstrip('/')}"))
+        raise OptionError(f"a path that begins with {scheme}: is not there; expected {meant}")
 
 
 def locate_target(

@@ -45,7 +45,7 @@ class Storage:
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the options, and turn buffer_bytes into bytes. Raises OptionError."""
+        """Check the options, and turn sizes into bytes. Raises OptionError."""
         if self.root is not None and not isinstance(self.root, (str, bytes, os.PathLike)):
             raise OptionError(f"root is {printable(repr(self.root))}: expected a directory")
         if self.options is not None and not (
@@ -57,10 +57,9 @@ class Storage:
             raise OptionError(
                 f"timeout_s is {printable(repr(self.timeout_s))}: expected seconds above 0"
             )
-        if self.buffer_bytes is not None:
-            object.__setattr__(
-                self, "buffer_bytes", check_size("buffer_bytes", self.buffer_bytes, 0)
-            )
+        for name, least in (("buffer_bytes", 0), ("cache_bytes", 1)):
+            if (size := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_size(name, size, least))
         if (self.cache is None) != (self.cache_bytes is None):
             raise OptionError("cache and cache_bytes belong together: a directory, and its limit")
         check_given(self, max_pixels=(1,))

@@ -27,7 +27,7 @@ from ..errors import StorageError
 from .client import Reply, Request
 from .helper import Helper
 from .stores import BODY_S
-from .transfers import Figures, Transfers
+from .transfers import Figures, Transfers, Waits
 
 IN_FLIGHT = 256 << 20  # bytes of a machine: under way, or arrived and not read; processes share it
 LEAST_IN_FLIGHT = 16 << 20  # of one process: two ranges
@@ -287,6 +287,7 @@ def _cancel(futures: list[Future[Reply]]) -> None:
 _RANGES: Ranges | None = None
 _LOCK = threading.Lock()
 _CONSUMERS = 1
+_WAITS: Waits = None
 _IS_OWN = False  # this process is one of shardio's, such as ShardLoader's
 _INHERITED = False  # it was forked by a process in which a client was in use
 
@@ -296,7 +297,7 @@ def ranges() -> Ranges:
     global _RANGES
     with _LOCK:
         if _RANGES is None:
-            sender: Sender = Transfers() if _holds_client() else Helper()
+            sender: Sender = (Transfers if _holds_client() else Helper)(waits=_WAITS)
             _RANGES = Ranges(sender, _CONSUMERS)
         return _RANGES
 
@@ -368,6 +369,15 @@ def hold_client() -> None:
     """Say that this process is shardio's own, and not forked: it may hold a client itself."""
     global _IS_OWN
     _IS_OWN = True
+
+
+def tell_waits(waits: Waits) -> None:
+    """Have a function told, from now on, while requests fail and are sent again.
+
+    It is called in any thread, also of processes that are forked later.
+    """
+    global _WAITS
+    _WAITS = waits
 
 
 def _holds_client() -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ..errors import DependencyError, OptionError, printable
-from . import credentials
+from . import credentials, store_options
 from .credentials import MissingError
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "hf", "http", "https")
@@ -64,7 +64,10 @@ class Store:
     def __post_init__(self) -> None:
         """Check that the URL names what its scheme needs. Raises OptionError."""
         if not self.address[0]:
-            raise OptionError(f"{self.shown}: expected {_EXPECTED[kind(self.scheme)]}")
+            shown = self.shown if "://" in self.shown else f"{self.scheme}://"
+            raise OptionError(f"{shown}: expected {_EXPECTED[kind(self.scheme)]}")
+        if not isinstance(self.options.get("client_options") or {}, Mapping):
+            raise OptionError("client_options: expected client_options={'NAME': ...}")
         for name, value in self.options.items():
             if not isinstance(value, (str, bytes, bool, int, float, Mapping, type(None))):
                 raise OptionError(
@@ -236,7 +239,9 @@ def open_store(store: Store, region: str | None = None) -> Opened:
             raise
         problem = str(error).partition("\n")[0]
     # Not in the block above: its error has what was given.
-    raise OptionError(f"{store.shown}: {printable(credentials.hide(problem, store.options), 300)}")
+    said = f"the options are refused: {printable(credentials.hide(problem, store.options), 300)}"
+    said = store_options.explain(problem, kind(store.scheme), store.options) or said
+    raise OptionError(f"{store.shown}: {said}")
 
 
 def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[str, Any]:

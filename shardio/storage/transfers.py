@@ -22,6 +22,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -30,10 +31,14 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..errors import StorageError
+from ..units import show_count
 from . import concurrency, retry_after
 from .client import Reply, Request, RequestError, client, explain_failure
 from .concurrency import Limit
 from .retry_after import Asked
+from .stores import without_secrets
+
+Waits = Callable[[str], None] | None
 
 UNKNOWN_S = 10.0  # of attempts, while nothing was heard of that store: its address may be wrong
 _PAUSES = (
@@ -52,6 +57,7 @@ _KEPT = 128  # transfers that are remembered for it
 SMALL = 1 << 20  # bytes: transfers below are predicted by each other, and so are those above
 _SLOW = 4.0  # times the usual time of a transfer from which it counts as a failure
 _TICK_S, _LOOK_S = 0.02, 0.1  # between looks for slow transfers; for tasks whose time is over
+_TOLD_S = 3.0  # without an answer, from which on a person is told that requests fail, and how often
 _STOPPED_S = 1.0  # from which on a time without a look does not count: see _Time
 
 
@@ -138,6 +144,7 @@ class _Host:
         self.heard = False  # it has answered something
         self.succeeded = -math.inf  # when the last request did
         self.last: RequestError | None = None
+        self.failures, self.failing = 0, math.inf  # since the last answer, and since when
         self.throttled = 0  # pauses in a row
         self.paused_at = math.inf  # since when; inf: it is not
         self.resumes = -math.inf
@@ -149,6 +156,14 @@ class _Host:
     @property
     def paused(self) -> bool:
         return self.paused_at < math.inf
+
+    def note(self, error: RequestError, now: float) -> None:
+        """Take note of an attempt that failed."""
+        self.last = error
+        if error.transient:
+            self.failures, self.failing = self.failures + 1, min(self.failing, now)
+        else:
+            self.failures, self.failing = 0, math.inf
 
     def leave(self, task: _Task) -> None:
         """Give the places of an answered task's requests to others, which are not to wait."""
@@ -170,6 +185,7 @@ class _Host:
     def succeed(self, task: _Task, reply: Reply, took: float, full: bool, now: float) -> None:
         """Learn from an answer. full: as many requests as allowed were running."""
         self.heard, self.succeeded, self.throttled = True, now, 0
+        self.failures, self.failing = 0, math.inf
         if task.request.upload is not None:
             return  # it takes as long as its bytes do
         times = self.times[task.small]
@@ -250,13 +266,44 @@ class _Time:
         return now - self._stopped_s
 
 
+class _Troubles:
+    """Say, now and then, that nothing but failures comes of a store."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits, self._told = waits, -math.inf
+
+    def of(self, hosts: Iterable[_Host], tasks: Callable[[], list[_Task]], now: float) -> str:
+        """Return what there is to tell; "": nothing, or something was told just now."""
+        if self._waits is None or now - self._told < _TOLD_S:
+            return ""
+        for host in hosts:
+            if now - host.failing >= _TOLD_S and host.last is not None:
+                ours = [task for task in tasks() if task.host is host]
+                if not ours:
+                    continue
+                self._told = now
+                ends = time.time() + max(task.ends() for task in ours) - now
+                until = time.strftime("%H:%M:%S", time.localtime(ends))
+                place = without_secrets("/".join(ours[0].request.store.url.split("/", 3)[:3]))
+                failed = f"{show_count(host.failures, 'request')} failed ({host.last.text})"
+                return f"waiting for {place}: {failed}, trying again until {until}"
+        return ""
+
+    def tell(self, trouble: str) -> None:
+        """Tell it; the lock of the tasks is not held."""
+        if trouble and self._waits is not None:
+            self._waits(trouble)
+
+
 class Transfers:
     """Run requests, each as a Future of its Reply. Raises StorageError through them.
 
     consumers  processes of this machine that share its requests, this one included
+    waits      is told, now and then, that a store's requests fail and are sent again
     """
 
-    def __init__(self, consumers: int = 1) -> None:
+    def __init__(self, consumers: int = 1, waits: Waits = None) -> None:
+        self._troubles = _Troubles(waits)
         self._figures = Figures()
         self._changed = threading.Condition(threading.Lock())
         self._hosts: dict[tuple[str, ...], _Host] = {}
@@ -350,9 +397,11 @@ class Transfers:
                 self._hedge(now)
                 self._give_up(now)
                 self._dispatch()
-                if not self._ended:
+                trouble = self._troubles.of(self._hosts.values(), self._all, now)
+                if not self._ended and not trouble:
                     self._changed.wait(self._due(now))
             self._deliver()
+            self._troubles.tell(trouble)
 
     def _attempt(self, task: _Task, hedge: bool) -> None:
         """Send a request of a task, and wait for the answer."""
@@ -521,7 +570,8 @@ class Transfers:
         if not isinstance(found, RequestError):
             self._tell(task, found)  # a missing package, an option
             return
-        task.last = host.last = found
+        task.last = found
+        host.note(found, now)
         host.heard = host.heard or found.kind in ("throttled", "server", "range", "body")
         if found.kind == "throttled":
             if not host.paused and task.started >= host.resumes:  # else it was asked before

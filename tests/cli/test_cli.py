@@ -1,19 +1,15 @@
 """The command line: what it says, where it says it, how it ends."""
 
 import base64
-import fcntl
 import importlib
 import io
 import json
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tarfile
-import termios
 import textwrap
 import time
 from collections.abc import Callable
@@ -30,6 +26,7 @@ from support.trees import (
     environment,
     images,
     noise,
+    on_a_terminal,
     picture,
     plant,
     shardio,
@@ -507,24 +504,6 @@ def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "back") == content(source)
 
 
-def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
-    """Exit code, and what a person sees."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    process = subprocess.Popen(
-        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while part := os.read(ours, size):
-            seen += part
-    except OSError:  # Linux says EIO where the other side is closed
-        pass
-    os.close(ours)
-    return process.wait(timeout=60), seen.decode()
-
-
 def test_progress_is_shown_on_a_terminal_only(source: Path, tmp_path: Path) -> None:
     code, seen = on_a_terminal("pack", source, tmp_path / "out", "--jobs", "2")
     assert code == 0
@@ -726,6 +705,38 @@ def test_what_is_near_a_source_or_a_dataset_is_said_with_the_right_one(
     ):
         assert re.search(said, shardio(*arguments, code=1).stderr.strip())
     assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--jobs", "0"], "shardio: --jobs is 0: "),
+        (["--shard-size", "5"], "shardio: --shard-size is 5, without a unit"),
+        (["--work-dir", "x"], "shardio: --work-dir: only where OUT is a URL"),
+        (["--timeout", "0"], "shardio: --timeout is 0.0: "),
+        (["--store-option", "client_options=x"], "expected --store-option client_options.NAME=..."),
+    ],
+)
+def test_messages_call_options_as_the_command_line_does(
+    source: Path, tmp_path: Path, run: Run, arguments: list[str], said: str
+) -> None:
+    place = "s3://bucket" if "--store-option" in arguments else source
+    assert said in run("pack", place, tmp_path / "out", *arguments).stderr
+
+
+def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
+    pack, commit = (one for one in parser.COMMANDS if one.name in ("pack", "commit"))
+    for text, told in (
+        ("by options={'anonymous': True}.", "by --store-option anonymous=true."),
+        ("give max_pixels=400, or", "give --max-pixels 400, or"),
+        ("shardio.Storage(max_pixels=400)",) * 2,
+        ("/data/max_pixels/x, max_pixels.jpg, 'max_pixels', new_size: root is 3",) * 2,
+        ("fields: overwrite=True",) * 2,
+    ):
+        assert pack.in_its_words(text) == told
+    assert commit.in_its_words("options={'region': ...} max_pixels=4") == (
+        "options={'region': ...} max_pixels=4"
+    )
 
 
 def test_a_place_where_nothing_may_be_written_is_said_before_the_work(

@@ -145,7 +145,7 @@ def _groups() -> list[str]:
         (["empty"], "empty: no images in it"),
         (["images", "--out", "images/out"], "lies inside the images, which are only read"),
         (["images", "--seconds", "0"], "seconds is 0.0"),
-        (["images", "--batch-size", "0"], "batch_size is 0"),
+        (["images", "--batch-size", "0"], "--batch-size is 0"),
         (["images", "--plot", "x.gif"], "ends in .png, .svg"),
     ],
 )

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -352,6 +353,21 @@ def test_a_file_that_is_not_there_or_has_changed_is_damage(
     finally:
         for path, data in before.items():
             path.write_bytes(data)
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify", "--jobs", "2"]])
+def test_a_person_is_told_that_requests_fail(
+    folder: Path, proxy: FaultProxy, command: list[str]
+) -> None:
+    """By the process that reads itself (ls), and by helpers of several (verify)."""
+    proxy.rules(Rule("500", path=r"\.shard$"))
+    url = f"{proxy.url}/record"
+    code, seen = trees.on_a_terminal(*command, url, "--timeout", "5")
+    why = r"(\d+) requests failed \(the server answered 50\d .*\), trying again until \d\d:\d\d:"
+    found = re.findall(f"waiting for {proxy.url}: {why}", seen)
+    assert code == 1 and found and "Traceback" not in seen, seen
+    if command == ["ls"]:
+        assert len(found) == 1 and int(found[0]) >= 2
 
 
 def test_unpack_names_what_cannot_be_read(proxy: FaultProxy, tmp_path: Path) -> None:

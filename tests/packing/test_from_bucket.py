@@ -390,8 +390,14 @@ def test_what_is_packed_otherwise_is_refused_with_the_way(
     given = storage(s3)
     with pytest.raises(OptionError, match="give the URL of its images as --root"):
         pack(f"{s3.url}/a.csv", tmp_path / "out", given, read={"kind": "listing"})
-    with pytest.raises(NotPackedError, match="nothing"):
-        pack(f"{s3.url}/nothing", tmp_path / "out", given)
+    for name, error, why in (
+        ("nothing", SourceError, "/nothing: no object is below this URL"),
+        ("nothing.tar", SourceError, "/nothing.tar: no object is below this URL"),
+        ("flat/0.jpg", SourceError, "it is an object, no folder"),
+        ("flat/manifest.json", NotPackedError, f"give the URL of its folder, {s3.url}/flat"),
+    ):
+        with pytest.raises(error, match=why):
+            pack(f"{s3.url}/{name}", tmp_path / "out", given)
     assert not os.path.exists(tmp_path / "out")
 
 

@@ -159,6 +159,17 @@ def test_files_of_another_format_are_packed_by_their_url(
     assert content(tmp_path / "out") == content(tmp_path / "disk")
 
 
+def test_a_file_of_another_format_is_packed_by_its_url(
+    s3: ObjectStore, web: servers.Web, there: Path, tmp_path: Path
+) -> None:
+    library.pack(there / "tars" / "1.tar", tmp_path / "disk")
+    for url in (s3.url, web.url):
+        read = SourceOptions(storage=Storage(options=s3.options if url == s3.url else None))
+        out = tmp_path / url.partition(":")[0]
+        library.pack(f"{url}/tars/1.tar", out, read=read)
+        assert content(out) == content(tmp_path / "disk")
+
+
 def test_each_byte_is_downloaded_once_many_ranges_at_a_time(
     proxy: FaultProxy, there: Path, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from support.caching import (
     open_shard,
 )
 
+from shardio import Storage
 from shardio.errors import NotPackedError, OptionError, StorageError
 from shardio.storage import cached_file
 from shardio.storage.cache import CacheDirectory, clear, entries
@@ -395,6 +396,12 @@ def test_a_limit_below_two_ranges_is_refused(folder: Path) -> None:
     with pytest.raises(OptionError, match="multiple of 4096"):
         CacheDirectory(folder, "1GiB", range_bytes=RANGE + 1)
     assert not folder.exists()
+
+
+def test_a_limit_without_a_unit_is_asked_about_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^cache_bytes is 500, without a unit: .* 500GB"):
+        Storage(cache=tmp_path, cache_bytes="500")
+    assert Storage(cache=tmp_path, cache_bytes="1GiB").cache_bytes == 1 << 30
 
 
 # --- what is not the cache's --------------------------------------------------------------------

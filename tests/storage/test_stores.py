@@ -26,10 +26,11 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import ShardDataset, Storage
-from shardio.errors import OptionError, ShardioError, StorageError
-from shardio.storage import ranges, stores
+from shardio.errors import NotPackedError, OptionError, ShardioError, StorageError
+from shardio.storage import ranges, store_options, stores
 from shardio.storage.base import KnownFile
 from shardio.storage.cache import SMALL, entries
+from shardio.storage.credentials import MissingError
 from shardio.storage.location import locate
 from shardio.storage.stores import SCHEMES, Store, without_secrets
 
@@ -457,6 +458,36 @@ def test_a_bucket_that_is_not_there_is_told(
             read(url, **options)
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "what"),
+    [
+        ("s3://b/x", {"endpoint": "http://me:CANARY@127.0.0.1:9"}, "refused: 127.0.0.1:9 "),
+        ("s3://b/x", {"endpoint": "http://x.invalid:9"}, "refused: x.invalid:9 at 127.0.0.1:1 "),
+        ("s3://b/x", {"region": "here"}, "refused: s3.here.amazonaws.com at 127.0.0.1:1 "),
+        ("gs://b/x", {"endpoint": "http://127.0.0.1:9"}, "refused: 127.0.0.1:9 "),
+        ("az://b/x", {"account_name": "me", "endpoint": "http://127.0.0.1:9"}, ": 127.0.0.1:9 "),
+        ("https://127.0.0.1:9/x?sig=CANARY", {}, "refused: 127.0.0.1:9 "),
+    ],
+)
+def test_where_nothing_answers_the_host_is_named(
+    url: str, options: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    given = options if url.startswith("http") else {"skip_signature": True, **options}
+    advice = r".*Check the endpoint or URL, a proxy \(HTTPS_PROXY"
+    with pytest.raises(StorageError, match=what + advice) as told:
+        shardio.open(url, storage=Storage(options=given, timeout_s=0.2))
+    assert "CANARY" not in str(told.value)
+
+
+def test_the_host_of_a_listing_is_named(tmp_path: Path) -> None:
+    storage = Storage(options={"endpoint": "http://me:CANARY@127.0.0.1:9"}, timeout_s=0.2)
+    with pytest.raises(StorageError, match=r"refused: 127.0.0.1:9 .*Check the endp") as told:
+        read = shardio.SourceOptions(storage=storage)
+        shardio.pack("hf://datasets/a/b", tmp_path / "out", read=read)
+    assert "CANARY" not in str(told.value)
+
+
 def test_the_token_of_the_hub_stays_there(
     hub: hub_server.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -651,6 +682,32 @@ def test_a_url_that_names_nothing_is_told(url: str) -> None:
         shardio.open(url)
 
 
+@pytest.mark.parametrize("path", ["s3:/bucket/x", "s3:bucket/x", "S3:/me:CANARY@bucket/x"])
+def test_a_url_with_a_slash_too_few_is_told(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (shardio.open, lambda out: shardio.copy(tmp_path, out)):
+        with pytest.raises(OptionError, match=r"(?i)expected s3://bucket/x") as told:
+            use(path)
+        assert "CANARY" not in str(told.value)
+    (tmp_path / path.partition("/")[0]).mkdir()
+    assert locate(path).url == path
+
+
+def test_a_url_without_a_bucket_is_shown_as_it_is() -> None:
+    with pytest.raises(OptionError, match=r"^s3://: expected s3://BUCKET/PATH"):
+        locate("s3://")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shardio.json"])
+def test_of_a_file_of_a_dataset_the_folder_is_named(
+    name: str, s3: object_stores.ObjectStore
+) -> None:
+    with pytest.raises(NotPackedError, match=f"give the URL of its folder, {s3.url}/{NAME}$"):
+        read(f"{s3.url}/{NAME}/{name}", **s3.options)
+
+
 def test_options_are_plain_and_of_the_store(s3: object_stores.ObjectStore) -> None:
     with pytest.raises(OptionError, match="credential_provider is a function"):
         read(f"{s3.url}/{NAME}", credential_provider=lambda: {})
@@ -659,6 +716,60 @@ def test_options_are_plain_and_of_the_store(s3: object_stores.ObjectStore) -> No
     with pytest.raises(OptionError, match=r"no options but .*; found region"):
         read("https://127.0.0.1/x", region="x")
     assert set(SCHEMES) >= set(ALL)
+
+
+KEYS = "Expected both: the options access_key_id and secret_access_key"
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("s3", {"regoin": "x"}, "s3:// has no option 'regoin'; .*: did you mean 'region'"),
+    ("s3", {"AWS_REGOIN": "x"}, "did you mean 'region'"),
+    ("s3", {"bucket": "other"}, "s3:// has no option 'bucket'; there are region, "),
+    ("gs", {"endpiont": "http://x"}, "gs:// has no option 'endpiont'; .*: did you mean 'endpoint'"),
+    ("az", {"accountname": "x"}, "az:// has no option .*: did you mean 'account_name'"),
+    ("az", {}, "no account is given. .*account_name.*AZURE_STORAGE_ACCOUNT_NAME"),
+    ("s3", {"client_options": {"time-out": "1s"}}, "client_options has no .*mean 'timeout'"),
+    ("s3", {"client_options": "x"}, "expected client_options={'NAME': ...}"),
+    (
+        "s3",
+        {"client_options": {"timeout": "soon"}},
+        "the option timeout: .*such as 30s",
+    ),
+    ("s3", {"access_key_id": CANARY}, f"found an access key's id without its secret. {KEYS}"),
+    ("s3", {"secret_access_key": CANARY}, f"found an access key's secret without its id. {KEYS}"),
+    ("s3", {"skip_signature": CANARY}, "the option skip_signature: .*; expected true or false"),
+    ("s3", {"token": 12345}, "the option token: cannot be read; expected a str"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options", "what"), WRONG)
+def test_a_wrong_option_is_told_with_what_to_write(
+    scheme: str, options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(OptionError, match=what) as told:
+        read(f"{scheme}://bucket/x", **options)
+    assert CANARY not in str(told.value) and "Generic" not in str(told.value)
+
+
+def test_half_of_a_key_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    with pytest.raises(OptionError, match="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        read("s3://bucket/x")
+
+
+def refusal(scheme: str, options: dict[str, Any]) -> str:
+    try:
+        stores.open_store(Store(f"{scheme}://bucket/x", options))
+    except (OptionError, MissingError) as error:  # no such profile, or file
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_the_options_that_messages_name_are_known(scheme: str) -> None:
+    assert "has no option" in refusal(scheme, {"nothing": "x"})
+    for name in {*store_options.NAMES[scheme].split()} - {"client_options"}:
+        assert "has no option" not in refusal(scheme, {name: "http://x"}), name
+    for name in store_options.NAMES["client_options"].split():
+        assert "has no option" not in refusal(scheme, {"client_options": {name: "x"}}), name
 
 
 # --- stores that ask for fewer requests -----------------------------------------------------------

@@ -4,13 +4,17 @@ Packing looks at the first bytes of an image only, so most files here are a sign
 """
 
 import errno
+import fcntl
 import functools
 import hashlib
 import io
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +107,24 @@ def environment(**more: str) -> dict[str, str]:
         [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
+    """Exit code, and what a person sees."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    process = subprocess.Popen(
+        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, size):
+            seen += part
+    except OSError:  # Linux says EIO where the other side is closed
+        pass
+    os.close(ours)
+    return process.wait(timeout=60), seen.decode()
 
 
 def shardio(

@@ -14,6 +14,7 @@ from ...images.filetype import image_type
 from ...names import key_text
 from ...storage.location import locate
 from ...storage.lock import JOURNAL
+from ...storage.remote import RemoteLocation
 from ...units import show_count
 from .base import SourceRequest
 from .coco import is_coco, refuse_folder
@@ -44,8 +45,11 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
             f"{request.shown}: --from {kind}: copy that file, and give the URL of its images as "
             "--root"
         )
-    if kind in FOREIGN and kind != "imagefolder":
-        return request
+    assert isinstance(location, RemoteLocation)
+    above, name = location.above()
+    claimed = next(iter(claims([name])), None) if kind is None else kind
+    if claimed in FOREIGN and claimed != "imagefolder" and (kind is not None or above.exists(name)):
+        return replace(request, kind=claimed)
     found = replace(request, files=folder_in_store(request))
     if kind is not None:
         return found
@@ -54,7 +58,15 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
     except OptionError as error:  # it cannot be listed
         raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
     if not folders and not files:
-        load(location)  # says that nothing is packed there
+        if name in (MANIFEST, SPLITS):
+            load(location)  # names the folder
+        what = "no object is below this URL. Check the bucket and the path"
+        if name and above.exists(name):
+            what = (
+                "it is an object, no folder. Expected the URL of a folder, or of a file of another "
+                "format, such as a .tar; copy a listing, and give the URL of its images as --root"
+            )
+        raise SourceError(f"{request.shown}: {what}")
     return _folder(found)
 
 

@@ -1,0 +1,56 @@
+"""The recipe of docs/remote.md for a store with an endpoint of its own runs as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from support import object_stores
+from support.trees import environment, picture, plant
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "remote.md"
+BEGIN = 'set -e; python() { "$PYTHON" "$@"; }; shardio() { "$PYTHON" -m shardio "$@"; }\n'
+BATCH = "...  # images: uint8 (256, 3, 224, 224)"
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    for long, short in pairs:
+        assert long in text, long
+        text = text.replace(long, short)
+    return text
+
+
+def test_the_recipe_of_minio_packs_and_trains(tmp_path: Path) -> None:
+    recipe = PAGE.read_text().partition("### MinIO")[2]
+    (commands,), (program,) = (
+        re.findall(rf"```{kind}\n(.*?)```", recipe.partition("\n#")[0], re.S)
+        for kind in ("sh", "python")
+    )
+    plant(tmp_path / "photos", {f"{c}/{n}.jpg": picture(40, 30) for c in "ab" for n in range(4)})
+    with object_stores.s3(private=True) as store:
+        given = store.options
+        commands = replaced(
+            commands,
+            ("http://minio:9000", given["endpoint"]),
+            ("=me ", f"={given['access_key_id']} "),
+            ("=secret\n", f"={given['secret_access_key']}\n"),
+            ("s3://datasets/", f"{store.url}/"),
+        )
+        small = (("Crop(224,", "Crop(16,"), ("=256,", "=4,"), ("num_workers=8", "num_workers=1"))
+        show = (BATCH, "print(images.shape, sorted(labels.tolist()))  #")
+        where = ("s3://datasets/", f"{store.url}/")
+        (tmp_path / "train.py").write_text(replaced(program, where, *small, show))
+        done = subprocess.run(
+            ["sh", "-c", BEGIN + commands],
+            cwd=tmp_path,
+            env=environment(PYTHON=sys.executable, HOME=str(tmp_path)),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "8 files, 2 classes" in done.stdout
+    assert done.stdout.count("torch.Size([4, 3, 16, 16])") == 2
+    assert sorted(re.findall(r"\b[01]\b(?=[,\]])", done.stdout.partition("torch")[2])) == (
+        ["0"] * 4 + ["1"] * 4
+    )
