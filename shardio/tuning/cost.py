@@ -34,8 +34,8 @@ _COUNTED_SPANS: Final = 4096  # 60 us each
 INDEX_BYTES: Final = 24  # a record of an open shard: size, offset, length, key's hash
 _BLOCK_BYTES: Final = 32 << 10  # draws that a span has made, and not yet handed out
 ORDER_BYTES: Final = 48  # a record of a window: its slot, and near the span's end a Python int
-# Memory that malloc takes for photographs that come and go, of their bytes: 1.2 times as much in two
-# processes, 1.4 in one.
+# Memory that malloc takes for photographs that come and go, of their bytes: in two processes 1.2,
+# in one 1.4.
 _HEAP: Final = 1.3
 _MACHINE: Final = 8  # ranks on a machine, where nobody says: of GPUs, most have so many at most
 REQUEST: Final = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
