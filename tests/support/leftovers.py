@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from support import programs
 
 LIMIT_S = 60  # of a program that takes seconds
+CLOSED_S = 5  # until what was closed is closed
 
 
 def descriptors() -> list[str]:
@@ -56,5 +58,9 @@ def nothing_left() -> Iterator[None]:
     settle()
     assert not multiprocessing.active_children()
     assert not children() - living
+    until = time.monotonic() + CLOSED_S
+    while descriptors() != opened and time.monotonic() < until:
+        time.sleep(0.05)  # torch closes some in threads of its own
+        gc.collect()
     assert descriptors() == opened, Counter(descriptors()) - Counter(opened)
     assert not programs.left_in_memory(memory)
