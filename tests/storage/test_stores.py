@@ -832,12 +832,30 @@ def test_a_store_is_asked_by_a_signed_url_how_long_it_wants_to_be_left_alone(
         ("http://user:word@host:80/a@b/c?sig=S#f", "http://host:80/a@b/c"),
         ("https://host?sig=S", "https://host"),
         ("s3://key:word@bucket/a?b", "s3://bucket/a?b"),
+        ("s3://key:wo/rd+w/o@bucket/a", "s3://bucket/a"),
+        ("https://user:w?o/rd@host/a?b", "https://host/a"),
+        ("ftp://user:w#ord@host/a", "ftp://host/a"),
+        ("http://host:80/a:c/b@d", "http://host:80/a:c/b@d"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        ("az://container/a?sv=1&sig=S", "az://container/a"),
         ("hf://datasets/user/name@main/a", "hf://datasets/user/name@main/a"),
         ("abfss://container@account.dfs.core.windows.net/a",) * 2,
     ],
 )
 def test_what_is_printed_of_a_url_has_no_secrets(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
+
+
+def test_a_url_with_keys_in_it_is_refused_without_them() -> None:
+    urls = ["s3://key:SEC/RET@bucket/a", "gs://key:SEC/RET@bucket/a", "ftp://me:SECRET@host/a"]
+    for url in (*urls, "http://[x]/a", "http://me:SECRET@[::1/a"):
+        with pytest.raises(OptionError) as refused:
+            locate(url)
+        assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)
+    for endpoint in ("me:SECRET@host", "http://me:SEC/RET@host", "https://me:S?ECRET@host"):
+        with pytest.raises(OptionError, match=r"'.*host'") as refused:
+            stores.open_store(Store("s3://bucket/a", {"endpoint": endpoint, "region": "x"}))
+        assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "s3.amazonaws.com", " http://x", "ftp://x"])
