@@ -46,6 +46,9 @@ _HUB_URL = re.compile(
 # Of a URL behind ://, a password with / ? or # in it, as AWS's keys have: no port ends there.
 _ODD_PASSWORD = re.compile(r"\A(?!\[)[^/?#@]*:(?!\d*(?:[/?#]|$))[^/?#@]*[/?#].*@", re.DOTALL)
 _SIGNED = re.compile(r"\?(?:.*&)?(?:sig|signature|x-amz-signature)=.*", re.DOTALL | re.IGNORECASE)
+# Options and variables that are sent in headers, and what these can have.
+_SENT = re.compile("(?:^|_)(?:region|access_key_id|secret_access_key|token)$", re.IGNORECASE)
+_SENDABLE = re.compile(r"[ -~]*")
 _ABFS = re.compile(r"([^@/]+)@([^@/.]+)\.dfs\.([^@/]+)")
 
 
@@ -245,6 +248,7 @@ def open_store(store: Store, region: str | None = None) -> Opened:
             f"{store.shown}: there can be no bucket {printable(repr(bucket), 300)}. Expected "
             f"{store.scheme}://BUCKET/FOLDER"
         )
+    _refuse_unsendable(store)
     try:
         return _OPEN[kind(store.scheme)](obstore.store, store, region)
     except (ValueError, TypeError, obstore.exceptions.BaseError) as error:
@@ -255,6 +259,18 @@ def open_store(store: Store, region: str | None = None) -> Opened:
     said = f"the options are refused: {printable(credentials.hide(problem, store.options), 300)}"
     said = store_options.explain(problem, kind(store.scheme), store.options) or said
     raise OptionError(f"{store.shown}: {said}")
+
+
+def _refuse_unsendable(store: Store) -> None:
+    """Raise OptionError for a key or a region that no header can have: the client would panic."""
+    prefix = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}.get(kind(store.scheme), " ")
+    given = {name: one for name, one in os.environ.items() if name.startswith(prefix)}
+    for name, value in {**given, **store.options}.items():
+        if isinstance(value, str) and _SENT.search(name) and not _SENDABLE.fullmatch(value):
+            raise OptionError(
+                f"{store.shown}: {printable(name)} has a line break, or another character that "
+                "cannot be sent, in it. Is it at its end, from a file?"
+            )
 
 
 def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[str, Any]:
@@ -285,12 +301,15 @@ def _allow_http(common: dict[str, Any], endpoint: Any) -> None:
     Raises OptionError for an endpoint that is no URL: the client would not survive it.
     """
     url = str(endpoint or "")
-    odd = _ODD_PASSWORD.match(url.partition("://")[2])
-    if odd or (url and not re.match(r"https?://[^\s/]\S*$", url)):
+    try:
+        is_url = bool(re.match(r"https?://[^\s/]\S*$", url)) and urlsplit(url).port != 0
+    except ValueError:  # of a port, or [, or a password with / in it
+        is_url = False
+    if url and not is_url:
         shown = without_secrets(url) if "://" in url else url.rpartition("@")[2]
         raise OptionError(
             f"the endpoint is {printable(repr(shown), 300)}: expected a URL that begins with "
-            "https:// or http://" + ", and / ? # in its password as %2F %3F %23" * bool(odd)
+            "https:// or http://, such as https://minio:9000"
         )
     if url.startswith("http://"):
         common["client_options"].setdefault("allow_http", True)

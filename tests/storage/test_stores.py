@@ -858,7 +858,52 @@ def test_a_url_with_keys_in_it_is_refused_without_them() -> None:
         assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "s3.amazonaws.com", " http://x", "ftp://x"])
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("s3://bucket/a", "AWS_ACCESS_KEY_ID"),
+        ("s3://bucket/a", "AWS_SESSION_TOKEN"),
+        ("s3://bucket/a", "AWS_REGION"),
+        ("gs://bucket/a", "bearer_token"),
+        ("az://container/a", "token"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_by_its_name(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"account_name": "x"} if url.startswith("az") else {}
+    if name.isupper():
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SECRET")
+        monkeypatch.setenv(name, "SECRET\r")
+    else:
+        options[name] = "SECRET\n"
+    with pytest.raises(OptionError, match=f"{name} has a line break") as refused:
+        stores.open_store(Store(url, options))
+    assert "SECRET" not in str(refused.value).replace(name, "")
+
+
+def test_a_panic_of_the_client_is_an_error_of_the_request() -> None:
+    program = """
+        from shardio.storage import client, stores
+        stores._refuse_unsendable = lambda store: None
+        options = {"bearer_token": "SECRET\\n", "endpoint": "http://127.0.0.1:1"}
+        request = client.Request(stores.Store("gs://bucket", options), "a", 0, 5)
+        try:
+            client.Client(request.store).send(request)
+        except client.RequestError as error:
+            print(error.kind, error.text)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert "panicked" in done.stderr
+    assert done.stdout.startswith("other the client failed: ") and "SECRET" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:80", "s3.amazonaws.com", " http://x", "ftp://x", "http://x:99999"]
+)
 @pytest.mark.parametrize("url", ["s3://bucket/a", "az://container/a"])
 def test_an_endpoint_that_is_no_url_is_refused(url: str, endpoint: str) -> None:
     """The client itself would panic."""
