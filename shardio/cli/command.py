@@ -82,11 +82,12 @@ class Command:
         return _IN_PYTHON.sub(called, message)
 
 
-# options={'region': VALUE}; an option as the first word, or one with `_` in it: not in quotes,
-# parentheses or paths, where it is somebody's name, or meant for Python.
+# What is quoted; options={'region': VALUE}; an option as the first word, or one with `_` in it: not
+# in quotes, parentheses or paths, where it is somebody's name, or meant for Python.
 _IN_PYTHON = re.compile(
+    r"(?<!\S)(?:'[^'\n]*'|\"[^\"\n]*\")|"
     r"\b(client_)?options=\{'([\w.]+)': ([^{}]*)\}"
-    r"|(?:\A(?=[a-z]+ is )|(?<![\w/.'\"(-])(?=[a-z]+_))([a-z_]+)(?:=([\w.]+))?(?![\w/'\"(]|\.\w)"
+    r"|(?:\A(?=[a-z]+ is )|(?<!\S)(?=[a-z]+_))([a-z_]+)(?:=([\w.]+))?(?![\w/'\"(]|\.\w)"
 )
 
 

@@ -150,15 +150,16 @@ def refuse_images(place: Target) -> None:
 
 def _files_below(folder: str) -> Iterator[str]:
     """Yield the files below a folder, as they come, but hidden ones; "" for each folder."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for one in entries:
-            if one.name.startswith("."):
-                continue
-            if one.is_dir(follow_symlinks=False):
-                yield ""
-                yield from _files_below(one.path)
-            else:
-                yield one.path
+    folders = [folder]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for one in entries:
+                if one.name.startswith("."):
+                    continue
+                is_folder = one.is_dir(follow_symlinks=False)
+                if is_folder:
+                    folders.append(one.path)
+                yield "" if is_folder else one.path
 
 
 def refuse_other(place: Target, wanted: PackOptions) -> None:

@@ -184,6 +184,10 @@ class Client:
             failure = self._explained(error, opened, path)
             if request.what == "end" and failure.kind == "range":
                 failure.kind = "other"  # no server has to know such ranges
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            failure = RequestError("other", f"the client failed: {self._hidden(str(error))}")
         if failure is not None:  # raised here: as its context, the client's would have secrets
             raise failure
         expected = meta["size"] if whole else length

@@ -44,8 +44,8 @@ def locate(
             return RemoteLocation(store)
         return RemoteLocation(store, CacheDirectory(chosen.cache, chosen.cache_bytes))
     raise OptionError(
-        f"{printable(text)}: {printable(scheme)}:// is not known; expected a directory, a file:// "
-        f"URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"
+        f"{printable(without_secrets(text))}: {printable(scheme)}:// is not known; expected a "
+        f"directory, a file:// URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"
     )
 
 

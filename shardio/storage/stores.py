@@ -43,6 +43,12 @@ _HUB = "https://huggingface.co"
 _HUB_URL = re.compile(
     r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL
 )
+# Of a URL behind ://, a password with / ? or # in it, as AWS's keys have: no port ends there.
+_ODD_PASSWORD = re.compile(r"\A(?!\[)[^/?#@]*:(?!\d*(?:[/?#]|$))[^/?#@]*[/?#].*@", re.DOTALL)
+_SIGNED = re.compile(r"\?(?:.*&)?(?:sig|signature|x-amz-signature)=.*", re.DOTALL | re.IGNORECASE)
+# Options and variables that are sent in headers, and what these can have.
+_SENT = re.compile("(?:^|_)(?:region|access_key_id|secret_access_key|token)$", re.IGNORECASE)
+_SENDABLE = re.compile(r"[ -~]*")
 _ABFS = re.compile(r"([^@/]+)@([^@/.]+)\.dfs\.([^@/]+)")
 
 
@@ -91,8 +97,10 @@ class Store:
         """
         scheme, _, rest = self.url.partition("://")
         if scheme.lower() in ("http", "https"):
-            parts = urlsplit(self.url)
-            return (self.url if parts.hostname else ""), ""
+            try:
+                return (self.url if urlsplit(self.url).hostname else ""), ""
+            except ValueError:  # of [, and what is behind it
+                return "", ""
         if scheme.lower() == "hf":
             found = _HUB_URL.fullmatch(self.url)
             if found is None:
@@ -103,6 +111,8 @@ class Store:
             return "", ""
         if "@" in bucket and scheme.lower() not in ("abfs", "abfss"):
             return "", ""
+        if _ODD_PASSWORD.match(rest):
+            return "", ""
         return bucket, folder.strip("/")
 
     @property
@@ -110,7 +120,7 @@ class Store:
         """Return the URL as messages print it: without a query or a password."""
         if self.scheme not in ("http", "https"):
             scheme, _, rest = self.url.partition("://")
-            bucket, slash, folder = rest.partition("/")
+            bucket, slash, folder = _shown_part(rest).partition("/")
             if self.scheme not in ("abfs", "abfss"):
                 bucket = bucket.rpartition("@")[2] if ":" in bucket else bucket
             return printable(f"{scheme}://{bucket}{slash}{folder}".rstrip("/"), 4096)
@@ -209,12 +219,18 @@ def without_secrets(path: str) -> str:
     scheme, is_url, rest = path.partition("://")
     if not is_url:
         return path
+    rest = _shown_part(rest)
     if scheme.lower() in ("http", "https"):
         scheme, rest = scheme.lower(), rest.partition("#")[0].partition("?")[0]
     host, slash, folder = rest.partition("/")
     if scheme.lower() not in ("abfs", "abfss"):  # container@account
         host = host.rpartition("@")[2]
     return f"{scheme}://{host}{slash}{folder}"
+
+
+def _shown_part(rest: str) -> str:
+    """Return what is behind :// without a password that ends the host, and a signature."""
+    return _SIGNED.sub("", _ODD_PASSWORD.sub("", rest))
 
 
 def open_store(store: Store, region: str | None = None) -> Opened:
@@ -232,6 +248,7 @@ def open_store(store: Store, region: str | None = None) -> Opened:
             f"{store.shown}: there can be no bucket {printable(repr(bucket), 300)}. Expected "
             f"{store.scheme}://BUCKET/FOLDER"
         )
+    _refuse_unsendable(store)
     try:
         return _OPEN[kind(store.scheme)](obstore.store, store, region)
     except (ValueError, TypeError, obstore.exceptions.BaseError) as error:
@@ -242,6 +259,18 @@ def open_store(store: Store, region: str | None = None) -> Opened:
     said = f"the options are refused: {printable(credentials.hide(problem, store.options), 300)}"
     said = store_options.explain(problem, kind(store.scheme), store.options) or said
     raise OptionError(f"{store.shown}: {said}")
+
+
+def _refuse_unsendable(store: Store) -> None:
+    """Raise OptionError for a key or a region that no header can have: the client would panic."""
+    prefix = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}.get(kind(store.scheme), " ")
+    given = {name: one for name, one in os.environ.items() if name.startswith(prefix)}
+    for name, value in {**given, **store.options}.items():
+        if isinstance(value, str) and _SENT.search(name) and not _SENDABLE.fullmatch(value):
+            raise OptionError(
+                f"{store.shown}: {printable(name)} has a line break, or another character that "
+                "cannot be sent, in it. Is it at its end, from a file?"
+            )
 
 
 def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[str, Any]:
@@ -271,12 +300,18 @@ def _allow_http(common: dict[str, Any], endpoint: Any) -> None:
 
     Raises OptionError for an endpoint that is no URL: the client would not survive it.
     """
-    if endpoint and not re.match(r"https?://[^\s/]\S*$", str(endpoint)):
+    url = str(endpoint or "")
+    try:
+        is_url = bool(re.match(r"https?://[^\s/]\S*$", url)) and urlsplit(url).port != 0
+    except ValueError:  # of a port, or [, or a password with / in it
+        is_url = False
+    if url and not is_url:
+        shown = without_secrets(url) if "://" in url else url.rpartition("@")[2]
         raise OptionError(
-            f"the endpoint is {printable(repr(without_secrets(str(endpoint))), 300)}: expected a "
-            "URL that begins with https:// or http://"
+            f"the endpoint is {printable(repr(shown), 300)}: expected a URL that begins with "
+            "https:// or http://, such as https://minio:9000"
         )
-    if str(endpoint or "").startswith("http://"):
+    if url.startswith("http://"):
         common["client_options"].setdefault("allow_http", True)
 
 

@@ -732,6 +732,8 @@ def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
         ("shardio.Storage(max_pixels=400)",) * 2,
         ("/data/max_pixels/x, max_pixels.jpg, 'max_pixels', new_size: root is 3",) * 2,
         ("fields: overwrite=True",) * 2,
+        ("the key 'a max_pixels b', \"it's work_dir\": twice",) * 2,
+        ("/data/[max_pixels]: https://h/x?max_pixels=4: /data/a,work_dir: gone",) * 2,
     ):
         assert pack.in_its_words(text) == told
     assert commit.in_its_words("options={'region': ...} max_pixels=4") == (

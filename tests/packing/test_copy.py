@@ -246,6 +246,19 @@ def test_a_dataset_is_not_put_among_images(folder: Path, tmp_path: Path) -> None
     assert shardio.copy(folder / "record", tmp_path / "photos").copied == 0
 
 
+def test_folders_of_any_depth_are_looked_into_for_images(folder: Path, tmp_path: Path) -> None:
+    deepest = tmp_path / "out"
+    deepest.mkdir()
+    for _ in range(1100):
+        deepest /= "d"
+        deepest.mkdir()
+    try:
+        shardio.copy(folder / "record", tmp_path / "out")
+        assert shardio.open(tmp_path / "out")
+    finally:
+        os.removedirs(deepest)  # `shutil.rmtree` calls itself for each
+
+
 def test_what_cannot_be_written_is_refused_before_anything_is_read(
     folder: Path, web: servers.Web, tmp_path: Path
 ) -> None:

@@ -832,6 +832,12 @@ def test_a_store_is_asked_by_a_signed_url_how_long_it_wants_to_be_left_alone(
         ("http://user:word@host:80/a@b/c?sig=S#f", "http://host:80/a@b/c"),
         ("https://host?sig=S", "https://host"),
         ("s3://key:word@bucket/a?b", "s3://bucket/a?b"),
+        ("s3://key:wo/rd+w/o@bucket/a", "s3://bucket/a"),
+        ("https://user:w?o/rd@host/a?b", "https://host/a"),
+        ("ftp://user:w#ord@host/a", "ftp://host/a"),
+        ("http://host:80/a:c/b@d", "http://host:80/a:c/b@d"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        ("az://container/a?sv=1&sig=S", "az://container/a"),
         ("hf://datasets/user/name@main/a", "hf://datasets/user/name@main/a"),
         ("abfss://container@account.dfs.core.windows.net/a",) * 2,
     ],
@@ -840,7 +846,64 @@ def test_what_is_printed_of_a_url_has_no_secrets(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "s3.amazonaws.com", " http://x", "ftp://x"])
+def test_a_url_with_keys_in_it_is_refused_without_them() -> None:
+    urls = ["s3://key:SEC/RET@bucket/a", "gs://key:SEC/RET@bucket/a", "ftp://me:SECRET@host/a"]
+    for url in (*urls, "http://[x]/a", "http://me:SECRET@[::1/a"):
+        with pytest.raises(OptionError) as refused:
+            locate(url)
+        assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)
+    for endpoint in ("me:SECRET@host", "http://me:SEC/RET@host", "https://me:S?ECRET@host"):
+        with pytest.raises(OptionError, match=r"'.*host'") as refused:
+            stores.open_store(Store("s3://bucket/a", {"endpoint": endpoint, "region": "x"}))
+        assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("s3://bucket/a", "AWS_ACCESS_KEY_ID"),
+        ("s3://bucket/a", "AWS_SESSION_TOKEN"),
+        ("s3://bucket/a", "AWS_REGION"),
+        ("gs://bucket/a", "bearer_token"),
+        ("az://container/a", "token"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_by_its_name(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"account_name": "x"} if url.startswith("az") else {}
+    if name.isupper():
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SECRET")
+        monkeypatch.setenv(name, "SECRET\r")
+    else:
+        options[name] = "SECRET\n"
+    with pytest.raises(OptionError, match=f"{name} has a line break") as refused:
+        stores.open_store(Store(url, options))
+    assert "SECRET" not in str(refused.value).replace(name, "")
+
+
+def test_a_panic_of_the_client_is_an_error_of_the_request() -> None:
+    program = """
+        from shardio.storage import client, stores
+        stores._refuse_unsendable = lambda store: None
+        options = {"bearer_token": "SECRET\\n", "endpoint": "http://127.0.0.1:1"}
+        request = client.Request(stores.Store("gs://bucket", options), "a", 0, 5)
+        try:
+            client.Client(request.store).send(request)
+        except client.RequestError as error:
+            print(error.kind, error.text)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert "panicked" in done.stderr
+    assert done.stdout.startswith("other the client failed: ") and "SECRET" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:80", "s3.amazonaws.com", " http://x", "ftp://x", "http://x:99999"]
+)
 @pytest.mark.parametrize("url", ["s3://bucket/a", "az://container/a"])
 def test_an_endpoint_that_is_no_url_is_refused(url: str, endpoint: str) -> None:
     """The client itself would panic."""
