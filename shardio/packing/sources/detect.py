@@ -58,7 +58,7 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
     except OptionError as error:  # it cannot be listed
         raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
     if not folders and not files:
-        if name in (MANIFEST, SPLITS):
+        if name in (MANIFEST, SPLITS) or name.endswith(".shard"):
             load(location)  # names the folder
         what = "no object is below this URL. Check the bucket and the path"
         if name and above.exists(name):
