@@ -344,7 +344,7 @@ def _missing(storage: Location) -> str:
         return f"{shown}: not packed: there is no such directory{more}"
     if storage.remote:
         above, _, name = shown.rpartition("/")
-        if name in (MANIFEST, SPLITS):
+        if name in (MANIFEST, SPLITS) or name.endswith(".shard"):
             return f"{shown}: it is a file of a dataset; give the URL of its folder, {above}"
         return (
             f"{shown}: not packed: it holds no {MANIFEST}. Expected the URL of the folder that "

@@ -84,8 +84,10 @@ class Verified:
         what = f"{show_count(self.records, 'record')} in {show_count(self.shards, 'shard')}"
         verdict = f"{len(self.damages):,} damaged" if self.damages else "all as packed"
         if self.unread:
-            some = show_count(len(self.unread) + self.untried, "shard")
-            verdict = f"{some} could not be read; {verdict.replace('all', 'all others')}"
+            number = len(self.unread) + self.untried
+            rest = f"; {verdict.replace('all', 'all others')}"
+            none = number == self.shards and not self.damages
+            verdict = f"{show_count(number, 'shard')} could not be read{'' if none else rest}"
         return f"{what}, {show_size(self.bytes)}: {verdict}"
 
 

@@ -53,7 +53,7 @@ _FILLED: Final = 4096  # records that are handed out when the windows of all spa
 _LEAST: Final = 4  # batches that a cold pass must have left to count without its start
 
 
-class FailedError(Exception):
+class FailedError(errors.ShardioError):
     """A repeat did not come to its end. Another way to read may."""
 
 

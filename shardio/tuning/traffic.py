@@ -55,7 +55,7 @@ def machine_traffic(
     everything = epoch.records * mean_bytes
     part = local_world_size / share.world_size  # of the records that this machine hands out
     spans, nodes = touched_spans(share, local_world_size)
-    touched = spans / max(1, min(epoch.spans, epoch.units))
+    touched = min(1.0, spans / max(1, min(epoch.spans, epoch.units)))
     # Spans begin and end within shards: a process opens those that its spans reach into, and at
     # most those that its units do.
     reach = 1 + epoch.window * shards / max(1, epoch.records)

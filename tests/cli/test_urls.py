@@ -328,13 +328,21 @@ def test_what_cannot_be_read_is_not_damaged(folder: Path, proxy: FaultProxy) -> 
     assert found["damages"] == [] and len(found["unread"]) == 1 and name in found["unread"][0]
     whole = shardio.verify(folder / "record", jobs=1).records
     assert 0 < found["records"] < whole
+    done = run("verify", f"{proxy.url}/record", "--timeout", "1", "--jobs", "1", code=1)
+    assert done.stdout.endswith(b": 1 shard could not be read; all others as packed\n")
 
 
 def test_verify_ends_soon_where_nothing_answers(folder: Path, proxy: FaultProxy) -> None:
     proxy.rules(Rule("500", path=r"\.shard$"))
     found = shardio.verify(f"{proxy.url}/record", storage=Storage(timeout_s=0.5), jobs=1)
     assert len(found.unread) == 4 and found.untried == shards(folder / "record") - 4 > 0
-    assert "could not be read" in str(found) and not found.damages
+    assert str(found).endswith(" shards could not be read") and not found.damages
+
+
+def test_bench_says_what_cannot_be_read(proxy: FaultProxy) -> None:
+    proxy.rules(Rule("500", path=r"\.shard$"))
+    done = run("bench", f"{proxy.url}/record", "--quick", "--timeout", "1", code=1)
+    assert re.fullmatch(rb"shardio: .*\.shard: cannot read .* 500 .*\n", done.stderr)
 
 
 def test_a_file_that_is_not_there_or_has_changed_is_damage(

@@ -395,6 +395,7 @@ def test_what_is_packed_otherwise_is_refused_with_the_way(
         ("nothing.tar", SourceError, "/nothing.tar: no object is below this URL"),
         ("flat/0.jpg", SourceError, "it is an object, no folder"),
         ("flat/manifest.json", NotPackedError, f"give the URL of its folder, {s3.url}/flat"),
+        ("flat/00000-0.shard", NotPackedError, f"give the URL of its folder, {s3.url}/flat"),
     ):
         with pytest.raises(error, match=why):
             pack(f"{s3.url}/{name}", tmp_path / "out", given)

@@ -365,6 +365,18 @@ def test_images_are_not_left_out_for_a_file_of_another_format(tmp_path: Path, wh
     assert not (tmp_path / "out").exists()
 
 
+def test_images_in_deeper_folders_are_not_left_out_for_a_file_of_another_format(
+    tmp_path: Path,
+) -> None:
+    shardio.export(source_of(tmp_path), tmp_path / "src" / "wds", format="webdataset")
+    plant(tmp_path / "src" / "raw", images())
+    with pytest.raises(OptionError, match=r"1 of webdataset, .* images; choose --from webdataset"):
+        pack(tmp_path / "src", tmp_path / "out", jobs=1)
+    shutil.rmtree(tmp_path / "src" / "raw")
+    [done] = pack(tmp_path / "src", tmp_path / "out", jobs=1)
+    assert done.source == "webdataset"
+
+
 def source_of(tmp_path: Path) -> Path:
     pack(plant(tmp_path / "few", images(1, 2)), tmp_path / "first", jobs=1)
     return tmp_path / "first"

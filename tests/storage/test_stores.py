@@ -700,7 +700,7 @@ def test_a_url_without_a_bucket_is_shown_as_it_is() -> None:
         locate("s3://")
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "shardio.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "shardio.json", "00000-0.shard"])
 def test_of_a_file_of_a_dataset_the_folder_is_named(
     name: str, s3: object_stores.ObjectStore
 ) -> None:

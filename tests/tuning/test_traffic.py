@@ -183,6 +183,15 @@ def test_the_spans_of_a_machine_are_those_that_its_batches_touch(
     assert found.first_bytes == pytest.approx(expected, rel=0.01, abs=ends)
 
 
+def test_with_a_cache_a_small_dataset_is_downloaded_once() -> None:
+    # 500 records are 32 units of 16, fewer than the 64 spans.
+    epoch = Epoch(np.full(4, 125), seed=0, epoch=0, spans=64, unit=16, shuffle_buffer=None)
+    share = Partition(epoch, batch_size=64, num_workers=4)
+    plan = plan_buffering(share, 110_000.0, network=True, remote=True, local_consumers=4)
+    found = machine_traffic(share, plan, mean_bytes=110_000.0, shards=4, local_world_size=1)
+    assert found.first_bytes == pytest.approx(500 * 110_000, rel=0.01)
+
+
 # --- photographs in shards of 256 MiB, in a job of several nodes of 8 ranks -----------------------
 
 IMAGES, IMAGE, SHARD = 1_280_000, 110_000, 256 << 20

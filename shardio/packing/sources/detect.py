@@ -16,7 +16,7 @@ from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...storage.remote import RemoteLocation
 from ...units import show_count
-from .base import SourceRequest
+from .base import SourceFolder, SourceRequest
 from .coco import is_coco, refuse_folder
 from .files import are_splits, folder_of, not_images
 from .grouped import lies_there as lies_grouped
@@ -58,7 +58,7 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
     except OptionError as error:  # it cannot be listed
         raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
     if not folders and not files:
-        if name in (MANIFEST, SPLITS):
+        if name in (MANIFEST, SPLITS) or name.endswith(".shard"):
             load(location)  # names the folder
         what = "no object is below this URL. Check the bucket and the path"
         if name and above.exists(name):
@@ -128,17 +128,20 @@ def _foreign_folder(
 ) -> str | None:
     """Return the format of the files in a folder, or in folders within it; None where none is.
 
-    Looks at few names, since there may be millions. Raises OptionError where several formats do, or
-    where images lie there too: they would be left out without a word.
+    Looks at few names, since there may be millions; at all for images, if a format was found.
+    Raises OptionError where several formats do, or where images lie there too: they would be left
+    out without a word.
     """
-    names = list(files)
+    top, names = folder_of(request), list(files)
     for folder in sorted(folders)[:_LOOKED]:
         with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
-            names += folder_of(request).below(folder).top()[1]
+            names += top.below(folder).top()[1]
     names = [name for name in names if not name.startswith(b".")]
     others = not_images(names)
     claimed = claims(map(key_text, others))
     images = len(names) - len(others)
+    if claimed and not images:
+        images = _images_below(top)
     if len(claimed) + bool(claimed and images) > 1:
         found = [f"{len(some):,} of {name}" for name, some in claimed.items()]
         kinds = [*claimed]
@@ -150,6 +153,18 @@ def _foreign_folder(
             f"{' or '.join(kinds)}"
         )
     return next(iter(claimed), None)
+
+
+def _images_below(folder: SourceFolder) -> int:
+    """Count the images in the first folder that has some, of a folder and all below it."""
+    folders: Sequence[bytes] = ()
+    with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
+        folders, files, _ = folder.top()
+        names = [name for name in files if not name.startswith(b".")]
+        if images := len(names) - len(not_images(names)):
+            return images
+    found = (_images_below(folder.below(name)) for name in folders if not name.startswith(b"."))
+    return next(filter(None, found), 0)
 
 
 def _refuse_part(path: bytes, shown: str) -> None:
