@@ -42,6 +42,7 @@ from .process_pool import Progress
 
 JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
 _PIECE = 8 << 20  # bytes that are read, hashed and written at a time
+_AGAIN = 3  # times that a file that came damaged from a store is read anew
 _AHEAD = 64 << 20  # bytes of the next file that are asked for, while the one before is copied
 
 PathLike = str | bytes | os.PathLike[str]
@@ -291,7 +292,7 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
         local.refuse_if_full(folder, sum(item.size for item in missing))
         try:
             for item, file in _opened(root, missing):
-                _write_file(folder, item, file, count)
+                _write_file(folder, item, file, count, _AGAIN if root.remote else 0)
                 count.finish(item)
         except FileNotFoundError as error:
             where = printable(error.filename or str(error), 4096)
@@ -372,8 +373,11 @@ def _opened(root: Location, items: list[_Item]) -> Iterator[tuple[_Item, File | 
                 file.close()
 
 
-def _write_file(folder: str, item: _Item, file: File | None, count: _Count) -> None:
-    """Write one file, whole and right, or not at all. Raises DamageError, StorageError."""
+def _write_file(folder: str, item: _Item, file: File | None, count: _Count, again: int) -> None:
+    """Write one file, whole and right, or not at all. Raises DamageError, StorageError.
+
+    again: how often it is read anew where it came damaged, as networks do
+    """
     directory, name = os.path.split(os.path.join(folder, file_name(item.name)))
     local.make_directory(directory)
     with local.Draft(directory, name, local.token()) as draft:
@@ -391,14 +395,18 @@ def _write_file(folder: str, item: _Item, file: File | None, count: _Count) -> N
                 draft.write(piece)
                 count.add(len(piece))
                 file.will_need(start + _AHEAD, _PIECE)
-        if draft.digest() != item.sha256:
-            shown = item.name if file is None else file.name
-            raise DamageError(
-                f"{printable(shown, 4096)}: its SHA-256 is {draft.digest().hex()}, expected "
-                f"{item.sha256.hex()}. The file differs from what was packed; nothing was written "
-                "in its place"
-            )
-        draft.commit(name)
+        if draft.digest() == item.sha256:
+            draft.commit(name)
+            return
+    if not again:
+        shown = item.name if file is None else file.name
+        raise DamageError(
+            f"{printable(shown, 4096)}: its SHA-256 is {draft.digest().hex()}, expected "
+            f"{item.sha256.hex()}. The file differs from what was packed; nothing was written "
+            "in its place"
+        )
+    count.add(-item.size)
+    _write_file(folder, item, file, count, again - 1)
 
 
 def _write_last(folder: str, item: _Item, count: _Count) -> None:
@@ -425,11 +433,19 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
             count.keep(item)
         else:
             missing.append(item)
-    puts = ((item, target.put_request(item.name, _upload(item, root))) for item in missing)
-    for item, put in each(puts, way.jobs):
-        put.result()
-        count.add(item.size)
-        count.finish(item)
+    for left in reversed(range(_AGAIN + 1 if root.remote else 1)):
+        puts = ((item, target.put_request(item.name, _upload(item, root))) for item in missing)
+        missing = []
+        for item, put in each(puts, way.jobs):
+            try:
+                put.result()
+            except DamageError:
+                if not left:
+                    raise
+                missing.append(item)  # the network may have damaged what the store has undamaged
+                continue
+            count.add(item.size)
+            count.finish(item)
     assert one.last.data is not None
     with contextlib.suppress(FileNotFoundError, DamageError):
         if target.read(one.last.name, manifest.MAX_MANIFEST) == one.last.data:

@@ -33,6 +33,7 @@ from . import journal, objects, plan
 from .options import PackOptions
 from .plan import Plan
 
+_SOME = 5  # images, from which on they are a dataset's: one may be the picture of --plot
 _LOOKED = 10_000  # files and folders of an output directory that are looked at: 10 ms
 
 
@@ -139,13 +140,15 @@ def refuse_images(place: Target) -> None:
     """
     if not isinstance(place, LocalDirectory) or has_dataset(place):
         return
-    for path in islice(_files_below(place.root), _LOOKED):
-        if path.rpartition(".")[2].lower() in ALL_ENDINGS:
-            raise ExistsError(
-                f"{printable(place.url, 4096)}: images are here, such as "
-                f"{printable(os.path.relpath(path, place.root), 4096)}, and the files of a dataset "
-                "would lie among them; choose an empty directory, or a new one"
-            )
+    files = islice(_files_below(place.root), _LOOKED)
+    images = (path for path in files if path.rpartition(".")[2].lower() in ALL_ENDINGS)
+    found = list(islice(images, _SOME))
+    if len(found) == _SOME:
+        raise ExistsError(
+            f"{printable(place.url, 4096)}: images are here, such as "
+            f"{printable(os.path.relpath(found[0], place.root), 4096)}, and the files of a dataset "
+            "would lie among them; choose an empty directory, or a new one"
+        )
 
 
 def _files_below(folder: str) -> Iterator[str]:

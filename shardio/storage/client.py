@@ -282,6 +282,8 @@ class Client:
             why = f"answered {status[1]}" if status else self._hidden(_first_line(error))
             if "External" in text:  # what a function said is not ours to show
                 why = "an error of the function that looks them up"
+                if "profile" in what:
+                    why += "; a login by SSO is renewed by `aws sso login --profile NAME`"
             return RequestError("denied", f"no credentials came of {what}: {why}")
         return RequestError("denied", self._none_found())
 
@@ -556,7 +558,7 @@ def _advice(error: RequestError, verb: str) -> str:
         "bucket": " Check the URL",
         "region": " Name it by options={'region': ...} or AWS_REGION",
         "tls": " A CA of your own is named by client_options={'root_certificate': PEM}",
-        "connect": f"{_CHECK}, and whether its server runs",
+        "connect": f"{_CHECK}, and whether its server runs, with TLS for https://",
         "name": f"{_CHECK}, and the network",
         "range": " A server or proxy on the way must support HTTP ranges",
         "changed": " Datasets in use must not be written over: pack to another place",

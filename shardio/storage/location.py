@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from ..errors import OptionError, printable
+from ..errors import OptionError, printable, there_are
 from ..units import check_group
 from .cache import CacheDirectory
 from .local import LocalDirectory, check_directory
@@ -45,7 +45,7 @@ def locate(
         return RemoteLocation(store, CacheDirectory(chosen.cache, chosen.cache_bytes))
     raise OptionError(
         f"{printable(without_secrets(text))}: {printable(scheme)}:// is not known; expected a "
-        f"directory, a file:// URL, or one of {', '.join(f'{known}://' for known in SCHEMES)}"
+        f"directory, a file:// URL, or one of a store: {there_are(SCHEMES, scheme)}"
     )
 
 

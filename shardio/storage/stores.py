@@ -361,6 +361,12 @@ def _open_s3(kinds: Any, store: Store, region: str | None) -> Opened:
         raise OptionError(f"{empty[0]} is empty: expected a URL. Set it, or unset it")
     bucket = store.address[0]
     address = str(endpoint or "https://s3.amazonaws.com")
+    if urlsplit(address).path.strip("/") == bucket:  # as R2 shows it
+        whole = printable(without_secrets(address.rstrip("/")), 300)
+        raise OptionError(
+            f"{store.shown}: the endpoint {whole} ends in the bucket, which would be asked for "
+            f"twice. Expected {whole.removesuffix(bucket).rstrip('/')}"
+        )
     return Opened(kinds.S3Store(bucket, **common, **options), source, address, common)
 
 

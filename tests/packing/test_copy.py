@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_images(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for number in range(3):
+    for number in range(5):
         (folder / f"{number}.jpg").write_bytes(b"\xff\xd8\xff" + bytes(1000 + number))
 
 
@@ -241,6 +241,8 @@ def test_a_dataset_is_not_put_among_images(folder: Path, tmp_path: Path) -> None
     (tmp_path / "photos" / "train").rename(tmp_path / "photos" / ".train")  # as .cache, .git
     (tmp_path / "photos" / "README.md").write_text("mine")
     (tmp_path / "photos" / "logs").mkdir()
+    for number in range(4):  # pictures of what was measured
+        (tmp_path / "photos" / "logs" / f"{number}.png").write_bytes(b"")
     shardio.copy(folder / "record", tmp_path / "photos")
     write_images(tmp_path / "photos" / "logs" / "samples")
     assert shardio.copy(folder / "record", tmp_path / "photos").copied == 0
@@ -293,6 +295,21 @@ def test_a_damaged_shard_is_never_written(
         there = {*files(tmp_path / "out"), *fetched(bucket, "out", tmp_path / "fetched")}
         assert not {shard.name, "manifest.json"} & there
         bucket.put_folder(source, "damaged/")
+
+
+def test_what_comes_damaged_is_read_again(
+    folder: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there = bucket.through(proxy.port)
+    bucket.put_folder(folder / "record", "source/")
+    for target in (tmp_path / "out", f"{there.url}/out"):
+        damage = Rule("garbage", method="GET", path="source/.*[.]shard", times=2)
+        proxy.rules(damage)
+        proxy.reset()
+        shardio.copy(f"{there.url}/source", target, storage=options(there), jobs=2)
+        assert proxy.figures().faults == {"garbage": 2}
+    assert files(tmp_path / "out") == files(folder / "record")
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(folder / "record")
 
 
 def test_a_damaged_copy_is_mended(folder: Path, bucket: ObjectStore, tmp_path: Path) -> None:

@@ -918,6 +918,19 @@ def test_so_is_one_of_the_environment(monkeypatch: pytest.MonkeyPatch, endpoint:
         stores.open_store(Store("s3://bucket/a", {}))
 
 
+def test_an_endpoint_with_the_bucket_is_refused() -> None:
+    options = {"endpoint": "https://user:pw@r2.example/bucket/"}
+    with pytest.raises(OptionError, match=r"ends in the bucket.* Expected https://r2\.example$"):
+        stores.open_store(Store("s3://bucket/a", options))
+    stores.open_store(Store("s3://other/a", options))
+
+
+@pytest.mark.parametrize(("given", "meant"), [("s3a", "s3"), ("gcs", "gs"), ("htpps", "https")])
+def test_a_slip_of_a_scheme_is_asked_about(given: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=rf"{given}:// is not known; .*did you mean '{meant}'"):
+        locate(f"{given}://bucket/a")
+
+
 @pytest.mark.parametrize("url", ["s3://a b/c", "gs://a\tb/c", "az://a?b/c"])
 def test_a_bucket_that_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="there can be no bucket"):
