@@ -310,8 +310,10 @@ def test_nothing_else_is_sent_while_a_store_wants_to_be_left_alone(proxy: FaultP
     later = [ranges.ranges().announce(request(proxy, n * 1000, 1000)) for n in range(1, 9)]
     for one in (first, *later):
         one.wait()
-    statuses = [one.status for one in proxy.figures().log]
-    assert statuses == [429, 429] + [206] * 9
+    log = proxy.figures().log
+    assert [one.status for one in log[:2]] == [429, 429]
+    assert {one.status for one in log[2:]} == {206}
+    assert len({one.range for one in log[2:]}) == 9  # a slow one may have a second request
     assert figures().waited_s >= 1.0  # as the store said; by itself it would be at most 0.4
     assert figures().retries == {"throttled": 1}
     assert file.size == BYTES
