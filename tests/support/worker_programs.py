@@ -27,7 +27,7 @@ from support.small_datasets import grouped
 WORKERS = 2
 BATCH = 8
 # What a loader raises for a dead worker. The last two: while a batch of it is being received.
-DIED = (RuntimeError, ConnectionResetError, EOFError)
+DIED = (RuntimeError, ConnectionError, EOFError)
 
 
 def decode(data: bytes) -> torch.Tensor:
