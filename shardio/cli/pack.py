@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ def _commit(output: Output, **call: Any) -> int:
     from ..packing.pack import commit
 
     with output.progress("checking") as progress:
-        done = commit(**call, progress=progress)
+        done = commit(**call, progress=progress, announce=output.announce)
     return _show(output, done)
 
 
@@ -124,7 +125,19 @@ PACK = Command(
         action="append",
     ),
     JOBS,
-    option("--part", "I/N", "build only part I of N, from 1/N to N/N; then `shardio commit`"),
+    option(
+        "--part",
+        "I/N",
+        "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
+        "Kubernetes gives this process",
+    ),
+    option("--parts", "N", "of --part auto, where that cannot be told (Kubernetes: completions)"),
+    option(
+        "--stagger",
+        "S",
+        "wait first, up to S seconds, so that not all parts begin at once",
+        dest="stagger_s",
+    ),
     option("--splits", action=BooleanOptionalAction),
     option("--classes", "OTHER"),
     option("--resize", "N"),
@@ -158,6 +171,15 @@ COMMIT = Command(
     _commit,
     "packing.pack:commit packing.pack:pack",
     option("out", "OUT", "the directory that the parts packed into"),
+    option("--parts", "N", "how many parts there are: what is missing is told by part, too"),
+    option(
+        "--wait",
+        "S",
+        "wait until all parts have built their shards, without S for as long as it takes",
+        dest="wait_s",
+        nargs="?",
+        const=math.inf,
+    ),
     JOBS,
     OVERWRITE,
 )

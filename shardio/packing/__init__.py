@@ -6,6 +6,8 @@ Its files:
     options        what users ask for, and what a dataset records of it
     sources/       what can be packed; a new kind is a file there, and a row
     plan           which record goes into which shard
+    parts          which part of them this process builds, as its scheduler says
+    missing        what parts have not built yet
     output_dir     what is refused in the place that is packed into, and who owns its directory
     journal        the unfinished packing on disk, which is gone on with
     job            one dataset on its way into one directory, or object store

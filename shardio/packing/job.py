@@ -27,6 +27,7 @@ from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, process_pool
 from .build_shard import Built, Work
+from .missing import show_missing
 from .options import PlanOptions
 from .output_dir import Owner
 from .packed import Packed
@@ -47,6 +48,7 @@ class Run:
     overwrite: bool
     plan: PlanOptions  # its part and restart
     skip: bool = True  # what cannot be packed is left out
+    parts: int | None = None  # how many there were, where a commit knows that
 
     @property
     def is_whole(self) -> bool:
@@ -197,11 +199,8 @@ class Job:
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         if not missing:
             return None
-        shown = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
-        return (
-            f"{printable(self.directory)}: not packed: {len(missing)} of {self.plan.shards} shards "
-            f"are not built: {shown}"
-        )
+        shown = show_missing(missing, self.plan.shards, self.run.parts)
+        return f"{printable(self.directory)}: not packed: {shown}"
 
     def _build(self, problems: list[Problem], report: process_pool.Report) -> list[Problem]:
         """Build the shards, or check them; return all problems where nothing may be left out."""

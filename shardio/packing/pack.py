@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ..errors import NotPackedError, OptionError, SourceChangedError, StorageError, printable
+from ..errors import (
+    BusyError,
+    NotPackedError,
+    OptionError,
+    SourceChangedError,
+    StorageError,
+    printable,
+)
 from ..formats import check_packed, manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
@@ -21,9 +30,10 @@ from ..storage.location import Target, local_path, locate, locate_target, path_t
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
-from ..units import check_bool, check_group, refuse_options
+from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
+from .missing import Waiting
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan
@@ -73,21 +83,22 @@ def pack(
                 default: one in ~/.cache/shardio. Run again with the same, it goes on
     dry_run     touch nothing; raise what a real run would raise before it builds
     progress    called now and then with bytes done and bytes in all
-    announce    called with lines that are to be shown before the work begins: the size of raw
-                pixels
+    announce    called with lines to show before the work begins: the part, the size of pixels
 
     Run again after an interruption, it goes on where it was. Raises OptionError, SourceError,
     SourceChangedError, BusyError, ExistsError, StorageError.
     """
     read = check_group("read", read, SourceOptions)
     images = check_group("images", images, ImageOptions)
-    plan = check_group("plan", plan, PlanOptions)
+    tell = announce or (lambda line: None)
+    plan = check_group("plan", plan, PlanOptions).settled(tell)
     check_bool(overwrite=overwrite, dry_run=dry_run)
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
     if splits not in (None, True, False):
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
+    _stagger(0 if dry_run else plan.stagger_s, tell)
     run = Run(processes(jobs), overwrite, plan, on_error == "skip")
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
     folder = _working_directory(place, work_dir, run)
@@ -117,9 +128,8 @@ def pack(
     for job in work:  # all of them, before any is touched
         job.check(sized=shard_size is not None)
     local.refuse_if_full(folder, sum(job.least_bytes() for job in work))
-    for job in work:
-        if announce is not None and (line := job.announcement()) is not None:
-            announce(line)
+    for line in filter(None, map(Job.announcement, work)):
+        tell(line)
     if dry_run:
         return [job.dry_run() for job in work]
     report = Report(progress, sum(int(job.plan.sizes.sum()) for job in work))
@@ -138,15 +148,39 @@ def commit(
     out: PathLike,
     *,
     jobs: int | None = None,
+    parts: int | None = None,
+    wait_s: float | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> list[Packed]:
     """Commit what the parts of a packing built: check every shard, then write the manifest.
 
-    Raises NotPackedError when shards are missing (naming the parts to run), and as `pack` does.
+    parts     how many there were: what is missing is then told by part, too
+    wait_s    wait so many seconds, at most, until all parts have built their shards
+    announce  called with lines that say, while it waits, what is missing
+
+    Raises NotPackedError when shards are missing (naming them), and as `pack` does.
     """
     check_bool(overwrite=overwrite)
-    run, out = Run(processes(jobs), overwrite, PlanOptions()), local_path(out)
+    parts = None if parts is None else check_int("parts", parts)
+    run, out = Run(processes(jobs), overwrite, PlanOptions(), parts=parts), local_path(out)
+    if wait_s is None:
+        return _commit_parts(out, run, progress)
+    began, waiting = time.monotonic(), Waiting(out, parts)
+    while True:
+        left_s = max(0.0, began + wait_s - time.monotonic())
+        waiting.wait(left_s, announce or (lambda line: None))
+        try:
+            return _commit_parts(out, run, progress)
+        except BusyError:  # a part that has built its last shard is about to end
+            if left_s <= 0:
+                raise
+            time.sleep(0.1)
+
+
+def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]:
+    """Check what parts built in a directory, and commit it."""
     unfinished = os.path.lexists(os.path.join(out, JOURNAL))
     splits = [] if unfinished else manifest.planned_splits(out)
     work = []
@@ -180,6 +214,14 @@ def _given(path: PathLike) -> str:
 
 
 # --- from what is asked for to the commit ---------------------------------------------------------
+
+
+def _stagger(most_s: float, tell: Callable[[str], None]) -> None:
+    """Wait for a random time, so that not all parts list the source at once."""
+    if most_s:
+        wait_s = random.uniform(0, most_s)
+        tell(f"waiting {wait_s:.0f} s, so that not all parts begin at once")
+        time.sleep(wait_s)
 
 
 def _working_directory(place: Target, given: PathLike | None, run: Run) -> str:

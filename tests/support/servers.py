@@ -51,8 +51,17 @@ def running(
     home: its working directory; `log` in it holds what it says. It ends with the thread that
     starts it, at the latest.
     """
-    log = home / "log"
-    with log.open("wb") as said:
+    with started(command, home, env) as process:
+        _wait_until_it_listens(process, port, home / "log")
+        yield process
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str | Path], home: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server as `running` does, but wait for nothing before it is used."""
+    with (home / "log").open("wb") as said:
         process = subprocess.Popen(
             [*_END_WITH_PARENT, *(os.fspath(part) for part in command)],
             cwd=home,
@@ -63,7 +72,6 @@ def running(
             start_new_session=True,  # a Ctrl-C that a test sends is not for it
         )
     try:
-        _wait_until_it_listens(process, port, log)
         yield process
     finally:
         process.send_signal(signal.SIGTERM)

@@ -1,0 +1,85 @@
+"""What the parts of a packing have not built yet: told by names of shards, none of which is read.
+
+A shard has its name when it is whole. `commit` checks what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import NotPackedError, printable
+from ..formats import manifest
+from ..storage import lock
+from ..storage.lock import JOURNAL
+from . import journal
+from .options import shards_of_part
+from .plan import Plan
+
+_LOOK_S = 1.0  # between two looks into the directory
+_TELL_S = 30.0  # between two lines that say what is missing
+_SHOWN = 20  # numbers that a line lists
+
+
+class Waiting:
+    """Look again and again what is missing in OUT.
+
+    parts: how many there are, so that they are told by number; None: shards are
+    """
+
+    def __init__(self, out: str, parts: int | None) -> None:
+        self._out, self._parts = out, parts
+        self._plans: dict[str, tuple[tuple[int, int], Plan]] = {}  # by directory
+
+    def wait(self, limit_s: float, tell: Callable[[str], None]) -> None:
+        """Wait until nothing is missing. Raises NotPackedError after so many seconds."""
+        began, told, last = time.monotonic(), -_TELL_S, ""
+        while lines := self.missing():
+            now, text = time.monotonic() - began, "\n".join(lines)
+            if now >= limit_s:
+                raise NotPackedError(f"{text}\nNothing was committed: waited {limit_s:.0f} s")
+            if text != last and now - told >= _TELL_S:
+                tell(f"waiting: {text}")
+                told, last = now, text
+            time.sleep(min(_LOOK_S, limit_s - now))
+
+    def missing(self) -> list[str]:
+        """Say what is not built yet, a line for each directory that misses something."""
+        unfinished = os.path.lexists(os.path.join(self._out, JOURNAL))
+        splits = [] if unfinished else manifest.planned_splits(self._out)
+        lines = []
+        for name in splits or [""]:
+            folder = manifest.split_folder(self._out, name)
+            try:
+                plan = self._plan(folder)
+            except FileNotFoundError:
+                if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
+                    lines.append(f"{printable(folder)}: no part has begun to pack here")
+                continue
+            there = map(journal.shard_number, journal.new_shards(folder, plan.before))
+            if left := sorted(set(range(plan.shards)).difference(there)):
+                lines.append(f"{printable(folder)}: {show_missing(left, plan.shards, self._parts)}")
+        return lines
+
+    def _plan(self, folder: str) -> Plan:
+        status = os.stat(os.path.join(folder, JOURNAL))
+        version = status.st_ino, status.st_mtime_ns
+        known = self._plans.get(folder)
+        if known is None or known[0] != version:
+            known = self._plans[folder] = version, journal.parse(lock.read(folder), folder)
+        return known[1]
+
+
+def show_missing(left: Sequence[int], shards: int, parts: int | None) -> str:
+    """Say which shards are not built, and of which parts they are, where their number is known."""
+    text = f"{len(left):,} of {shards:,} shards are not built: {_listed(left)}"
+    if parts is None:
+        return text
+    wanted = set(left)
+    late = [i for i in range(1, parts + 1) if wanted.intersection(shards_of_part(i, parts, shards))]
+    return f"{text}; of parts {_listed(late)}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_SHOWN])) + (", ..." if len(numbers) > _SHOWN else "")
