@@ -174,10 +174,9 @@ COMMIT = Command(
     option("--parts", "N", "how many parts there are: what is missing is told by part, too"),
     option(
         "--wait",
-        "S",
-        "wait until all parts have built their shards, without S for as long as it takes",
+        text="wait until all parts have built their shards, as long as it takes",
         dest="wait_s",
-        nargs="?",
+        action="store_const",
         const=math.inf,
     ),
     JOBS,

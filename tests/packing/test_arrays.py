@@ -117,12 +117,13 @@ def test_an_array_packs_what_one_process_would(source: Path, tmp_path: Path) -> 
 
 def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "parts"
-    told = shardio("commit", out, "--wait", "0", code=1).stderr
-    assert "no part has begun to pack here" in told and "waited 0 s" in told
+    with pytest.raises(NotPackedError, match=r"no part has begun to pack here\n.*waited 0 s"):
+        commit(out, wait_s=0)
     shardio("pack", source, out, "--part", "2/3", *SMALL)
-    for wait in ((), ("--wait", "0")):
-        told = shardio("commit", out, "--parts", "3", *wait, code=1).stderr
-        assert "4 of 6 shards are not built: 0, 1, 4, 5; of parts 1, 3" in told
+    missing = "4 of 6 shards are not built: 0, 1, 4, 5; of parts 1, 3"
+    assert missing in shardio("commit", out, "--parts", "3", code=1).stderr
+    with pytest.raises(NotPackedError, match=missing):
+        commit(out, parts=3, wait_s=0)
     assert "of parts" not in shardio("commit", out, code=1).stderr
 
 
@@ -222,7 +223,7 @@ def test_tasks_of_srun_pack_their_parts_at_once(
     shardio("pack", source, tmp_path / "one", *SMALL)
     out, script = tmp_path / "out", tmp_path / "job"
     line = shlex.join(map(str, command("pack", source, out, "--part", "auto", *SMALL)))
-    last = shlex.join(map(str, command("commit", out, "--wait", "60")))
+    last = shlex.join(map(str, command("commit", "--wait", out)))
     script.write_text(f"#!/bin/bash\nsrun --overcommit {line} &\n{last}\nwait\n")
     said = submit(cluster, script, "--ntasks=3", "--overcommit")
     assert all(f"part {n + 1} of 3, by SLURM_PROCID={n} of 3" in said for n in range(3))
