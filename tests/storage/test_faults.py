@@ -113,8 +113,8 @@ def check(
         shard = next((folder / "data").glob("*.shard"))
         right = [hashlib.sha256(shard.read_bytes()).hexdigest()]
         done = reader.read("whole", f"{url}/{shard.name}", **options)
-        if kind in WRONG_BYTES and not done["error"]:  # who asks for the sum compares it
-            assert done["digests"] != right
+        # Who asks for the sum compares it. A second request may have brought the right bytes.
+        if kind in WRONG_BYTES and not done["error"] and done["digests"] != right:
             done["error"], done["text"] = "DamageError", url
     else:
         right = [digest(image(3)), digest(image(77))]
