@@ -13,7 +13,7 @@ from ..errors import NotPackedError, printable
 from ..formats import manifest
 from ..storage import lock
 from ..storage.lock import JOURNAL
-from . import journal
+from . import journal, output_dir
 from .options import shards_of_part
 from .plan import Plan
 
@@ -46,10 +46,8 @@ class Waiting:
 
     def missing(self) -> list[str]:
         """Say what is not built yet, a line for each directory that misses something."""
-        unfinished = os.path.lexists(os.path.join(self._out, JOURNAL))
-        splits = [] if unfinished else manifest.planned_splits(self._out)
         lines = []
-        for name in splits or [""]:
+        for name in output_dir.begun_splits(self._out) or [""]:
             folder = manifest.split_folder(self._out, name)
             try:
                 plan = self._plan(folder)

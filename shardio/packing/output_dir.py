@@ -365,6 +365,11 @@ def clean_up(
 # --- splits ---------------------------------------------------------------------------------------
 
 
+def begun_splits(out: str) -> list[str]:
+    """Return the splits of a packing that was begun in OUT; none where it has no splits."""
+    return [] if os.path.lexists(os.path.join(out, JOURNAL)) else manifest.planned_splits(out)
+
+
 def has_splits(place: Target, names: Sequence[str]) -> bool:
     """Return whether shardio.json is there, and right."""
     try:

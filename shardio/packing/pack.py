@@ -27,7 +27,6 @@ from ..names import key_bytes
 from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, local_path, locate, locate_target, path_text
-from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, check_int, refuse_options
@@ -181,8 +180,7 @@ def commit(
 
 def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
-    unfinished = os.path.lexists(os.path.join(out, JOURNAL))
-    splits = [] if unfinished else manifest.planned_splits(out)
+    splits = output_dir.begun_splits(out)
     work = []
     with _resumable(), contextlib.ExitStack() as owners:
         for name in splits or [""]:

@@ -187,6 +187,18 @@ def cluster() -> Iterator[dict[str, str]]:
         yield variables
 
 
+@pytest.fixture
+def expected(source: Path, tmp_path: Path) -> dict[bytes, bytes | None]:
+    """What one process packs."""
+    shardio("pack", source, tmp_path / "one", *SMALL)
+    return content(tmp_path / "one")
+
+
+def of_auto(source: Path, out: Path) -> str:
+    """A line of a script that packs the part of its process."""
+    return shlex.join(map(str, command("pack", source, out, "--part", "auto", *SMALL)))
+
+
 def submit(cluster: dict[str, str], script: Path, *options: str) -> str:
     """Submit a job, wait for it, and return what its tasks said."""
     said = f"--output={script}-%j.out"
@@ -198,11 +210,10 @@ def submit(cluster: dict[str, str], script: Path, *options: str) -> str:
 
 
 def test_an_array_of_slurm_packs_and_a_task_that_failed_is_run_again(
-    cluster: dict[str, str], source: Path, tmp_path: Path
+    cluster: dict[str, str], source: Path, tmp_path: Path, expected: dict[bytes, bytes | None]
 ) -> None:
-    shardio("pack", source, tmp_path / "one", *SMALL)
     out, script = tmp_path / "out", tmp_path / "job"
-    line = shlex.join(map(str, command("pack", source, out, "--part", "auto", *SMALL)))
+    line = of_auto(source, out)
     fails = f"[ $SLURM_ARRAY_TASK_ID = 7 ] && [ ! -e {tmp_path}/failed ]"
     script.write_text(
         f"#!/bin/bash\nif {fails}; then touch {tmp_path}/failed; exit 1; fi\n{line}\n"
@@ -214,17 +225,15 @@ def test_an_array_of_slurm_packs_and_a_task_that_failed_is_run_again(
     said = submit(cluster, script, "--array=5-9:2", "--ntasks=2", "--overcommit")
     assert "part 2 of 3, by SLURM_ARRAY_TASK_ID=7 of 5-9" in said
     shardio("commit", out)
-    assert content(out) == content(tmp_path / "one")
+    assert content(out) == expected
 
 
 def test_tasks_of_srun_pack_their_parts_at_once(
-    cluster: dict[str, str], source: Path, tmp_path: Path
+    cluster: dict[str, str], source: Path, tmp_path: Path, expected: dict[bytes, bytes | None]
 ) -> None:
-    shardio("pack", source, tmp_path / "one", *SMALL)
     out, script = tmp_path / "out", tmp_path / "job"
-    line = shlex.join(map(str, command("pack", source, out, "--part", "auto", *SMALL)))
     last = shlex.join(map(str, command("commit", "--wait", out)))
-    script.write_text(f"#!/bin/bash\nsrun --overcommit {line} &\n{last}\nwait\n")
+    script.write_text(f"#!/bin/bash\nsrun --overcommit {of_auto(source, out)} &\n{last}\nwait\n")
     said = submit(cluster, script, "--ntasks=3", "--overcommit")
     assert all(f"part {n + 1} of 3, by SLURM_PROCID={n} of 3" in said for n in range(3))
-    assert content(out) == content(tmp_path / "one")
+    assert content(out) == expected
