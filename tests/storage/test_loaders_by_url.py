@@ -75,15 +75,16 @@ def test_a_killed_loader_process_is_named_and_the_next_pass_works(
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_end_while_requests_are_under_way(proxy: FaultProxy, method: str) -> None:
-    proxy.limits(latency_s=0.5)
+def test_a_worker_process_ends_while_requests_are_under_way(proxy: FaultProxy, method: str) -> None:
+    # No batch is on its way. A worker that pickles one while it ends may be aborted by torch's
+    # own thread, which asks for the GIL of an interpreter that is gone.
+    proxy.rules(Rule("stall", path="shard", range=r"^bytes=\d\d?-"))  # the first records
     with nothing_left():
         loader = DataLoader(
-            dataset(proxy), batch_size=None, num_workers=2, multiprocessing_context=method
+            dataset(proxy), batch_size=None, num_workers=1, multiprocessing_context=method
         )
         batches = iter(loader)
-        next(batches)
-        proxy.rules(Rule("stall", path="shard"))
+        proxy.wait(faults=1)
         del batches, loader
         ranges.close()
 
