@@ -58,6 +58,7 @@ NAMES = (
         "raw",
         "train",
         "pack",
+        "plan",
         "lmdb",
         "formats",
         "startup",
