@@ -110,8 +110,13 @@ class DiskFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReadFile]:
-        """Open the folder, and give the function that reads a file of it."""
-        with opened_folder(self.path) as folder:
+        """Open the folder, and give the function that reads a file of it. Raises SourceError."""
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened_folder(self.path))
+            except OSError as error:
+                why = f"{printable(self.path)}: cannot be opened: {error.strerror}"
+                raise SourceError(why) from None
             yield functools.partial(read_file, folder)
 
     def will_need(self, path: bytes, size: int) -> None:
