@@ -16,6 +16,7 @@ from .command import (
     GOES_ON,
     JOBS,
     OVERWRITE,
+    PARTS,
     STORE,
     TARGET,
     Command,
@@ -131,13 +132,7 @@ PACK = Command(
         "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
         "Kubernetes gives this process",
     ),
-    option("--parts", "N", "of --part auto, where that cannot be told (Kubernetes: completions)"),
-    option(
-        "--stagger",
-        "S",
-        "wait first, up to S seconds, so that not all parts begin at once",
-        dest="stagger_s",
-    ),
+    *PARTS[1:],
     option("--splits", action=BooleanOptionalAction),
     option("--classes", "OTHER"),
     option("--resize", "N"),

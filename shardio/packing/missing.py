@@ -14,7 +14,7 @@ from ..formats import manifest
 from ..storage import lock
 from ..storage.lock import JOURNAL
 from . import journal, output_dir
-from .options import shards_of_part
+from .parts import shards_of_part
 from .plan import Plan
 
 _LOOK_S = 1.0  # between two looks into the directory

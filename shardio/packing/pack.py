@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -90,14 +89,14 @@ def pack(
     read = check_group("read", read, SourceOptions)
     images = check_group("images", images, ImageOptions)
     tell = announce or (lambda line: None)
-    plan = check_group("plan", plan, PlanOptions).settled(tell)
+    plan = check_group("plan", plan, PlanOptions)
     check_bool(overwrite=overwrite, dry_run=dry_run)
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
     if splits not in (None, True, False):
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
-    _stagger(0 if dry_run else plan.stagger_s, tell)
+    plan = plan.begun(tell, wait=not dry_run)
     run = Run(processes(jobs), overwrite, plan, on_error == "skip")
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
     folder = _working_directory(place, work_dir, run)
@@ -212,14 +211,6 @@ def _given(path: PathLike) -> str:
 
 
 # --- from what is asked for to the commit ---------------------------------------------------------
-
-
-def _stagger(most_s: float, tell: Callable[[str], None]) -> None:
-    """Wait for a random time, so that not all parts list the source at once."""
-    if most_s:
-        wait_s = random.uniform(0, most_s)
-        tell(f"waiting {wait_s:.0f} s, so that not all parts begin at once")
-        time.sleep(wait_s)
 
 
 def _working_directory(place: Target, given: PathLike | None, run: Run) -> str:
