@@ -11,6 +11,7 @@ from .command import (
     JOBS,
     OUT,
     OVERWRITE,
+    PARTS,
     ROOT,
     STORE,
     TARGET,
@@ -58,7 +59,7 @@ def _copy(output: Output, **call: Any) -> int:
 
     to, storage = take_target(call), take_storage(call)
     with output.progress("copying") as progress:
-        done = copy(**call, storage=storage, to=to, progress=progress)
+        done = copy(**call, storage=storage, to=to, progress=progress, announce=output.announce)
     return output.show(done)
 
 
@@ -123,6 +124,7 @@ COPY = Command(
     OVERWRITE,
     option("--recheck"),
     option("--jobs", "N"),
+    *PARTS,
     ROOT,
     *STORE,
     TARGET,

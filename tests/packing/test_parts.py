@@ -1,12 +1,33 @@
-"""`verify`, by parts: each process of a job array does its share of the shards, and no more."""
+"""`verify` and `copy` by parts: each process of an array does its share of the shards, no more."""
 
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trees import environment, images, plant, shardio, shards
+from support import servers
+from support.fault_proxy import FaultProxy, fault_proxy
+from support.faults import Rule
+from support.object_stores import ObjectStore
+from support.trees import command, content, environment, images, plant, shardio, shards
 
-from shardio import OptionError, PlanOptions, pack, verify
+from shardio import (
+    ExistsError,
+    NotPackedError,
+    OptionError,
+    PlanOptions,
+    Storage,
+    copy,
+    export,
+    index,
+    open,
+    pack,
+    verify,
+)
+from shardio.storage import ranges
 
 NAMES = ("MIN", "MAX", "COUNT", "STEP")
 TASK_2_OF_3 = {f"SLURM_ARRAY_TASK_{name}": one for name, one in zip(NAMES, "1331", strict=True)}
@@ -19,6 +40,56 @@ def out(tmp_path: Path) -> Path:
     source = plant(tmp_path / "src", images())
     pack(source, tmp_path / "out", plan=PlanOptions(max_records=4), jobs=1)
     return tmp_path / "out"
+
+
+@pytest.fixture
+def tars(out: Path, tmp_path: Path) -> Path:
+    """The same records in 6 files of another format, with an index."""
+    export(out, tmp_path / "tars", format="webdataset", shard_size="18KB")
+    index(tmp_path / "tars", jobs=1)
+    return tmp_path / "tars"
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[servers.Web]:
+    with servers.nginx(tmp_path) as web:
+        yield web
+
+
+@pytest.fixture(scope="module")
+def proxy_of_all(store: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(store.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(autouse=True)
+def no_helper_is_left() -> Iterator[None]:
+    yield
+    ranges.close()
+
+
+@contextlib.contextmanager
+def started(*line: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the command line; at the end it is killed, if it still runs."""
+    lines = command(*map(str, line))
+    with subprocess.Popen(lines, env=environment(), stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.startswith("."))
+
+
+def named(found: dict[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+    """Leave out what an export put beside a dataset."""
+    return {
+        path: data
+        for path, data in found.items()
+        if not path.startswith(b".") and not path.endswith(b".idx")
+    }
 
 
 def spoil(path: Path) -> None:
@@ -53,7 +124,9 @@ def test_the_command_verifies_the_part_that_the_scheduler_says(out: Path) -> Non
     assert shardio("verify", out, "--part", "3/3").stdout.startswith("part 3 of 3: 8 records in 2")
 
 
-@pytest.mark.parametrize("call", [verify])
+@pytest.mark.parametrize(
+    "call", [verify, lambda out, **options: copy(out, out.parent / "to", **options)]
+)
 def test_each_function_checks_its_part_as_pack_does(out: Path, call: Any) -> None:
     for options, message in (
         ({"part": "3/2"}, "part 3/2: parts count from 1"),
@@ -62,3 +135,104 @@ def test_each_function_checks_its_part_as_pack_does(out: Path, call: Any) -> Non
     ):
         with pytest.raises(OptionError, match=message):
             call(out, **options)
+
+
+# --- copy -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["out", "tars"])
+def test_parts_that_copy_at_once_and_one_that_is_killed(
+    tars: Path, web: servers.Web, tmp_path: Path, name: str
+) -> None:
+    source, to = tmp_path / name, tmp_path / "to"
+    third = sorted(path.name for path in source.glob("000*.[ts]*"))[2]
+    with fault_proxy(web.port, Rule("stall", path=third)) as proxy:
+        line = ("copy", f"{proxy.url}/{name}", to)
+        with contextlib.ExitStack() as stack:
+            first, second, last = (
+                stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
+            )
+            proxy.wait(faults=1)
+            assert (first.wait(60), last.wait(60)) == (0, 0)
+            assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
+            second.kill()
+        with pytest.raises(NotPackedError, match="`shardio copy`, did not finish here"):
+            open(to)
+        proxy.rules()
+        said = shardio(*line, "--part", "2/3").stdout
+        assert "part 2 of 3 copied; when all are: the same command without --part" in said
+        assert "manifest.json" not in os.listdir(to)
+        there = {one.name: one.stat().st_ino for one in to.glob("0*")}
+        proxy.reset()
+        done = copy(f"{proxy.url}/{name}", to)
+        assert (done.copied, done.kept) == (1, len(there))  # the manifest
+        got = [one.path for one in proxy.figures().log if one.method == "GET"]
+        assert not [path for path in got if path.endswith((".tar", ".shard"))]
+    assert {one.name: one.stat().st_ino for one in to.glob("0*")} == there
+    assert content(to) == named(content(source))
+
+
+def test_parts_that_copy_into_a_store_at_once_and_one_that_is_killed(
+    out: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there = bucket.through(proxy.port)
+    given = [part for k, v in there.options.items() for part in ("--store-option", f"{k}={v}")]
+    line = ("copy", out, f"{there.url}/to", *given)
+    third = shards(out)[2].name
+    proxy.rules(Rule("stall", method="PUT", path=third))
+    with contextlib.ExitStack() as stack:
+        first, second, last = (
+            stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
+        )
+        proxy.wait(faults=1)
+        assert (first.wait(60), last.wait(60)) == (0, 0)
+        second.kill()
+    proxy.rules()
+    shardio(*map(str, line), "--part", "2/3")
+    names = {name.rpartition("/")[2] for name in bucket.sizes()}
+    assert names == {path.name for path in shards(out)}
+    proxy.reset()
+    options = Storage(options=there.options)
+    assert copy(out, f"{there.url}/to", to=options).kept == 6
+    log = proxy.figures().log
+    assert [one.method for one in log if one.path.split("?")[0].endswith(".shard")] == ["HEAD"] * 6
+    copy(f"{there.url}/to", tmp_path / "back", storage=options)
+    assert content(tmp_path / "back") == content(out)
+
+
+def test_splits_are_copied_by_parts(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        plant(tmp_path / "src" / split, images())
+    pack(tmp_path / "src", tmp_path / "out", plan=PlanOptions(max_records=4), jobs=1)
+    copied = [copy(tmp_path / "out", tmp_path / "to", part=(i, 4)).copied for i in (4, 2, 1, 3)]
+    assert sum(copied) == 12
+    done = copy(tmp_path / "out", tmp_path / "to")
+    assert (done.kept, done.copied) == (12, 3)
+    assert content(tmp_path / "to") == content(tmp_path / "out")
+
+
+def test_a_part_that_is_copied_again_mends_its_shards_and_leaves_nothing(
+    out: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "to"
+    copy(out, to)
+    spoil(shards(to)[0])
+    assert copy(out, to, part=(2, 2)).copied == 0
+    assert copy(out, to, part=(1, 2)).copied == 1
+    assert content(to) == content(out)
+
+
+def test_parts_leave_another_dataset_as_it_is_until_all_are_there(
+    out: Path, tmp_path: Path
+) -> None:
+    to, old = tmp_path / "to", plant(tmp_path / "old", images(each=5))
+    pack(old, to, jobs=1)
+    before = content(to)
+    with pytest.raises(ExistsError, match="another dataset is here"):
+        copy(out, to, part=(1, 2))
+    for part in ("1/2", "2/2"):
+        assert not copy(out, to, part=part, overwrite=True).replaced
+    assert before.items() < content(to).items()
+    done = copy(out, to, overwrite=True)
+    assert done.replaced and done.copied == 1
+    assert not verify(to, jobs=1).damages and hidden(to) == []
