@@ -31,7 +31,7 @@ from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
-from .missing import Waiting
+from .missing import Waiting, not_begun
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan
@@ -165,7 +165,7 @@ def commit(
     run, out = Run(processes(jobs), overwrite, PlanOptions(), parts=parts), local_path(out)
     if wait_s is None:
         return _commit_parts(out, run, progress)
-    began, waiting = time.monotonic(), Waiting(out, parts)
+    began, waiting = time.monotonic(), Waiting(out, parts, overwrite)
     while True:
         left_s = max(0.0, began + wait_s - time.monotonic())
         waiting.wait(left_s, announce or (lambda line: None))
@@ -193,7 +193,10 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
         if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = Report(progress, sum(int(job.plan.sizes.sum()) for job in work))
-        missing = [why for job in work if (why := job.check_parts(report)) is not None]
+        missing = (
+            [*not_begun(out, splits or [""], overwrite=run.overwrite).values()] if work else []
+        )
+        missing += [why for job in work if (why := job.check_parts(report)) is not None]
         if missing:
             raise NotPackedError(
                 "\n".join(missing)

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -168,6 +169,44 @@ def test_a_commit_waits_for_all_splits(tmp_path: Path) -> None:
     assert not thread.is_alive()
     assert len(heard) == 1 and heard[0].count("3 of 6 shards are not built: 3, 4, 5") == 2
     assert content(tmp_path / "one") == content(out)
+
+
+def manifests(out: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(out)): one.read_bytes() for one in out.rglob("manifest.json")}
+
+
+@pytest.mark.parametrize("splits", [[""], ["train", "val"]])
+def test_a_commit_waits_for_the_parts_that_replace_another_dataset(
+    tmp_path: Path, splits: list[str]
+) -> None:
+    new, out, plan = tmp_path / "new", tmp_path / "out", {"max_records": 4}
+    for split in splits:
+        plant(tmp_path / "old" / split, images(each=5))
+        plant(new / split, images())
+    pack(tmp_path / "old", out, jobs=1)
+    pack(new, tmp_path / "one", plan=PlanOptions(**plan), jobs=1)
+    waiting = {"overwrite": True, "parts": 2, "jobs": 1}
+    with pytest.raises(NotPackedError, match=r"no part has begun to pack here\n.*waited 0 s"):
+        commit(out, wait_s=0, **waiting)
+    for part in ("1/2", "2/2"):
+        pack(new, out, plan=PlanOptions(part=part, **plan), jobs=1, overwrite=True)
+    last, journal = out / splits[-1], out / splits[-1] / ".shardio-plan"
+    if splits[-1]:
+        journal.rename(tmp_path / "plan")  # as before a part begins with the last split
+        for more in ({}, {"wait_s": 0}):
+            with pytest.raises(NotPackedError, match=r"val: no part has begun to pack here\n"):
+                commit(out, **waiting, **more)
+        (tmp_path / "plan").rename(journal)
+        shutil.copytree(last, tmp_path / "val")
+    commit(out, wait_s=math.inf, **waiting)
+    assert manifests(out) == manifests(tmp_path / "one")
+    if splits[-1]:  # a commit that was killed between two splits
+        shutil.rmtree(last)
+        (tmp_path / "val").rename(last)
+        commit(out, wait_s=math.inf, **waiting)
+        assert manifests(out) == manifests(tmp_path / "one")
+    with pytest.raises(NotPackedError, match="already packed"):
+        commit(out, overwrite=True)
 
 
 def test_a_commit_that_has_waited_long_enough_says_what_is_missing(
