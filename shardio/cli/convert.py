@@ -29,7 +29,13 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
 
     storage = take_storage(call, root=False)
     with output.progress("indexing") as progress:
-        done = index(**call, fields=read_fields(fields), storage=storage, progress=progress)
+        done = index(
+            **call,
+            fields=read_fields(fields),
+            storage=storage,
+            progress=progress,
+            announce=output.announce,
+        )
     return output.show(done)
 
 
@@ -79,6 +85,7 @@ INDEX = Command(
     FIELDS,
     option("--classes", "OTHER"),
     JOBS,
+    *PARTS,
     OVERWRITE,
     *STORE,
 )

@@ -6,7 +6,7 @@ Its files:
     options        what users ask for, and what a dataset records of it
     sources/       what can be packed; a new kind is a file there, and a row
     plan           which record goes into which shard
-    parts          which part of them this process builds, as its scheduler says
+    parts          which part of the shards this process works on, as its scheduler says
     missing        what parts have not built yet
     output_dir     what is refused in the place that is packed into, and who owns its directory
     journal        the unfinished packing on disk, which is gone on with
@@ -21,6 +21,7 @@ Its files:
     writer         Writer: any stream of samples
     index          files of other formats, read where they are
     scan           what is in them
+    scan_notes     what parts of an index found in them
     verify         every byte is checked
     unpack         shards back to files
     export         shards to other formats

@@ -36,7 +36,7 @@ from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..storage.upload import Upload
 from ..units import check_bool, check_group, check_int, show_count, show_size
-from . import journal, output_dir
+from . import output_dir
 from .objects import LOOKS, each, looked
 from .parts import Announce, PartOptions, show_closing
 from .process_pool import Progress
@@ -303,7 +303,7 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
     if not one.dataset_id:
         _write_last(folder, one.last, count)
         return
-    with _owned(folder, one) as owner:
+    with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
         for item in one.items:
             _remove_drafts(folder, item)
         missing = []
@@ -325,28 +325,6 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
             owner.clean()
     if one.shards is not None and _has_last(folder, one.last):  # a part that is copied again
         output_dir.clean_up(folder, stored=one.dataset_id)
-
-
-def _owned(folder: str, one: _Work) -> output_dir.Owner:
-    """Own a directory, or a part's shards; an earlier copy of the same dataset is gone on with.
-
-    Raises BusyError, and ExistsError where a packing is unfinished.
-    """
-
-    def joins(data: bytes) -> bool:
-        if journal.is_resumable(folder, data):
-            raise ExistsError(
-                f"{printable(folder)}: an unfinished packing is here; finish it, or choose another "
-                "directory"
-            )
-        with contextlib.suppress(DamageError):
-            return journal.identity(data)[0] == one.dataset_id
-        return False
-
-    def fresh() -> bytes:
-        return journal.of_writer(one.dataset_id, journal.shards_in(folder))
-
-    return output_dir.own(folder, fresh, joins, one.shards)
 
 
 def _remove_drafts(folder: str, item: _Item) -> None:

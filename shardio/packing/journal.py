@@ -6,6 +6,7 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-TOKEN-NAME.tmp     files being written
     .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
     .shardio-sent-*.json        notes of shards that are in an object store (uploads.py)
+    .shardio-scan-*.json        notes of files of others that a part of an index scanned
 
     journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
               | key lengths u32[n] | keys | SHA-256 of all before
@@ -42,6 +43,7 @@ from .sources.base import Problem
 
 REJECTED = "rejected.jsonl"
 NOTE = ".shardio-sent-{}.json"
+SCAN_NOTE = ".shardio-scan-{}.json"
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
@@ -161,7 +163,7 @@ def clean(directory: str, journal: bytes) -> None:
             if shard_id(directory, name) == dataset_id:
                 local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
-        if is_rejected_part(directory, name) or is_note(name):
+        if is_rejected_part(directory, name) or is_note(name) or is_scan_note(name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
     local.remove(os.path.join(directory, JOURNAL))
@@ -247,6 +249,11 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
 def is_note(name: str) -> bool:
     """Return whether a file is named as the note of a shard that is in an object store."""
     return fnmatch.fnmatchcase(name, NOTE.format("*"))
+
+
+def is_scan_note(name: str) -> bool:
+    """Return whether a file is named as the note of a shard that a part of an index scanned."""
+    return fnmatch.fnmatchcase(name, SCAN_NOTE.format("*"))
 
 
 # --- what was left out ----------------------------------------------------------------------------
