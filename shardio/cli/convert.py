@@ -56,7 +56,7 @@ def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
         named = read_fields(fields, alone=True)
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
     with output.progress("exporting", unit=" records", scale=1) as progress:
-        done = export(**call, storage=storage, progress=progress)
+        done = export(**call, storage=storage, progress=progress, announce=output.announce)
     return output.show(done)
 
 
@@ -115,6 +115,7 @@ EXPORT = Command(
     option("--fields", "NAME=THEIRS,...", "only these, and their names there: label=cls"),
     option("--shard-size", "SIZE"),
     option("--keys", choices=("own", "number")),
+    *PARTS,
     OVERWRITE,
     ROOT,
     *STORE,

@@ -25,6 +25,7 @@ Its files:
     verify         every byte is checked
     unpack         shards back to files
     export         shards to other formats
+    export_parts   what each process of a job array exported
     receipt        which files an export wrote
     copy           a dataset to another disk or store
     gc             what no manifest names goes

@@ -1,7 +1,10 @@
-"""`verify`, `copy` and `index` by parts: each process of an array does its share of the shards."""
+"""`verify`, `copy`, `index` and `export` by parts: each process does its share of the shards."""
 
 import contextlib
+import json
 import os
+import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from support import servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
-from support.trees import command, content, environment, images, plant, shardio, shards
+from support.trees import command, content, environment, images, picture, plant, shardio, shards
 
 from shardio import (
     DamageError,
@@ -125,9 +128,15 @@ def test_the_command_verifies_the_part_that_the_scheduler_says(out: Path) -> Non
     assert shardio("verify", out, "--part", "3/3").stdout.startswith("part 3 of 3: 8 records in 2")
 
 
-@pytest.mark.parametrize(
-    "call", [verify, lambda out, **options: copy(out, out.parent / "to", **options)]
-)
+CALLS = [
+    verify,
+    lambda out, **options: copy(out, out.parent / "to", **options),
+    lambda out, **options: index(out.parent / "src", **options),
+    lambda out, **options: export(out, out.parent / "to", format="mds", **options),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_each_function_checks_its_part_as_pack_does(out: Path, call: Any) -> None:
     for options, message in (
         ({"part": "3/2"}, "part 3/2: parts count from 1"),
@@ -348,3 +357,137 @@ def test_a_writer_drops_what_parts_of_an_index_left(plain: Path, tmp_path: Path)
     index(plain, out=tmp_path / "idx", part="1/3", jobs=1)  # other parts of the same are joined
     pack(tmp_path / "src", tmp_path / "idx", jobs=1)
     assert hidden(tmp_path / "idx") == []
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    """The fields of what was exported, in order; keys that are places in files are left out."""
+    index(folder, jobs=1)
+    own = {"__key__"} if not any(folder.glob("*.tar")) else set()
+    found = list(open(folder, decode=None))
+    return [{name: one[name] for name in one.keys() - own} for one in found]
+
+
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio", "mds"])
+def test_parts_of_an_export_have_all_records_in_order(
+    out: Path, tmp_path: Path, format: str
+) -> None:
+    options: dict[str, Any] = {"format": format, "shard_size": 16_000}
+    one = export(out, tmp_path / "one", **options)
+    to = tmp_path / "to"
+    for part in ("2/3", "3/3", "1/3", "2/3"):
+        done = export(out, to, part=part, **options)
+        assert f"part {part[0]} of 3 exported; when all are: the same command" in str(done)
+        assert hidden(to) == sorted(os.listdir(to))
+    done = export(out, to, **options)
+    assert (done.records, done.fields) == (24, one.fields)
+    assert hidden(to) == [".shardio-export"]
+    assert samples(to) == samples(tmp_path / "one")
+
+
+def test_parts_that_export_at_once_and_one_that_is_killed(
+    out: Path, web: servers.Web, tmp_path: Path
+) -> None:
+    to, third = tmp_path / "to", shards(out)[2].name
+    with fault_proxy(web.port, Rule("stall", path=third)) as proxy:
+        line = ("export", f"{proxy.url}/out", to, "--format", "webdataset")
+        with contextlib.ExitStack() as stack:
+            first, second, last = (
+                stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
+            )
+            proxy.wait(faults=1)
+            assert (first.wait(60), last.wait(60)) == (0, 0)
+            assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
+            second.kill()
+        proxy.rules()
+        shardio(*line, "--part", "2/3")
+        proxy.reset()
+        shardio(*line)
+        got = [one for one in proxy.figures().log if one.method == "GET"]
+        assert not [one for one in got if one.path.endswith(".shard")]
+        shardio("export", f"{proxy.url}/out", tmp_path / "one", "--format", "webdataset")
+    assert hidden(to) == [".shardio-export"]
+    assert sorted(path.name for path in to.glob("*.tar")) == [f"0000{n}.tar" for n in range(3)]
+    assert samples(to) == samples(tmp_path / "one")
+
+
+def test_the_last_call_writes_the_parts_that_nobody_wrote(out: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        for part in ("1/3", "2/3", "3/3"):
+            export(out, tmp_path / name, format="webdataset", part=part)
+    (folder,) = (tmp_path / "two").glob(".shardio-*-part-2-of-3.tmp")
+    (folder / ".shardio-part").unlink()
+    (folder,) = (tmp_path / "two").glob(".shardio-*-part-3-of-3.tmp")
+    (folder / "00000.tar").unlink()
+    for name in ("one", "two"):
+        assert export(out, tmp_path / name, format="webdataset").records == 24
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_parts_agree_on_what_a_later_record_needs(tmp_path: Path) -> None:
+    """A column of mds has one encoding, although some parts have files of JPEG alone."""
+    source, out, to = tmp_path / "src", tmp_path / "out", tmp_path / "to"
+    plant(
+        source,
+        {f"a/{i:03}.jpg": picture(8, 8, "PNG" if i == 20 else "JPEG") for i in range(24)},
+    )
+    pack(source, out, plan=PlanOptions(shuffle=False), jobs=1)
+    for part in ("3/3", "2/3", "1/3"):
+        export(out, to, format="mds", part=part)
+    done = export(out, to, format="mds")
+    assert done.fields == export(out, tmp_path / "one", format="mds").fields
+    described = json.loads((to / "index.json").read_text())["shards"]
+    assert [one["samples"] for one in described] == [8, 8, 8]
+    assert all("jpeg" not in one["column_encodings"] for one in described)
+    assert samples(to) == samples(tmp_path / "one")
+
+
+def test_splits_are_exported_by_parts_over_an_older_export(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        plant(tmp_path / "src" / split, images())
+    out, to = tmp_path / "out", tmp_path / "to"
+    pack(tmp_path / "src", out, plan=PlanOptions(max_records=4), jobs=1)
+    options = {"format": "webdataset", "keys": "number"}
+    export(out, to, shard_size=16_000, **options)
+    older = content(to)
+    with pytest.raises(ExistsError, match="is not empty"):
+        export(out, to, part="1/2", **options)
+    for part in ("1/2", "2/2"):
+        export(out, to, part=part, overwrite=True, **options)
+    assert older.items() < content(to).items()
+    done = export(out, to, overwrite=True, **options)
+    assert done.removed > 0 and hidden(to) == [".shardio-export"]
+    for split in ("train", "val"):
+        keys = [one["__key__"] for one in samples(to / split)]
+        assert keys == [f"{number:08}" for number in range(24)]
+        assert len(list((to / split).glob("*.tar"))) == 2
+
+
+def test_what_has_no_shards_and_parts_of_several_numbers_are_refused(
+    out: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match="part: imagefolder has no shards"):
+        export(out, tmp_path / "to", format="imagefolder", part="1/2")
+    export(out, tmp_path / "to", format="mds", part="1/2")
+    export(out, tmp_path / "to", format="mds", part="1/3")
+    with pytest.raises(ExistsError, match=r"-part-1-of-2\.tmp and .*-part-1-of-3\.tmp"):
+        export(out, tmp_path / "to", format="mds")
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_last_call_that_is_killed_between_its_renames_goes_on(out: Path, tmp_path: Path) -> None:
+    line = ("export", out, tmp_path / "to", "--format", "webdataset")
+    for name in ("to", "expected"):
+        for part in ("1/2", "2/2"):
+            export(out, tmp_path / name, format="webdataset", part=part)
+    export(out, tmp_path / "expected", format="webdataset")
+    inject = "inject=rename:signal=SIGKILL:when=5"  # the receipt, and some files
+    strace = ("strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=rename", "-e", inject)
+    killed = [*strace, *map(os.fsdecode, command(*line))]
+    done = subprocess.run(killed, capture_output=True, env=environment(), timeout=60)
+    assert done.returncode in (-signal.SIGKILL, 137)
+    assert 0 < len(list((tmp_path / "to").glob("0*"))) < 4
+    shardio(*line)
+    assert content(tmp_path / "to") == content(tmp_path / "expected")
