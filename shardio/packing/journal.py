@@ -76,8 +76,9 @@ def parse(data: bytes, directory: str) -> Plan:
     """Read the plan in a journal. Raises DamageError, NotPackedError where it has none."""
     if data.startswith(WRITER_MAGIC):
         raise NotPackedError(
-            f"{printable(directory)}: not packed: a Writer ended here before its stream did; write "
-            "it again"
+            f"{printable(directory)}: not packed: a Writer ended here before its stream did: write "
+            "it again; or `shardio copy` or `shardio index` did not finish: run it again, of parts "
+            "at last without --part"
         )
     try:
         if data[-32:] != hashlib.sha256(memoryview(data)[:-32]).digest():

@@ -1,6 +1,7 @@
 """Parts of a packing that schedulers start: which one a process is, and a commit that waits."""
 
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -276,3 +277,19 @@ def test_tasks_of_srun_pack_their_parts_at_once(
     said = submit(cluster, script, "--ntasks=3", "--overcommit")
     assert all(f"part {n + 1} of 3, by SLURM_PROCID={n} of 3" in said for n in range(3))
     assert content(out) == expected
+
+
+def test_an_array_of_slurm_verifies_and_copies(
+    cluster: dict[str, str], source: Path, tmp_path: Path, expected: dict[bytes, bytes | None]
+) -> None:
+    out, script = tmp_path / "one", tmp_path / "job"
+    lines = [("verify", out), ("copy", out, tmp_path / "to")]
+    auto = [shlex.join(map(str, command(*line, "--part", "auto"))) for line in lines]
+    script.write_text("\n".join(["#!/bin/bash", "set -e", *auto, ""]))
+    said = submit(cluster, script, "--array=0-1", "--ntasks=2", "--overcommit")
+    for part in ("1", "2"):
+        assert f"part {part} of 2: 12 records in 3 shards" in said
+        assert f"part {part} of 2 copied; when all are: the same command without --part" in said
+    assert "3 files" in said and "manifest.json" not in os.listdir(tmp_path / "to")
+    assert "1 copied, 6 kept" in shardio(*lines[1]).stdout
+    assert content(tmp_path / "to") == expected

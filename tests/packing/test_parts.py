@@ -172,6 +172,7 @@ def test_parts_that_copy_at_once_and_one_that_is_killed(
         said = shardio(*line, "--part", "2/3").stdout
         assert "part 2 of 3 copied; when all are: the same command without --part" in said
         assert "manifest.json" not in os.listdir(to)
+        assert "of parts at last without --part" in shardio("commit", to, code=1).stderr
         there = {one.name: one.stat().st_ino for one in to.glob("0*")}
         proxy.reset()
         done = copy(f"{proxy.url}/{name}", to)
