@@ -179,6 +179,11 @@ COMMIT = Command(
         action="store_const",
         const=math.inf,
     ),
+    option(
+        "--quick",
+        text="read no shard whole that has not changed since its part wrote it; then let `shardio "
+        "verify` read them, by parts also",
+    ),
     JOBS,
     OVERWRITE,
 )

@@ -15,6 +15,7 @@ Its files:
     objects        requests for many objects of a store
     process_pool   tasks on all cores
     build_shard    one shard of a plan
+    built          a finished shard, and the note of it
     reencode       images written anew: smaller, as pixels, as tiles
     shard_writer   one shard on its way to disk
     packed         the result, and how it is told

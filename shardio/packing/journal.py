@@ -5,7 +5,8 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-plan               the journal: a plan, or a Writer's line; packers lock it (lock.py)
     .shardio-TOKEN-NAME.tmp     files being written
     .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
-    .shardio-sent-*.json        notes of shards that are in an object store (uploads.py)
+    .shardio-sent-*.json        notes of shards that are in an object store (built.py)
+    .shardio-built-*.json       notes of shards that parts built here
 
     journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
               | key lengths u32[n] | keys | SHA-256 of all before
@@ -41,7 +42,7 @@ from .shard_writer import open_own
 from .sources.base import Problem
 
 REJECTED = "rejected.jsonl"
-NOTE = ".shardio-sent-{}.json"
+NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
@@ -161,7 +162,8 @@ def clean(directory: str, journal: bytes) -> None:
             if shard_id(directory, name) == dataset_id:
                 local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
-        if is_rejected_part(directory, name) or is_note(name):
+        note = is_note(name) or fnmatch.fnmatchcase(name, NOTE_BUILT.format("*"))
+        if note or is_rejected_part(directory, name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
     local.remove(os.path.join(directory, JOURNAL))
@@ -246,7 +248,7 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
 
 def is_note(name: str) -> bool:
     """Return whether a file is named as the note of a shard that is in an object store."""
-    return fnmatch.fnmatchcase(name, NOTE.format("*"))
+    return fnmatch.fnmatchcase(name, NOTE_SENT.format("*"))
 
 
 # --- what was left out ----------------------------------------------------------------------------

@@ -149,6 +149,7 @@ def commit(
     jobs: int | None = None,
     parts: int | None = None,
     wait_s: float | None = None,
+    quick: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
@@ -157,13 +158,18 @@ def commit(
 
     parts     how many there were: what is missing is then told by part, too
     wait_s    wait so many seconds, at most, until all parts have built their shards
+    quick     do not read shards whole that have not changed since their parts wrote and noted them;
+              their headers, indices and sizes are checked. `verify` reads them, in parts also
     announce  called with lines that say, while it waits, what is missing
 
     Raises NotPackedError when shards are missing (naming them), and as `pack` does.
     """
-    check_bool(overwrite=overwrite)
+    check_bool(overwrite=overwrite, quick=quick)
     parts = None if parts is None else check_int("parts", parts)
-    run, out = Run(processes(jobs), overwrite, PlanOptions(), parts=parts), local_path(out)
+    run, out = (
+        Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick),
+        local_path(out),
+    )
     if wait_s is None:
         return _commit_parts(out, run, progress)
     began, waiting = time.monotonic(), Waiting(out, parts)
