@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
 from . import coco, files, grouped, imagefolder, listing, trees
-from .base import Listings, SourceRequest
+from .base import Listings, Plain, Source, SourceRequest
 from .detect import detect, detect_by_url
 
 
@@ -18,10 +18,12 @@ class Kind:
 
     list_records  returns the listing of each split
     split_names   returns the splits that `list_records` will have, quickly
+    reopen        returns a source of the records of one piece, of a split
     """
 
     list_records: Callable[[SourceRequest], Listings]
     split_names: Callable[[SourceRequest], list[str]]
+    reopen: Callable[[SourceRequest, str, Plain, Plain], Source]
 
 
 def _only(request: SourceRequest) -> list[str]:
@@ -35,6 +37,12 @@ def _dataset(request: SourceRequest) -> Listings:
     from . import dataset
 
     return dataset.list_records(request)
+
+
+def _reopen_dataset(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Source:
+    from . import dataset
+
+    return dataset.reopen(request, split, described, piece)
 
 
 def _dataset_names(request: SourceRequest) -> list[str]:
@@ -56,13 +64,13 @@ def _foreign(request: SourceRequest) -> Listings:
 
 # What reads other datasets is imported when it is needed: most packings read none.
 KINDS = {
-    "imagefolder": Kind(imagefolder.list_records, _folder_names),
-    "files": Kind(grouped.list_records, _folder_names),
-    "trees": Kind(trees.list_records, trees.split_names),
-    "coco": Kind(coco.list_records, _only),
-    "dataset": Kind(_dataset, _dataset_names),
-    "listing": Kind(listing.list_records, _only),
-    **{name: Kind(_foreign, _only) for name in FOREIGN if name != "imagefolder"},
+    "imagefolder": Kind(imagefolder.list_records, _folder_names, imagefolder.reopen),
+    "files": Kind(grouped.list_records, _folder_names, grouped.reopen),
+    "trees": Kind(trees.list_records, trees.split_names, trees.reopen),
+    "coco": Kind(coco.list_records, _only, coco.reopen),
+    "dataset": Kind(_dataset, _dataset_names, _reopen_dataset),
+    "listing": Kind(listing.list_records, _only, listing.reopen),
+    **{name: Kind(_foreign, _only, _reopen_dataset) for name in FOREIGN if name != "imagefolder"},
 }
 
 
@@ -91,3 +99,15 @@ def list_records(request: SourceRequest) -> Listings:
     """List the records of a source, by split. Raises SourceError, OptionError."""
     assert request.kind is not None
     return KINDS[request.kind].list_records(request)
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Source:
+    """Open the records of one piece of a source, whose places are then 0, 1, 2, ...
+
+    request: with its kind; roots and URLs are those of it. described, piece: of the source that was
+    listed. Raises SourceChangedError, and what opening a source raises.
+    """
+    assert request.kind is not None
+    source = KINDS[request.kind].reopen(request, split, described, piece)
+    numbers = described.get("numbers")
+    return source if numbers is None else source.renumbered(numbers, ("label",))
