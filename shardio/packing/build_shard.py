@@ -8,6 +8,7 @@ that all shards together can list it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from ..formats.base import ShardInfo
 from ..formats.sample import Schema
 from ..images import jpeg_tiles
 from ..storage import local
-from . import journal
+from . import journal, sources
 from .built import Built, note_built, read_built
 from .plan import Plan
 from .reencode import Reencoded, reencode
@@ -77,7 +78,8 @@ def build_alone(
     request       for the source, as this machine reaches it; its kind need not be given
     directory     where the shard is to be
     """
-    plan = journal.parse(head, directory, lambda start, length: piece, request)
+    reopen = functools.partial(sources.reopen, request)
+    plan = journal.parse(head, directory, lambda start, length: piece, reopen)
     work = Work(plan, directory, local.token(), skip, plan.dataset_id, {})
     return build_or_keep(work, number, lambda size: None)
 
