@@ -6,6 +6,7 @@ Its files:
     options        what users ask for, and what a dataset records of it
     sources/       what can be packed; a new kind is a file there, and a row
     plan           which record goes into which shard
+    ahead          a plan that was made before, which is gone on with instead of listing the source
     parts          which part of the shards this process works on, as its scheduler says
     missing        what parts have not built yet
     output_dir     what is refused in the place that is packed into, and who owns its directory
@@ -15,6 +16,7 @@ Its files:
     objects        requests for many objects of a store
     process_pool   tasks on all cores
     build_shard    one shard of a plan
+    built          a finished shard, and the note of it
     reencode       images written anew: smaller, as pixels, as tiles
     shard_writer   one shard on its way to disk
     packed         the result, and how it is told

@@ -143,10 +143,8 @@ def copy(
     """
     check_bool(overwrite=overwrite, recheck=recheck)
     jobs = check_int("jobs", jobs)
-    chosen, began = (
-        PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce),
-        time.monotonic(),
-    )
+    chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
+    began = time.monotonic()
     here = check_group("storage", storage, Storage)
     index, into = locate(source, here), locate_target(target, to, source, here)
     root = None if here.root is None else locate(here.root, here)

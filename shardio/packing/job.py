@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
@@ -26,14 +26,15 @@ from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, process_pool
-from .build_shard import Built, Work
+from .build_shard import Work
+from .built import Built
 from .missing import show_missing
 from .options import PlanOptions
 from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
-from .sources.base import Problem, Source, listed
+from .sources.base import Problem, listed
 from .uploads import Uploads
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -49,6 +50,7 @@ class Run:
     plan: PlanOptions  # its part and restart
     skip: bool = True  # what cannot be packed is left out
     parts: int | None = None  # how many there were, where a commit knows that
+    quick: bool = False  # the parts' notes are believed
 
     @property
     def is_whole(self) -> bool:
@@ -59,10 +61,10 @@ class Run:
 class Job:
     """One dataset that is to be packed into one directory; `result` says what became of it.
 
-    source: None where the shards that parts built are only checked, and committed. From `build`
-    on, or from the beginning, the directory is owned by `owner` until `commit`, so that several
-    splits are committed together. place: in an object store; shards are built in the directory
-    then, and uploaded. Without it, the place is the directory.
+    From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
+    that several splits are committed together. place: in an object store; shards are built in the
+    directory then, and uploaded. Without it, the place is the directory. reopen: opens the
+    source where the plan was made ahead, and lies in the directory.
     """
 
     def __init__(
@@ -70,13 +72,13 @@ class Job:
         plan: Plan,
         directory: str,
         run: Run,
-        source: Source | None = None,
         owner: Owner | None = None,
         place: RemoteLocation | None = None,
+        reopen: journal.Reopen | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
-        self.plan, self.directory, self.source, self.run = plan, directory, source, run
-        self._owner = owner
+        self.plan, self.directory, self.run = plan, directory, run
+        self._owner, self._reopen = owner, reopen
         self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
@@ -102,47 +104,28 @@ class Job:
         if self.run.skip and not self.result.already:
             journal.refuse_rejected(self.place, self._empty)
 
-    def least_bytes(self) -> int:
-        """Return the bytes that `build` will surely write here, as far as that is known before."""
-        options = self.plan.options
-        if self.result.already or self.place.remote:
-            return 0
-        if self.result.pixels is not None:
-            height, width = self.result.pixels
-            needed = self.result.records * 3 * height * width
-        elif options.resize is not None or options.source not in _FILES:
-            return 0
-        else:
-            needed = self.result.source_bytes
-            if options.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
-                needed = needed * 9 // 10
-        if os.path.lexists(os.path.join(self.directory, JOURNAL)):  # what is there may be kept
-            for name in journal.shards_in(self.directory):
-                with contextlib.suppress(OSError):
-                    needed -= os.path.getsize(os.path.join(self.directory, name))
-        return max(0, needed)
-
-    def announcement(self) -> str | None:
-        """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
-        if self.result.pixels is None or self.result.already:
-            return None
-        (height, width), count = self.result.pixels, len(self.plan.keys)
-        split = f"{self.result.split}: " if self.result.split else ""
-        return (
-            f"{split}raw pixels: {count:,} images of {width} x {height}, "
-            f"{show_size(count * 3 * height * width)} (the source has "
-            f"{show_size(int(self.plan.sizes.sum()))})"
-        )
-
     def dry_run(self) -> Packed:
         """Find out what `build` would do, and raise what it would raise for what lies there."""
         self.result.dry_run = True
         self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
-            if not self.result.already and self._joins(lock.read(self.directory)):
+            read = functools.partial(lock.read, self.directory)
+            if not self.result.already and self._joins(lock.head(self.directory), read):
                 there = self._finished().keys() | self._sent().keys()
                 self.result.kept = len(there & set(self._shards))
+        return self.result
+
+    def write_plan(self) -> Packed:
+        """Leave the plan in the directory, for those who build its shards."""
+        self.result.planned = True
+        self.result.rejected = _shown(self.plan.problems)
+        if not self.result.already:
+            owner = self._own()
+            self.result.already = owner is None
+            if owner is not None:
+                self.result.joined = owner.joined
+                owner.release()
         return self.result
 
     # --- shards -----------------------------------------------------------------------------------
@@ -155,18 +138,10 @@ class Job:
         self._started = time.monotonic()
         if self._is_packed():
             return self._leave()
-        local.make_directory(self.directory)
-        shards = None if self.run.is_whole else self._shards
-        owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
-        owners.enter_context(owner)
-        try:
-            if not owner.joined and self._is_packed():  # another packer was faster
-                owner.give_up(packed=True)
-                return self._leave()
-        except ExistsError:
-            owner.give_up(packed=False)
-            raise
-        self._owner = owner
+        owner = self._own(None if self.run.is_whole else self._shards)
+        if owner is None:
+            return self._leave()
+        self._owner = owners.enter_context(owner)
         self.result.already = False  # whatever `check` saw
         problems = self.plan.problems
         if self.run.is_whole and owner.joined:
@@ -175,6 +150,19 @@ class Job:
         if not self.run.is_whole and noted and (self.run.skip or not problems):
             journal.write_rejected(LocalDirectory(self.directory), problems, _SCAN)
         return self._build(problems, report)
+
+    def _own(self, shards: range | None = None) -> Owner | None:
+        """Own the directory, or shards in it; None where another packer was faster."""
+        local.make_directory(self.directory)
+        owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
+        try:
+            if owner.joined or not self._is_packed():
+                return owner
+            owner.give_up(packed=True)
+            return None
+        except BaseException:
+            owner.give_up(packed=False)
+            raise
 
     def check_parts(self, report: process_pool.Report) -> str | None:
         """Check the shards that parts built; say which are missing, if any are.
@@ -208,13 +196,15 @@ class Job:
         self.result.unlocked = not self._owner.is_locked
         work = Work(
             self.plan,
-            self.source,
             self.directory,
             self._token,
             self.run.skip,
             self._id,
             self._finished(),
             self._sent(),
+            builds=not self.result.checked,
+            note=not self.run.is_whole,
+            quick=self.run.quick,
         )
         build = functools.partial(build_shard.build_or_keep, work)
         try:
@@ -259,14 +249,16 @@ class Job:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def _fresh(self) -> bytes:
-        """Write a journal for a directory that has none."""
+    def _fresh(self) -> Iterator[bytes]:
+        """Write a journal for a directory that has none. Raises SourceChangedError."""
+        if self._reopen is not None:
+            raise self._lost()
         self._restart = False  # there is nothing to be dropped
         before = journal.shards_in(self.directory)
         self.plan = dataclasses.replace(self.plan, before=before)
         return journal.dump(self.plan)
 
-    def _joins(self, data: bytes) -> bool:
+    def _joins(self, data: bytes, read: journal.ReadBytes) -> bool:
         """Return whether to go on under a journal that is there; False where it is to be dropped.
 
         Raises SourceChangedError when it is of another plan, DamageError, unless `restart`.
@@ -275,12 +267,18 @@ class Job:
         if not journal.is_resumable(self.directory, data):
             return False  # of a Writer that died, or committed, and not cleaned up
         try:
-            old = journal.parse(data, self.directory)
+            old = journal.parse(data, self.directory, read, self._reopen)
         except DamageError:
             if self._restart:
                 return False
             raise
-        if old.same(self.plan):
+        if self._reopen is not None:
+            if not old.same(self.plan):
+                raise self._lost()
+            self.plan = old
+            return True
+        usable = old.ahead is not None or self.plan.ahead is None
+        if old.same(self.plan) and usable:
             # A part goes on under an equal plan: another part has restarted it a moment ago.
             if self._restart and whole:
                 return False
@@ -290,11 +288,19 @@ class Job:
         # agree: they are told.
         if self._restart or (whole and not journal.has_work(self.directory, data)):
             return False
+        differ = difference(old, self.plan) or "  it was begun without `shardio plan`"
         raise SourceChangedError(
             f"{printable(self.place.url)}: an unfinished packing is here, of another plan:\n"
-            f"{difference(old, self.plan)}\n"
+            f"{differ}\n"
             "Undo the change and run it again to resume, or drop the unfinished packing with "
             "--restart"
+        )
+
+    def _lost(self) -> SourceChangedError:
+        """Return the error for a plan that was made ahead, and is not there any more."""
+        return SourceChangedError(
+            f"{printable(self.place.url)}: the plan that was here is gone: another process "
+            "committed it, or made a new one. Run the same command again"
         )
 
     # --- what is committed ------------------------------------------------------------------------
@@ -350,6 +356,40 @@ class Job:
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
+
+
+def least_bytes(job: Job) -> int:
+    """Return the bytes that `Job.build` will surely write here, as far as that is known before."""
+    options = job.plan.options
+    if job.result.already or job.place.remote:
+        return 0
+    if job.result.pixels is not None:
+        height, width = job.result.pixels
+        needed = job.result.records * 3 * height * width
+    elif options.resize is not None or options.source not in _FILES:
+        return 0
+    else:
+        needed = job.result.source_bytes
+        if options.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
+            needed = needed * 9 // 10
+    if os.path.lexists(os.path.join(job.directory, JOURNAL)):  # what is there may be kept
+        for name in journal.shards_in(job.directory):
+            with contextlib.suppress(OSError):
+                needed -= os.path.getsize(os.path.join(job.directory, name))
+    return max(0, needed)
+
+
+def announcement(job: Job) -> str | None:
+    """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
+    if job.result.pixels is None or job.result.already:
+        return None
+    (height, width), count = job.result.pixels, job.plan.records
+    split = f"{job.result.split}: " if job.result.split else ""
+    return (
+        f"{split}raw pixels: {count:,} images of {width} x {height}, "
+        f"{show_size(count * 3 * height * width)} (the source has "
+        f"{show_size(int(job.plan.shard_bytes.sum()))})"
+    )
 
 
 def unpackable(

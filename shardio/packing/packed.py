@@ -38,13 +38,14 @@ class Packed(Reencoded):
     checked: bool = False  # `commit` found all shards built, by parts
     unlocked: bool = False  # the file system has no locks
     dry_run: bool = False  # nothing was touched: what would be done
+    planned: bool = False  # its plan is in OUT, and no more
+    joined: bool = False  # the plan was there before
     skips: bool = True  # what cannot be packed is left out, as on_error="skip" says
 
     @classmethod
     def begun(cls, plan: Plan, out: str, shards: range, skips: bool) -> Packed:
         """Return the result of a call that is to build some shards of a plan."""
         options = plan.options
-        first, last = int(plan.bounds[shards.start]), int(plan.bounds[shards.stop])
         return cls(
             out=out,
             split=options.split,
@@ -52,9 +53,9 @@ class Packed(Reencoded):
             fields=dict(plan.fields),
             theirs=dict(options.of_source.get("fields", {})),
             shards=plan.shards,
-            records=last - first,
+            records=int(plan.bounds[shards.stop] - plan.bounds[shards.start]),
             classes=None if plan.classes is None else len(plan.classes),
-            source_bytes=int(plan.sizes[first:last].sum()),
+            source_bytes=int(plan.shard_bytes[shards.start : shards.stop].sum()),
             ignored=plan.ignored,
             notes=list(plan.notes),
             pixels=None if options.pixels is None else (options.pixels[0], options.pixels[1]),
@@ -76,7 +77,7 @@ class Packed(Reencoded):
                 f"not resized: {show_count(self.full_size, 'image')}, of several pages or pictures "
                 "(animations, too), or of formats that are not written"
             )
-        if self.tiles is not None and not self.dry_run:
+        if self.tiles is not None and not self.dry_run and not self.planned:
             lines.append(self._tiles())
         if self.enlarged:
             lines.append(f"enlarged, since smaller: {show_count(self.enlarged, 'image')}")
@@ -84,6 +85,8 @@ class Packed(Reencoded):
             lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
         if self.rejected:
             fate = f"left out; see {REJECTED}"
+            if self.planned:
+                fate = "cannot be packed; --on-error skip, of `pack`, leaves them out"
             if self.dry_run:
                 fate = (
                     "would be left out" if self.skips else "cannot be packed, so nothing would be"
@@ -109,6 +112,9 @@ class Packed(Reencoded):
                 f"already packed: {what}, with the same keys, sizes and options (contents are not "
                 "compared; --overwrite packs again)"
             )
+        if self.planned:
+            there = "already planned" if self.joined else "planned"
+            return f"{there}: {what}, in {show_count(self.shards, 'shard')}"
         if self.dry_run:
             there = f"; {self.kept:,} of these are there, to be checked" if self.kept else ""
             return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"

@@ -48,7 +48,7 @@ from shardio.packing.job import Job
 from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
 from shardio.packing.pack import commit, pack
 from shardio.packing.packed import Packed
-from shardio.packing.plan import make_plan
+from shardio.packing.plan import Plan, Rows, make_plan
 from shardio.packing.sources import files, imagefolder
 from shardio.packing.sources.base import Rejected
 from shardio.packing.unpack import unpack
@@ -109,6 +109,56 @@ def test_parts_in_any_order_give_the_same_bytes(
     [done] = commit(tmp_path / "parts", jobs=1)
     assert done.committed
     assert content(tmp_path / "one") == content(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("damage", ["none", "all", "no note", "note", "file", "touched"])
+def test_a_quick_commit_reads_only_shards_that_changed_since_their_part_wrote_them(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    out = tmp_path / "out"
+    for part in (1, 2):
+        pack_one(source, out, part=(part, 2))
+    shard = max(out.glob("*.shard"))
+    note = out / f".shardio-built-{shard.name}.json"
+    if damage == "no note":
+        note.unlink()
+    elif damage == "note":
+        note.write_bytes(note.read_bytes().replace(b'"number": ', b'"number": 1', 1))
+    elif damage == "file":
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    elif damage == "touched":
+        os.utime(shard)
+    read: list[str] = []
+    sha256 = local.LocalFile.sha256
+
+    def counted(file: local.LocalFile) -> bytes:
+        read.append(os.path.basename(file.name))
+        return sha256(file)
+
+    monkeypatch.setattr(local.LocalFile, "sha256", counted)
+    if damage == "file":
+        with pytest.raises(NotPackedError, match=r"1 of 6 shards are not built"):
+            commit(out, jobs=1, quick=True)
+        assert read == [shard.name]
+        return
+    shards = sorted(path.name for path in out.glob("*.shard"))
+    commit(out, jobs=1, quick=damage != "all")
+    assert read == {"none": [], "all": shards}.get(damage, [shard.name])
+    pack_one(source, tmp_path / "one")
+    assert content(out) == content(tmp_path / "one")
+    assert not list(out.glob(".shardio-*"))
+
+
+def test_a_part_that_is_run_again_writes_the_notes_that_a_kill_left_out(
+    source: Path, tmp_path: Path
+) -> None:
+    pack_one(source, tmp_path / "out", part=(1, 2))
+    notes = {path: path.read_bytes() for path in (tmp_path / "out").glob(".shardio-built-*")}
+    min(notes).unlink()
+    assert pack_one(source, tmp_path / "out", part=(1, 2)).kept == len(notes) == 3
+    assert {path: path.read_bytes() for path in notes} == notes
 
 
 def test_more_parts_than_shards_build_nothing_twice(source: Path, tmp_path: Path) -> None:
@@ -261,7 +311,7 @@ def test_problems_of_all_splits_come_in_one_error(tmp_path: Path) -> None:
 
 
 def committed(out: Path) -> set[str]:
-    return {path.parent.name for path in out.rglob("*.json")}
+    return {path.parent.name for path in out.rglob("*.json") if path.name[0] != "."}
 
 
 def test_one_bad_split_leaves_all_of_them_uncommitted(tmp_path: Path) -> None:
@@ -840,7 +890,7 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
         imagefolder.image_folder(os.fsencode(source))[""],
         PackOptions(max_records=4, shuffle=True),
     )
-    (out / lock.JOURNAL).write_bytes(journal.dump(made))
+    (out / lock.JOURNAL).write_bytes(b"".join(journal.dump(made)))
     before = content(out)
     held = lock.take(str(out))  # from here on, reading the journal would end the lock
     try:
@@ -946,10 +996,10 @@ def test_a_packer_that_another_overtakes_leaves_no_journal(
     pack_one(source, tmp_path / "one")
     real = lock.begin
 
-    def begin(directory: str, data: bytes) -> bool:
+    def begin(directory: str, fresh: Any) -> bytes | None:
         monkeypatch.setattr(lock, "begin", real)
         shutil.copytree(tmp_path / "one", directory, dirs_exist_ok=True)
-        return real(directory, data)
+        return real(directory, fresh)
 
     monkeypatch.setattr(lock, "begin", begin)
     assert pack_one(source, tmp_path / "out").already
@@ -1253,11 +1303,11 @@ def test_the_loser_of_a_race_leaves_nothing(
 ) -> None:
     out, begin = tmp_path / "out", lock.begin
 
-    def late(directory: str, made: bytes) -> bool:
+    def late(directory: str, fresh: Any) -> bytes | None:
         """Another process packs just before our journal takes its name."""
         monkeypatch.setattr(lock, "begin", begin)
         shardio("pack", source, out, "--max-records", "4", "--seed", "7")
-        return begin(directory, made)
+        return begin(directory, fresh)
 
     pack_one(source, tmp_path / "winner", seed=7)
     monkeypatch.setattr(lock, "begin", late)
@@ -1344,23 +1394,50 @@ def test_max_pixels_is_the_limit_of_what_is_decoded(
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def test_a_journal_reads_back_and_every_flipped_byte_is_damage(source: Path) -> None:
+def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
+    source: Path, tmp_path: Path
+) -> None:
     made = make_plan(
         imagefolder.image_folder(os.fsencode(source))[""],
         PackOptions(shard_size=1000, max_records=3, shuffle=True),
     )
-    data = journal.dump(made)
-    read = journal.parse(data, "x")
+    data = b"".join(journal.dump(made))
+
+    def parsed(data: bytes) -> tuple[Plan, list[Rows]]:
+        read = journal.parse(head(data), "x", lambda start, length: data[start : start + length])
+        return read, list(read.all_rows())
+
+    def head(data: bytes) -> bytes:
+        (tmp_path / lock.JOURNAL).write_bytes(data)
+        return lock.head(str(tmp_path))
+
+    read, rows = parsed(data)
     assert read.same(made)
-    assert (read.keys, read.identity, read.problems) == (made.keys, made.identity, made.problems)
+    assert len(head(data)) < len(data) - sum(len(key) for one in rows for key in one.keys)
+    assert [one.keys for one in rows] == [one.keys for one in made.all_rows()]
+    assert (read.identity, read.problems) == (made.identity, made.problems)
     for at in range(0, len(data), 7):
         damaged = bytearray(data)
         damaged[at] ^= 4
         with pytest.raises(DamageError):
-            journal.parse(bytes(damaged), "x")
+            parsed(bytes(damaged))
     for stop in range(0, len(data), 50):
         with pytest.raises(DamageError):
-            journal.parse(data[:stop], "x")
+            parsed(data[:stop])
+
+
+def test_the_id_of_a_dataset_is_what_it_always_was(source: Path, tmp_path: Path) -> None:
+    made = [
+        make_plan(
+            imagefolder.image_folder(os.fsencode(source))[""],
+            PackOptions(shard_size=1000, max_records=records, shuffle=True),
+        )
+        for records in (3, 5)
+    ]
+    assert [one.dataset_id.hex() for one in made] == [
+        "c7792e47e83698f0ae575f68094d7e3d",
+        "7ca68cd57388aead568902cdd1a1fe5a",
+    ]
 
 
 def test_json_of_the_command_line_says_what_was_packed(source: Path, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
 from . import coco, files, grouped, imagefolder, listing, trees
-from .base import Listings, SourceRequest
+from .base import Listings, Plain, Source, SourceRequest
 from .detect import detect, detect_by_url
 
 
@@ -18,10 +18,12 @@ class Kind:
 
     list_records  returns the listing of each split
     split_names   returns the splits that `list_records` will have, quickly
+    reopen        returns a source of the records of one piece, of a split; None: it is read whole
     """
 
     list_records: Callable[[SourceRequest], Listings]
     split_names: Callable[[SourceRequest], list[str]]
+    reopen: Callable[[SourceRequest, str, Plain, Plain], Source] | None
 
 
 def _only(request: SourceRequest) -> list[str]:
@@ -35,6 +37,12 @@ def _dataset(request: SourceRequest) -> Listings:
     from . import dataset
 
     return dataset.list_records(request)
+
+
+def _reopen_dataset(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Source:
+    from . import dataset
+
+    return dataset.reopen(request, split, described, piece)
 
 
 def _dataset_names(request: SourceRequest) -> list[str]:
@@ -56,13 +64,13 @@ def _foreign(request: SourceRequest) -> Listings:
 
 # What reads other datasets is imported when it is needed: most packings read none.
 KINDS = {
-    "imagefolder": Kind(imagefolder.list_records, _folder_names),
-    "files": Kind(grouped.list_records, _folder_names),
-    "trees": Kind(trees.list_records, trees.split_names),
-    "coco": Kind(coco.list_records, _only),
-    "dataset": Kind(_dataset, _dataset_names),
-    "listing": Kind(listing.list_records, _only),
-    **{name: Kind(_foreign, _only) for name in FOREIGN if name != "imagefolder"},
+    "imagefolder": Kind(imagefolder.list_records, _folder_names, imagefolder.reopen),
+    "files": Kind(grouped.list_records, _folder_names, grouped.reopen),
+    "trees": Kind(trees.list_records, trees.split_names, trees.reopen),
+    "coco": Kind(coco.list_records, _only, coco.reopen),
+    "dataset": Kind(_dataset, _dataset_names, _reopen_dataset),
+    "listing": Kind(listing.list_records, _only, listing.reopen),
+    **{name: Kind(_foreign, _only, None) for name in FOREIGN if name != "imagefolder"},
 }
 
 
@@ -91,3 +99,26 @@ def list_records(request: SourceRequest) -> Listings:
     """List the records of a source, by split. Raises SourceError, OptionError."""
     assert request.kind is not None
     return KINDS[request.kind].list_records(request)
+
+
+def check_pieces(request: SourceRequest) -> None:
+    """Raise OptionError for a source that can only be read as a whole."""
+    assert request.kind is not None
+    if KINDS[request.kind].reopen is None:
+        raise OptionError(
+            f"{request.shown}: files of {request.kind} without an index can only be read as a "
+            "whole; make one by `shardio index`, and give that"
+        )
+
+
+def reopen(request: SourceRequest, kind: str, split: str, described: Plain, piece: Plain) -> Source:
+    """Open the records of one piece of a source, whose places are then 0, 1, 2, ...
+
+    request: has the roots and URLs. kind, described, piece: of the source that was listed. Raises
+    SourceChangedError, and what opening a source raises.
+    """
+    open_piece = KINDS[kind].reopen
+    assert open_piece is not None  # by check_pieces
+    source = open_piece(detect_kind(replace(request, kind=kind)), split, described, piece)
+    numbers = described.get("numbers")
+    return source if numbers is None else source.renumbered(numbers, ("label",))

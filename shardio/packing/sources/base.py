@@ -32,6 +32,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Problem = tuple[bytes, str]  # key, reason
 Read = Callable[[int], Sample]
 ReadFile = Callable[[bytes, int, int], bytes]  # path, bytes and time of change as listed
+# Numbers, text, bytes, numpy arrays, lists and dicts of these: what formats/sample.py can write.
+Plain = dict[str, Any]
 Top = tuple[list[bytes], list[bytes], list[bytes]]  # folders, all else, links to a folder above
 
 _SHOWN = 20  # files that one message lists
@@ -108,6 +110,14 @@ class Source:
 
     def will_need(self, place: int) -> None:
         """Announce that the record at a place will be read soon: a hint, which may do nothing."""
+
+    def describe(self) -> Plain:
+        """Return what the source is as a whole, for `reopen`: no roots, no URLs, no secrets."""
+        return {}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return all that reading the records at these places needs, for `reopen`."""
+        raise NotImplementedError
 
     def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return this source with other numbers of its classes: class i becomes numbers[i].
@@ -271,6 +281,18 @@ class _Renumbered(Source):
     def will_need(self, place: int) -> None:
         """Announce a record to the source."""
         self._source.will_need(place)
+
+    def describe(self) -> Plain:
+        """Describe the source, and the numbers."""
+        return self._source.describe() | {"numbers": list(self._numbers)}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return a piece of the source."""
+        return self._source.piece(places)
+
+    def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
+        """Return the source renumbered once, by both."""
+        return _Renumbered(self._source, [numbers[i] for i in self._numbers])
 
 
 def renamed(theirs: Mapping[str, str]) -> dict[str, Any]:

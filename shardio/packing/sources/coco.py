@@ -40,6 +40,7 @@ from .base import (
     Ints,
     Listing,
     Listings,
+    Plain,
     Problem,
     ReadFile,
     SourceFolder,
@@ -116,6 +117,26 @@ class Images(FileSource):
         other._labels = numbers
         return other
 
+    def describe(self) -> Plain:
+        """Return names of fields, numbers of classes, and paths that the folder is found by."""
+        found: Plain = {"names": dict(self._names), "first": self._entries.first}
+        return found if self._labels is None else found | {"numbers": list(self._labels)}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the files, and what the entries say of them."""
+        entries, chosen = self._entries, places.tolist()
+        annotations = [entries.packed(place) for place in chosen]
+        columns = ((name, column[places]) for name, column in entries.numbers.items())
+        return {
+            "keys": [entries.keys[place] for place in chosen],
+            "paths": [entries.paths[place] for place in chosen],
+            "numbers": {name: [one.data, np.ma.getmaskarray(one)] for name, one in columns},
+            "bounds": np.append(0, np.cumsum([*map(len, annotations)])).astype(np.int64),
+            "annotations": b"".join(annotations),
+            "sizes": self.sizes[places],
+            "mtimes": self.mtimes[places],
+        }
+
     def _files(self, place: int) -> list[tuple[bytes, int]]:
         return [(self._entries.paths[place], int(self.sizes[place]))]
 
@@ -166,6 +187,16 @@ def list_records(request: SourceRequest) -> Listings:
     ).take(places)
     listing.check_some(request.shown)
     return {"": listing}
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Images:
+    """Open a piece of a file of COCO."""
+    first, sizes, mtimes = described["first"], piece.pop("sizes"), piece.pop("mtimes")
+    numbers = {name: np.ma.MaskedArray(*one) for name, one in piece.pop("numbers").items()}
+    entries = Entries(first=first, numbers=numbers, classes=None, **piece)
+    source = Images(entries, _root(request, first)[0], described["names"])
+    source.sizes, source.mtimes = sizes, mtimes
+    return source
 
 
 def is_coco(path: bytes) -> bool:

@@ -15,27 +15,56 @@ from ...dataset import sequence
 from ...dataset.decode import Decoder
 from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
-from ...errors import DamageError, SourceError, StorageError, printable
+from ...errors import (
+    DamageError,
+    SourceChangedError,
+    SourceError,
+    StorageError,
+    printable,
+)
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
 from ...storage.options import with_root
 from ..index import in_memory
-from .base import Listing, Listings, Read, Rejected, Source, SourceRequest, check_key, renamed
+from .base import (
+    Ints,
+    Listing,
+    Listings,
+    Plain,
+    Read,
+    Rejected,
+    Source,
+    SourceRequest,
+    check_key,
+    renamed,
+)
 from .field_names import our_names
 
 
 class Records(Source):
     """The records of a dataset, under our names of its fields."""
 
-    def __init__(self, records: ShardSequence, theirs: Mapping[str, str]) -> None:
+    def __init__(
+        self, records: ShardSequence, theirs: Mapping[str, str], numbers: Ints | None = None
+    ) -> None:
+        """numbers: of the records, by place; None: all of them."""
         self._records, self._theirs = records, theirs
+        self._numbers = np.arange(len(records)) if numbers is None else numbers
+
+    def describe(self) -> Plain:
+        """Return names of fields, and what tells the dataset from any other."""
+        return {"theirs": dict(self._theirs), "id": _id(self._records.manifest)}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the numbers of the records."""
+        return {"numbers": self._numbers[places]}
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Read]:
         def read(place: int) -> Sample:
             try:
-                found = self._records[place]
+                found = self._records[int(self._numbers[place])]
             except (DamageError, StorageError) as error:
                 raise Rejected(str(error).splitlines()[0]) from None
             if (wrong := check_key(found[KEY])) is not None:
@@ -49,7 +78,7 @@ class Records(Source):
     def will_need(self, place: int) -> None:
         """Ask for a record, where each read is a round trip."""
         with contextlib.suppress(DamageError, StorageError):  # reading it says so
-            self._records.will_need(place)
+            self._records.will_need(int(self._numbers[place]))
 
 
 def list_records(request: SourceRequest) -> Listings:
@@ -59,6 +88,18 @@ def list_records(request: SourceRequest) -> Listings:
         name: listing_of(sequence.stored_in(index, options), request)
         for name, index in manifest.datasets_in(request.location).items()
     }
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Records:
+    """Open some records of a dataset. Raises SourceChangedError where it is another."""
+    index = manifest.datasets_in(request.location)[split]
+    records = sequence.stored_in(index, with_root(request.storage, request.root))
+    if _id(records.manifest) != described["id"]:
+        raise SourceChangedError(
+            f"{request.show(split)}: changed since the packing was planned: it is another dataset. "
+            "Run it again with --restart to plan anew"
+        )
+    return Records(records, described["theirs"], piece["numbers"])
 
 
 def list_foreign(request: SourceRequest) -> Listings:
@@ -109,7 +150,7 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
         ),
         options={
             "from": dataset.format,
-            "from_id": hashlib.sha256(dataset.dump()).hexdigest()[:32],
+            "from_id": _id(dataset),
             **renamed(theirs),
         },
         shuffled=dataset.format != "parquet",  # another order costs a row group a record
@@ -122,6 +163,11 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
         return records.columns(theirs.get(name, name))
 
     return listing.take(request.select(column, count, listing.classes))
+
+
+def _id(dataset: manifest.Manifest) -> str:
+    """Return 32 hex digits that tell a dataset from any other."""
+    return hashlib.sha256(dataset.dump()).hexdigest()[:32]
 
 
 def _classes(dataset: manifest.Manifest, theirs: Mapping[str, str]) -> tuple[str, ...] | None:

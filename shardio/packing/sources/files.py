@@ -22,7 +22,7 @@ import numpy as np
 from ...errors import SourceChangedError, SourceError, printable
 from ...formats.sample import MAX_BODY, MAX_HEAD, Sample
 from ...images.filetype import ALL_ENDINGS, image_type
-from ...names import key_text
+from ...names import key_bytes, key_text
 from ...units import show_count
 from .base import (
     Problem,
@@ -120,6 +120,11 @@ class DiskFolder:
 def folder_of(request: SourceRequest) -> SourceFolder:
     """Return the folder that is to be packed."""
     return DiskFolder(request.path) if request.files is None else request.files
+
+
+def folder_of_split(request: SourceRequest, split: str) -> SourceFolder:
+    """Return the folder of a split that is to be packed; of "" the whole."""
+    return folder_of(request).below(key_bytes(split)) if split else folder_of(request)
 
 
 def no_image(data: bytes) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from .base import (
     Ints,
     Listing,
     Listings,
+    Plain,
     ReadFile,
     Rejected,
     SourceFolder,
@@ -40,6 +42,7 @@ from .files import (
     FileSource,
     check_image,
     folder_of,
+    folder_of_split,
     not_images,
     split_folders,
     twins,
@@ -61,13 +64,30 @@ _IMAGE = "image"  # of all plain endings of images, where no record has two of t
 class Members(FileSource):
     """The records of a listing, each of several files."""
 
-    def __init__(self, root: SourceFolder, files: Files, named: Mapping[str, str]) -> None:
-        """named: our names of the fields of this dataset, by theirs."""
+    def __init__(self, root: SourceFolder, files: Columns, names: Sequence[str]) -> None:
+        """names: of the fields, one an ending."""
         super().__init__(root)
-        self._records = files
-        self._names = [named[field] for field in files.fields]
-        self._none: Sample = dict.fromkeys(self._names)
+        self._records, self._names = files, names
+        self._none: Sample = dict.fromkeys(names)
         self._decoders = [decoder(ending) for ending in files.endings]
+
+    def describe(self) -> Plain:
+        """Return the endings, and the fields that they are."""
+        return {"endings": self._records.endings, "names": self._names}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the files of each record."""
+        files = self._records
+        starts, counts = files.starts[places], np.diff(files.starts)[places]
+        ends = np.cumsum(counts)
+        at = np.arange(counts.sum()) + np.repeat(starts - (ends - counts), counts)
+        return {
+            "keys": [files.keys[place] for place in places.tolist()],
+            "starts": np.append(0, ends),
+            "which": files.which[at],
+            "sizes": files.sizes[at],
+            "mtimes": files.mtimes[at],
+        }
 
     def _files(self, place: int) -> Iterator[tuple[bytes, int]]:
         files = self._records
@@ -86,12 +106,28 @@ class Members(FileSource):
         return sample
 
 
-class Files:
-    """The files below one folder. Columns have an entry a file, those of one record adjacent.
+@dataclass
+class Columns:
+    """The files of records. Columns have an entry a file, those of one record adjacent.
 
-    `keys`: of records, in bytewise order; files [starts[i]:starts[i + 1]] are those of record i.
-    `which`: the place of a file's ending in `endings`, as they are written, and in `fields`.
+    `keys`: of records; files [starts[i]:starts[i + 1]] are those of record i.
+    `which`: the place of a file's ending in `endings`, as they are written.
     """
+
+    keys: list[bytes]
+    endings: list[bytes]
+    starts: Ints
+    which: Any
+    sizes: Ints
+    mtimes: Ints
+
+    def path(self, place: int, at: int) -> bytes:
+        """Return the path of a file, by its record's place and its own."""
+        return self.keys[place] + b"." + self.endings[int(self.which[at])]
+
+
+class Files(Columns):
+    """The files below one folder; `keys` are in bytewise order, `fields` one an ending."""
 
     def __init__(self, found: Walked) -> None:
         paths, sizes, mtimes, problems, _ = found
@@ -102,20 +138,16 @@ class Files:
             key, ending = _split(path)
             record[i] = places.setdefault(key, len(places))
             which[i] = ids.setdefault(ending, len(ids))
-        self.keys, rank = _ordered(places)
-        self.endings, by_ending = _ordered(ids)
+        keys, rank = _ordered(places)
+        endings, by_ending = _ordered(ids)
         record, which = rank[record], by_ending[which].astype(np.int32)
         packed = np.lexsort((which, record))
-        self.which, self.sizes, self.mtimes = which[packed], sizes[packed], mtimes[packed]
-        bounds = np.arange(len(self.keys) + 1)
-        self.starts: Ints = np.searchsorted(record[packed], bounds).astype(np.int64, copy=False)
+        starts = np.searchsorted(record[packed], np.arange(len(keys) + 1))
+        starts = starts.astype(np.int64, copy=False)
+        super().__init__(keys, endings, starts, which[packed], sizes[packed], mtimes[packed])
         self.fields = [_field(ending)[0] for ending in self.endings]
         self.problems = problems
         self._check()
-
-    def path(self, place: int, at: int) -> bytes:
-        """Return the path of a file, by its record's place and its own."""
-        return self.keys[place] + b"." + self.endings[int(self.which[at])]
 
     def count(self, fields: Collection[str]) -> Ints:
         """Return (records,) how many files of each record are one of these fields."""
@@ -217,6 +249,12 @@ def list_records(request: SourceRequest) -> Listings:
         listing = listings[name] = _listing(roots[name], files, named, plain, ignored[name])
         listing.check_some(request.show(name), "files")
     return listings
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Members:
+    """Open a piece of files that are grouped by name."""
+    columns = Columns(endings=described["endings"], **piece)
+    return Members(folder_of_split(request, split), columns, described["names"])
 
 
 def lies_there(
@@ -398,7 +436,7 @@ def _listing(
         keys=files.keys,
         sizes=files.totals(),
         mtimes=files.changes(),
-        source=Members(root, files, named),
+        source=Members(root, files, [named[field] for field in files.fields]),
         fields=fields,
         classes=None,
         problems=sorted(files.problems),

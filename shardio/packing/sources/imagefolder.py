@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from .base import (
     Ints,
     Listing,
     Listings,
+    Plain,
     ReadFile,
     Rejected,
     SourceFolder,
@@ -42,6 +44,7 @@ from .files import (
     FileSource,
     check_loose,
     folder_of,
+    folder_of_split,
     no_image,
     split_folders,
     twins,
@@ -53,10 +56,29 @@ class Folder(FileSource):
     """The files of a listing, each one record."""
 
     def __init__(
-        self, root: SourceFolder, keys: list[bytes], sizes: Ints, mtimes: Ints, labels: Ints | None
+        self,
+        root: SourceFolder,
+        keys: list[bytes],
+        sizes: Ints,
+        mtimes: Ints,
+        labels: Ints | None,
+        beside: Collection[int] | None = None,
     ) -> None:
+        """beside: places of files that `_is_beside` found; None: it looks when one is asked for."""
         super().__init__(root)
         self._keys, self._sizes, self._mtimes, self._labels = keys, sizes, mtimes, labels
+        self._beside = beside
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the files' names, sizes, times and labels."""
+        numbers = places.tolist()
+        return {
+            "keys": [self._keys[place] for place in numbers],
+            "sizes": self._sizes[places],
+            "mtimes": self._mtimes[places],
+            "labels": None if self._labels is None else self._labels[places],
+            "beside": [i for i, place in enumerate(numbers) if self._is_beside(place)],
+        }
 
     def _files(self, place: int) -> list[tuple[bytes, int]]:
         return [(self._keys[place], int(self._sizes[place]))]
@@ -73,12 +95,16 @@ class Folder(FileSource):
 
     def _hint(self, place: int) -> str:
         """Return what to do where a file differs from the next one only in its ending."""
+        if not (self._is_beside(place) if self._beside is None else place in self._beside):
+            return ""
+        return "; --from files packs files that differ only in their endings as one record"
+
+    def _is_beside(self, place: int) -> bool:
+        """Return whether a file differs from one beside it only in its ending."""
         key = self._keys[place]
         start = key[: key.find(b".", key.rfind(b"/") + 1) + 1]
         beside = (*self._keys[max(place - 1, 0) : place], *self._keys[place + 1 : place + 2])
-        if not start or not any(one.startswith(start) for one in beside):
-            return ""
-        return "; --from files packs files that differ only in their endings as one record"
+        return bool(start) and any(one.startswith(start) for one in beside)
 
 
 def list_records(request: SourceRequest) -> Listings:
@@ -102,6 +128,11 @@ def list_records(request: SourceRequest) -> Listings:
         own.notes.append("classes are numbered as in the index that lies there")
         return {"": renumber(own, numbered)}
     return found
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Folder:
+    """Open a piece of a folder of images."""
+    return Folder(folder_of_split(request, split), **piece)
 
 
 def _numbered(path: bytes) -> tuple[str, ...] | None:

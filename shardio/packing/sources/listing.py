@@ -31,6 +31,7 @@ from .base import (
     Ints,
     Listing,
     Listings,
+    Plain,
     Problem,
     Read,
     ReadFile,
@@ -81,6 +82,15 @@ class Rows(Source):
 
             yield read
 
+    def piece(self, places: Ints) -> Plain:
+        """Return the rows, and what is known of the files that they name."""
+        rows, files = self._rows[places], self._files
+        named = {} if files is None else {"files": files.piece(places, rows)}
+        return named | {
+            "keys": [self._keys[place] for place in places.tolist()],
+            "fields": {name: column.piece(rows) for name, column in self._fields.items()},
+        }
+
     def will_need(self, place: int) -> None:
         """Announce the file of a row."""
         if self._files is not None:
@@ -95,6 +105,10 @@ class Files:
     paths: Column  # of all rows
     sizes: Ints  # of the records
     mtimes: Ints
+
+    def piece(self, places: Ints, rows: Ints) -> list[Any]:
+        """Return what is known of some of the files."""
+        return [self.paths.piece(rows), self.sizes[places], self.mtimes[places]]
 
     def will_need(self, place: int, row: int) -> None:
         """Announce the file of a row."""
@@ -152,6 +166,16 @@ def list_records(request: SourceRequest) -> Listings:
     if request.where is None or "split" not in request.where:
         listing.notes.extend(_splits(table, rows))
     return {"": listing}
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Rows:
+    """Open a piece of a listing."""
+    fields = {name: Column(*column) for name, column in piece["fields"].items()}
+    files = None
+    if "files" in piece:
+        paths, sizes, mtimes = piece["files"]
+        files = Files(root_of(request), Column(*paths), sizes, mtimes)
+    return Rows(fields, np.arange(len(piece["keys"])), piece["keys"], files)
 
 
 # --- what columns are -----------------------------------------------------------------------------

@@ -87,6 +87,14 @@ class Column:
             for value, empty in zip(found, self._missing(piece).tolist(), strict=True):
                 yield None if empty else value
 
+    def piece(self, rows: Ints) -> list[Any]:
+        """Return the values of these rows, as `Column` takes them."""
+        if self.ends is None:
+            return [self.kind, self.values[rows], None, self._missing(rows)]
+        lengths = self.ends[rows + 1] - self.ends[rows]
+        ends = np.append(0, np.cumsum(lengths))
+        return [self.kind, b"".join(self._cut(rows)), ends, self._missing(rows)]
+
     def array(self) -> Any:
         """Return (rows,) values to select by: numbers, or objects of text; masked where None."""
         values = self.values

@@ -26,6 +26,7 @@ from .base import (
     Ints,
     Listing,
     Listings,
+    Plain,
     Problem,
     ReadFile,
     SourceFolder,
@@ -60,10 +61,20 @@ class Tree:
 class Trees(FileSource):
     """The records of a listing, each of a file in every tree."""
 
-    def __init__(self, root: SourceFolder, keys: list[bytes], trees: Sequence[Tree]) -> None:
+    def __init__(self, root: SourceFolder, trees: Sequence[Tree]) -> None:
+        """trees: the first has the keys."""
         super().__init__(root)
-        self._keys, self._trees = keys, trees
+        self._keys, self._trees = trees[0].paths, trees
         self._decoders = [decoder(_ENDINGS.get(tree.kind, b"")) for tree in trees]
+
+    def describe(self) -> Plain:
+        """Return name, folder and kind of each tree."""
+        return {"trees": [[tree.name, tree.folder, tree.kind] for tree in self._trees]}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the files of each tree."""
+        taken = (_taken(tree, places.tolist()) for tree in self._trees)
+        return {"files": [[tree.paths, tree.sizes, tree.mtimes] for tree in taken]}
 
     def _files(self, place: int) -> Iterator[tuple[bytes, int]]:
         for tree in self._trees:
@@ -111,6 +122,12 @@ def list_records(request: SourceRequest) -> Listings:
 def split_names(request: SourceRequest) -> list[str]:
     """Return the splits that `list_records` will have. Raises SourceError, OptionError."""
     return list(_layout(request)[0])
+
+
+def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Trees:
+    """Open a piece of parallel trees."""
+    pairs = zip(described["trees"], piece["files"], strict=True)
+    return Trees(folder_of(request), [Tree(*about, *files) for about, files in pairs])
 
 
 # --- where the trees are --------------------------------------------------------------------------
@@ -315,7 +332,7 @@ def _listing(root: SourceFolder, folders: Mapping[str, bytes]) -> Listing:
         keys=keys,
         sizes=sizes,
         mtimes=_changes(taken),
-        source=Trees(root, keys, taken),
+        source=Trees(root, taken),
         fields=fields,
         classes=None,
         problems=sorted(problems),
