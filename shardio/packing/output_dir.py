@@ -258,6 +258,10 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         """Read the head of the journal; opening its file would end the lock."""
         return self._held.head()
 
+    def read(self, start: int, length: int) -> bytes:
+        """Read bytes of the whole journal."""
+        return self._held.read(start, length)
+
     def clean(self) -> None:
         """Remove what only unfinished work needs, the journal last, and release the directory."""
         journal.clean(self.directory, self._held.head())

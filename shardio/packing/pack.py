@@ -248,7 +248,8 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
             except FileNotFoundError:
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
-            work.append(Job(journal.parse(owner.journal(), folder), folder, run, owner=owner))
+            planned = journal.parse(owner.journal(), folder, owner.read)
+            work.append(Job(planned, folder, run, owner=owner))
         if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = Report(progress, sum(int(job.plan.shard_bytes.sum()) for job in work))

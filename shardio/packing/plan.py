@@ -56,7 +56,7 @@ class Plan:
     fields: tuple[tuple[str, str], ...]  # name and kind, the key first
     classes: tuple[str, ...] | None
     options: PackOptions
-    problems: list[Problem]  # files that cannot be packed by what the listing says of them
+    problems: Sequence[Problem]  # files that cannot be packed by what the listing says of them
     ignored: int
     notes: list[str]
     bounds: Ints

@@ -247,6 +247,26 @@ def test_what_cannot_be_packed_is_said_by_the_plan_and_left_out_when_told(
     assert content(tmp_path / "out") == content(tmp_path / "expected")
 
 
+def test_what_the_plan_says_that_cannot_be_packed_is_read_and_said_once(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plant(source, {"class0/empty.jpg": b"", "class0/text.jpg": b"text"})
+    plan(source, out)
+    data = (out / lock.JOURNAL).read_bytes()
+    *_, problems, end = journal.dump(journal.parse(lock.head(str(out)), "", reader(data)))
+    parts = [pack(source, out, part=(1, 2), on_error="skip")[0]]
+    at = len(data) - len(end) - len(problems) // 2
+    (out / lock.JOURNAL).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    parts.append(pack(source, out, part=(2, 2), on_error="skip")[0])
+    assert [key for one in parts for key, _ in one.rejected] == ["class0/text.jpg"]
+    with pytest.raises(DamageError, match="the list of what cannot be packed cannot be read: its"):
+        pack(source, out, part=(2, 2))
+    (out / lock.JOURNAL).write_bytes(data)
+    [done] = commit(out, jobs=1)
+    assert [key for key, _ in done.rejected] == ["class0/empty.jpg", "class0/text.jpg"]
+
+
 def test_a_packing_under_a_plan_that_dies_goes_on_without_listing(
     source: Path,
     tmp_path: Path,
