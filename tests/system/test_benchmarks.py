@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import servers
 
 import shardio
 from benchmarks import __main__ as command_line
@@ -69,6 +70,7 @@ NAMES = (
     ),
     "shuffle",
     "scale",
+    "cluster",
     *(
         "compare",
         "loader",
@@ -716,3 +718,14 @@ def test_the_walk_of_scale_counts_ranges_and_single_records() -> None:
     # A process with spans of its own asks for 8 MiB, 84 rows, at a time, and for ends of shards.
     assert 1 / 84 < walked(batch=32, spans=4) < 1.5 / 84
     assert walked(batch=32, spans=2) > 0.5
+
+
+@pytest.mark.slow
+def test_the_cluster_is_simulated(archives: Path, tmp_path: Path, run: Run) -> None:
+    servers.skip_without("nginx", package="nginx-light")
+    out = tmp_path / "cluster.json"
+    done = run("cluster", "--quick", "--data", str(archives), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert len(found["tables"]) == 7 and all(target["met"] for target in found["targets"])
+    assert all(seconds > 0 for seconds in found["raw"]["cpu_s_a_gb"].values())
