@@ -32,6 +32,7 @@ NAMES = (
     "startup",
     "manifest",
     "scale",
+    "cluster",
     "order",
     "shuffle",
     "workers",
