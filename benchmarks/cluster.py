@@ -167,6 +167,11 @@ def _packing(example: Example, cpu: dict[str, float], seeds: int, result: Result
                     for seed in range(seeds)
                 ]
                 result.raw(f"{example.name}: {step}, {nodes} nodes, s a shard", limits)
+    alone = _limits(example, "verify", cpu["verify"], 1)
+    rows["commit, 1 node, which reads all"] = [
+        simulate(example.shards, 1, 1, alone, seed) | {"tb": example.bytes / 1e12}
+        for seed in range(seeds)
+    ]
     columns = {
         "hours": "hours",
         "deaths": "deaths",
