@@ -141,7 +141,7 @@ def _cpu_s(*arguments: str | Path) -> float:
 
 def _packing(example: Example, cpu: dict[str, float], seeds: int, result: Result) -> None:
     pieces = example.bytes / PIECE + 2 * example.shards  # parts, and what begins and ends an upload
-    gets = {"pack": example.images, "verify": 0, "copy": example.shards}
+    gets = {"pack": example.images, "verify": 0, "copy": 2 * example.shards}  # HEAD
     puts = {"pack": 0.0, "verify": 0.0, "copy": pieces}
     lists = example.images / 1_000
     rows: dict[str, list[dict[str, Any]]] = {
@@ -167,6 +167,11 @@ def _packing(example: Example, cpu: dict[str, float], seeds: int, result: Result
                     for seed in range(seeds)
                 ]
                 result.raw(f"{example.name}: {step}, {nodes} nodes, s a shard", limits)
+    alone = _limits(example, "verify", cpu["verify"], 1)
+    rows["commit, 1 node, which reads all"] = [
+        simulate(example.shards, 1, 1, alone, seed) | {"tb": example.bytes / 1e12}
+        for seed in range(seeds)
+    ]
     columns = {
         "hours": "hours",
         "deaths": "deaths",
