@@ -61,6 +61,7 @@ NAMES = (
         "raw",
         "train",
         "pack",
+        "plan",
         "lmdb",
         "formats",
         "startup",
