@@ -33,6 +33,7 @@ NAMES = (
     "startup",
     "manifest",
     "scale",
+    "cluster",
     "order",
     "shuffle",
     "workers",
