@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .command import (
+    EXECUTOR,
     FIELDS,
     GOES_ON,
     JOBS,
@@ -78,6 +79,7 @@ INDEX = Command(
     FIELDS,
     option("--classes", "OTHER"),
     JOBS,
+    *EXECUTOR,
     OVERWRITE,
     *STORE,
 )

@@ -40,7 +40,7 @@ from ..units import check_bool, check_group, show_count, show_size
 from . import journal, output_dir
 from .options import PackOptions
 from .plan import make_plan
-from .process_pool import Progress, processes
+from .process_pool import Executor, Progress, processes
 from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
@@ -114,6 +114,7 @@ def index(
     jobs: int | None = None,
     overwrite: bool = False,
     storage: Storage | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Indexed:
     """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
@@ -129,6 +130,7 @@ def index(
     jobs       processes; default: one a core
     overwrite  replace the manifest that is there
     storage    a shardio.Storage: how an object store is reached
+    executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
 
     Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
     """
@@ -159,7 +161,7 @@ def index(
     dataset_id = dataset_id_of(found, wanted)
     with _working(folder, dataset_id):
         _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
-        scanned = scan_all(found, folder, dataset_id, jobs, progress)
+        scanned = scan_all(found, folder, dataset_id, jobs, progress, executor)
         index_manifest, left_out = manifest_of(found, scanned, wanted, dataset_id)
         local.write_file(folder, manifest.MANIFEST, index_manifest.dump(), replace=overwrite)
     sources = index_manifest.options["fields"]

@@ -29,7 +29,7 @@ from ..names import KEY
 from ..storage import local
 from ..storage.base import Location
 from ..units import show_count
-from .process_pool import Progress, Report, run
+from .process_pool import Executor, Progress, Report, run
 from .sources.base import Problem, listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
@@ -95,6 +95,7 @@ def scan_all(
     dataset_id: bytes,
     jobs: int,
     progress: Progress | None,
+    executor: Executor | None = None,
 ) -> list[Scanned]:
     """Scan every shard; its index is written into a folder, or kept.
 
@@ -102,7 +103,8 @@ def scan_all(
     """
     scan = functools.partial(scan_shard, found, folder, dataset_id)
     report = Report(progress, sum(found.sizes))
-    scanned = list(run(scan, range(len(found.names)), jobs=jobs, report=report))
+    numbers = range(len(found.names))
+    scanned = list(run(scan, numbers, jobs=jobs, report=report, executor=executor))
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
         raise SourceError(

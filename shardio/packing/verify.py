@@ -27,7 +27,7 @@ from ..names import KEY, key_text
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
-from .process_pool import Progress, Report, processes, run
+from .process_pool import Executor, Progress, Report, processes, run
 
 Bad = DamageError | StorageError
 Read = TypeVar("Read")
@@ -112,6 +112,7 @@ def verify(
     max_pixels: int | None = None,
     sha256: bool = False,
     jobs: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
@@ -123,6 +124,7 @@ def verify(
     max_pixels  with `decode`: of an image, instead of the default limit
     sha256      also compare each file's SHA-256 with the manifest
     jobs        processes; default: one a core
+    executor    a shardio.RayExecutor: a cluster that does it instead
     progress    called now and then with bytes done and bytes in all
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
@@ -161,7 +163,8 @@ def verify(
     found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in datasets))
     report = Report(progress, found.bytes)
     failed = 0  # shards in a row
-    with contextlib.closing(run(_check_shard, tasks, jobs=jobs, report=report)) as results:
+    checked = run(_check_shard, tasks, jobs=jobs, report=report, executor=executor)
+    with contextlib.closing(checked) as results:
         for number, (records, damages, unread) in enumerate(results):
             found.records += records
             found.damages += damages
