@@ -296,7 +296,7 @@ def planned_splits(root: str) -> list[str]:
 def _options(folder: str) -> dict[str, Any]:
     """Return the options of an unfinished packing, or of the dataset, in a folder."""
     try:
-        start = lock.read(folder, _PLAN_HEADER)
+        start = lock.read(folder, 0, _PLAN_HEADER)
     except FileNotFoundError:
         # Not `load`, which would look below this folder, too, for what to say of it.
         return parse(locate(folder).read(MANIFEST, MAX_MANIFEST), folder).options
@@ -390,7 +390,7 @@ def _several(shown: str, splits: Sequence[str]) -> str:
 def _unfinished(folder: str) -> str:
     """Say what the journal in a folder is of."""
     try:
-        writer = lock.read(folder, len(lock.WRITER_MAGIC)) == lock.WRITER_MAGIC
+        writer = lock.read(folder, 0, len(lock.WRITER_MAGIC)) == lock.WRITER_MAGIC
     except BusyError:
         return "this process is packing here, and is not finished"
     except (OSError, StorageError, DamageError):

@@ -227,13 +227,13 @@ def unpack(data: Buffer) -> Any:
 
 def pack_columns(value: Any) -> bytes:
     """Encode plain values, and numpy arrays among them, as msgpack."""
-    return bytes(msgpack.packb(value, default=_pack_array))
+    return bytes(msgpack.packb(value, default=_pack_array, unicode_errors="surrogatepass"))
 
 
 def unpack_columns(data: Buffer) -> Any:
     """Decode plain values and numpy arrays. Raises ValueError on anything else."""
     try:
-        return msgpack.unpackb(data, ext_hook=_unpack_array)
+        return msgpack.unpackb(data, ext_hook=_unpack_array, unicode_errors="surrogatepass")
     except Exception as error:
         raise ValueError(f"not msgpack: {type(error).__name__}") from None
 

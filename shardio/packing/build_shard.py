@@ -21,7 +21,7 @@ from . import journal
 from .plan import Plan
 from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
-from .sources.base import Problem, Rejected, Source
+from .sources.base import Problem, Rejected, SourceRequest
 
 _AHEAD = 32 << 20  # bytes of records that are announced to the source
 _CHECK = 64  # files, or
@@ -45,7 +45,6 @@ class Work:
     """All shards of a plan, for a directory. Forked workers inherit it."""
 
     plan: Plan
-    source: Source | None  # None: shards that parts built are only looked for
     directory: str
     token: str
     skip: bool  # leave out what cannot be packed
@@ -53,6 +52,7 @@ class Work:
     # By number, names of files that may be this shard, from an interrupted packing.
     finished: Mapping[int, Sequence[str]]
     sent: Mapping[int, Built] = field(default_factory=dict)  # what an object store has of it
+    builds: bool = True  # False: shards that parts built are only looked for
 
 
 def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
@@ -61,34 +61,51 @@ def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
     add: told now and then of how many bytes of the source are done; it may raise, to stop the work.
     """
     if number in work.sent:
-        add(int(work.plan.sizes[work.plan.records_of(number)].sum()))
+        add(int(work.plan.shard_bytes[number]))
         return work.sent[number]
     names = work.finished.get(number, ())
     found = [kept for name in names if (kept := _keep(work, number, name))]
     if found:
-        add(int(work.plan.sizes[work.plan.records_of(number)].sum()))
+        add(int(work.plan.shard_bytes[number]))
         return min(found, key=lambda kept: len(kept.problems))
-    if work.source is None:
-        return Built(None)
-    return _build(work, number, add)
+    return _build(work, number, add) if work.builds else Built(None)
+
+
+def build_alone(
+    head: bytes,
+    piece: bytes,
+    number: int,
+    request: SourceRequest,
+    directory: str,
+    *,
+    skip: bool,
+) -> Built:
+    """Build a shard of a plan that was made ahead: in any process, on any machine.
+
+    head, piece   of its journal: all but the pieces, and the one of this shard
+    request       for the source, as this machine reaches it; its kind need not be given
+    directory     where the shard is to be
+    """
+    plan = journal.parse(head, directory, lambda start, length: piece, request)
+    work = Work(plan, directory, local.token(), skip, plan.dataset_id, {})
+    return build_or_keep(work, number, lambda size: None)
 
 
 def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
-    assert work.source is not None
     plan, options = work.plan, work.plan.options
-    part = plan.records_of(number)
-    keys, sizes = plan.keys[part], plan.sizes[part].tolist()
-    places = [] if plan.places is None else plan.places[part].tolist()
+    keys, listed, _, places, source = plan.rows(number)
+    assert source is not None
+    sizes = listed.tolist()
     schema, format = Schema(plan.fields), options.format
     shard = ShardWriter(work.directory, work.token, schema, work.dataset_id, number, format)
     problems: list[Problem] = []
     reencoded = Reencoded()
     try:
-        with work.source.open() as read:
+        with source.open() as read:
             done, ahead, room = 0, 0, _AHEAD
             for i, place in enumerate(places):
                 while ahead < len(places) and room > 0:
-                    work.source.will_need(places[ahead])
+                    source.will_need(places[ahead])
                     room -= sizes[ahead]
                     ahead += 1
                 room += sizes[i]
@@ -134,10 +151,9 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
             shard = open_own(file, name, work.dataset_id)
             # Left out are only files that a part was told to skip; building anew finds out why.
             left_out: list[Problem] = []
-            if work.source is None:
+            if not work.builds:
                 left_out = journal.load_rejected(here, journal.part_list(name)) or []
-            part = plan.records_of(number)
-            expected = part.stop - part.start - len(left_out)
+            expected = plan.records_of(number) - len(left_out)
             found = (shard.schema.fields, shard.number, shard.records)
             if found != (plan.fields, number, expected):
                 return None

@@ -307,7 +307,7 @@ def _owned(folder: str, dataset_id: bytes) -> output_dir.Owner:
     Raises BusyError, and ExistsError where a packing is unfinished.
     """
 
-    def joins(data: bytes) -> bool:
+    def joins(data: bytes, _: journal.ReadBytes) -> bool:
         if journal.is_resumable(folder, data):
             raise ExistsError(
                 f"{printable(folder)}: an unfinished packing is here; finish it, or choose another "
@@ -317,8 +317,8 @@ def _owned(folder: str, dataset_id: bytes) -> output_dir.Owner:
             return journal.identity(data)[0] == dataset_id
         return False
 
-    def fresh() -> bytes:
-        return journal.of_writer(dataset_id, journal.shards_in(folder))
+    def fresh() -> list[bytes]:
+        return [journal.of_writer(dataset_id, journal.shards_in(folder))]
 
     return output_dir.own(folder, fresh, joins)
 

@@ -82,7 +82,7 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
 def _alone(folder: str) -> contextlib.AbstractContextManager[None]:
     """Own a folder that has no journal, by one of our own. Raises BusyError."""
 
-    def refuse(data: bytes) -> bool:
+    def refuse(data: bytes, _: journal.ReadBytes) -> bool:
         raise BusyError(
             f"{printable(folder)}: another shardio process began to pack here just now. Nothing "
             "was touched"
@@ -90,7 +90,7 @@ def _alone(folder: str) -> contextlib.AbstractContextManager[None]:
 
     # A Writer's: should we be killed, the next packer, Writer or gc removes it.
     ours = journal.of_writer(secrets.token_bytes(16), journal.shards_in(folder))
-    return output_dir.own(folder, lambda: ours, refuse).briefly()
+    return output_dir.own(folder, lambda: [ours], refuse).briefly()
 
 
 def _clean(folder: str, found: Iterable[_Unnamed], done: Cleaned) -> None:

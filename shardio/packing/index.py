@@ -526,12 +526,12 @@ def _images(root: str, classes: Location | None, out: str | None) -> Found:
     number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
     names, sizes, extras = [], [], []
     for shard in range(plan.shards):
-        part = plan.records_of(shard)
-        keys = plan.keys[part]
+        rows = plan.rows(shard)
+        keys = rows.keys
         labels = [number[key[: key.index(b"/")]] for key in keys] if number else None
         names.append(f"files-{shard:05d}")
-        sizes.append(int(plan.sizes[part].sum()))
-        extras.append(describe(keys, plan.sizes[part], labels))
+        sizes.append(int(plan.shard_bytes[shard]))
+        extras.append(describe(keys, rows.sizes, labels))
     return Found(
         root,
         "imagefolder",

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
@@ -33,7 +33,7 @@ from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
-from .sources.base import Problem, Source, listed
+from .sources.base import Problem, listed
 from .uploads import Uploads
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -59,10 +59,9 @@ class Run:
 class Job:
     """One dataset that is to be packed into one directory; `result` says what became of it.
 
-    source: None where the shards that parts built are only checked, and committed. From `build`
-    on, or from the beginning, the directory is owned by `owner` until `commit`, so that several
-    splits are committed together. place: in an object store; shards are built in the directory
-    then, and uploaded. Without it, the place is the directory.
+    From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
+    that several splits are committed together. place: in an object store; shards are built in the
+    directory then, and uploaded. Without it, the place is the directory.
     """
 
     def __init__(
@@ -70,12 +69,11 @@ class Job:
         plan: Plan,
         directory: str,
         run: Run,
-        source: Source | None = None,
         owner: Owner | None = None,
         place: RemoteLocation | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
-        self.plan, self.directory, self.source, self.run = plan, directory, source, run
+        self.plan, self.directory, self.run = plan, directory, run
         self._owner = owner
         self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
@@ -126,12 +124,12 @@ class Job:
         """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
         if self.result.pixels is None or self.result.already:
             return None
-        (height, width), count = self.result.pixels, len(self.plan.keys)
+        (height, width), count = self.result.pixels, self.plan.records
         split = f"{self.result.split}: " if self.result.split else ""
         return (
             f"{split}raw pixels: {count:,} images of {width} x {height}, "
             f"{show_size(count * 3 * height * width)} (the source has "
-            f"{show_size(int(self.plan.sizes.sum()))})"
+            f"{show_size(int(self.plan.shard_bytes.sum()))})"
         )
 
     def dry_run(self) -> Packed:
@@ -140,7 +138,8 @@ class Job:
         self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
-            if not self.result.already and self._joins(lock.read(self.directory)):
+            read = functools.partial(lock.read, self.directory)
+            if not self.result.already and self._joins(lock.head(self.directory), read):
                 there = self._finished().keys() | self._sent().keys()
                 self.result.kept = len(there & set(self._shards))
         return self.result
@@ -208,13 +207,13 @@ class Job:
         self.result.unlocked = not self._owner.is_locked
         work = Work(
             self.plan,
-            self.source,
             self.directory,
             self._token,
             self.run.skip,
             self._id,
             self._finished(),
             self._sent(),
+            builds=not self.result.checked,
         )
         build = functools.partial(build_shard.build_or_keep, work)
         try:
@@ -259,14 +258,14 @@ class Job:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def _fresh(self) -> bytes:
+    def _fresh(self) -> Iterator[bytes]:
         """Write a journal for a directory that has none."""
         self._restart = False  # there is nothing to be dropped
         before = journal.shards_in(self.directory)
         self.plan = dataclasses.replace(self.plan, before=before)
         return journal.dump(self.plan)
 
-    def _joins(self, data: bytes) -> bool:
+    def _joins(self, data: bytes, read: journal.ReadBytes) -> bool:
         """Return whether to go on under a journal that is there; False where it is to be dropped.
 
         Raises SourceChangedError when it is of another plan, DamageError, unless `restart`.
@@ -275,7 +274,7 @@ class Job:
         if not journal.is_resumable(self.directory, data):
             return False  # of a Writer that died, or committed, and not cleaned up
         try:
-            old = journal.parse(data, self.directory)
+            old = journal.parse(data, self.directory, read)
         except DamageError:
             if self._restart:
                 return False

@@ -7,9 +7,13 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
     .shardio-sent-*.json        notes of shards that are in an object store (uploads.py)
 
-    journal   "shardio-plan 0\\n" | header: one line of JSON | sizes i64[n] | mtimes i64[n]
-              | key lengths u32[n] | keys | SHA-256 of all before
+    journal   "shardio-plan 1\\n" | one line of JSON: what makes the id, but for the records
+              | pieces, one a shard: msgpack of its keys, sizes, times, and its piece of the source
+              | header: msgpack of all else | footer (lock.py)
          or   "shardio-writer 0\\n" | one line of JSON: of what cannot be resumed
+
+What is called a journal below is its head, all but the pieces. The header has a checksum of each
+piece, so that one is read without the others, and by a process that has no others.
 
 shardio removes a file only when its name and its first bytes say that shardio wrote it, and only
 what no manifest names.
@@ -19,26 +23,34 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import DamageError, ExistsError, NotPackedError, StorageError, VersionError, printable
 from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
+from ..formats.sample import pack_columns, unpack_columns
 from ..names import key_bytes, key_text
 from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate
-from ..storage.lock import JOURNAL, PLAN_MAGIC, WRITER_MAGIC
+from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
+from . import sources
 from .options import PackOptions
-from .plan import Before, Plan, json_line
+from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Problem
+from .sources.base import Plain, Problem, Source, SourceRequest
+
+ReadBytes = Callable[[int, int], bytes]  # start, length
 
 REJECTED = "rejected.jsonl"
 NOTE = ".shardio-sent-{}.json"
@@ -48,58 +60,130 @@ _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its co
 # --- its bytes ------------------------------------------------------------------------------------
 
 
-def dump(plan: Plan) -> bytes:
-    """Write the journal of a plan."""
-    header = plan.identity | {
-        "problems": [[key_text(key), reason] for key, reason in plan.problems],
-        "ignored": plan.ignored,
-        "notes": plan.notes,
-        "bounds": plan.bounds.tolist(),
-        "before": plan.before,
-    }
-    body = b"".join(
-        (
-            PLAN_MAGIC,
-            json_line(header),
-            plan.sizes.astype("<i8").tobytes(),
-            plan.mtimes.astype("<i8").tobytes(),
-            np.array([len(key) for key in plan.keys], "<u4").tobytes(),
-            *plan.keys,
-        )
+def dump(plan: Plan) -> Iterator[bytes]:
+    """Write the journal of a plan: the beginning, a piece for each shard, and the end."""
+    start = PLAN_MAGIC + json_line(plan.identity)
+    yield start
+    ends, checksums = [len(start)], []
+    for rows in plan.all_rows():
+        piece = pack_columns(_plain(rows, ahead=plan.ahead is not None))
+        ends.append(ends[-1] + len(piece))
+        checksums.append(_checksum(piece))
+        yield piece
+    names = (
+        "problems",
+        "ignored",
+        "notes",
+        "shard_bytes",
+        "dataset_id",
+        "changes",
+        "before",
+        "ahead",
     )
-    return body + hashlib.sha256(body).digest()
+    header = pack_columns(
+        {name: getattr(plan, name) for name in names}
+        | {"bounds": plan.bounds, "ends": np.array(ends), "checksums": checksums}
+    )
+    places = FOOTER.pack(len(start), ends[-1], b"")[:-SEAL]
+    yield header + places + hashlib.sha256(start + header + places).digest()
 
 
-def parse(data: bytes, directory: str) -> Plan:
-    """Read the plan in a journal. Raises DamageError, NotPackedError where it has none."""
+def _plain(rows: Rows, ahead: bool) -> Plain:
+    """Return rows as plain values. ahead: with their piece of the source, so that it is read by it.
+
+    What is in both is kept once.
+    """
+    plain: Plain = {"keys": rows.keys, "sizes": rows.sizes, "mtimes": rows.mtimes}
+    if ahead and rows.source is not None:
+        piece = rows.source.piece(np.array(rows.places, np.int64))
+        shared = [name for name in plain if name in piece and _equal(plain[name], piece[name])]
+        own = {name: value for name, value in piece.items() if name not in shared}
+        plain["source"] = {"own": own, "shared": shared}
+    return plain
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+def _checksum(piece: bytes) -> bytes:
+    return hashlib.blake2b(piece, digest_size=8).digest()
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The records of shards, of the pieces of a journal."""
+
+    shown: str
+    read: ReadBytes
+    ends: Sequence[int]
+    checksums: Sequence[bytes]
+    reopen: Callable[[Plain], Source] | None  # the source, by a piece of it
+
+    def __call__(self, shard: int) -> Rows:
+        try:
+            piece = self.read(self.ends[shard], self.ends[shard + 1] - self.ends[shard])
+            if _checksum(piece) != self.checksums[shard]:
+                raise ValueError("its checksum is wrong")
+            found = unpack_columns(piece)
+            about = found.get("source")
+            if about is not None:
+                about = about["own"] | {name: found[name] for name in about["shared"]}
+            keys, sizes, mtimes = found["keys"], found["sizes"], found["mtimes"]
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise DamageError(
+                f"{self.shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack "
+                "--restart` drops it"
+            ) from None
+        source = None if about is None or self.reopen is None else self.reopen(about)
+        return Rows(keys, sizes, mtimes, range(len(keys)), source)
+
+
+def _no_pieces(start: int, length: int) -> bytes:
+    raise AssertionError("the pieces of this plan are not asked for")
+
+
+def parse(
+    data: bytes,
+    directory: str,
+    read: ReadBytes = _no_pieces,
+    request: SourceRequest | None = None,
+) -> Plan:
+    """Read the plan in a journal. Raises DamageError, NotPackedError where it has none.
+
+    read      reads bytes of the whole journal, at a place: those of a shard's piece
+    request   for the source of a plan that was made ahead, where records are to be read
+    """
     if data.startswith(WRITER_MAGIC):
         raise NotPackedError(
             f"{printable(directory)}: not packed: a Writer ended here before its stream did; write "
             "it again"
         )
+    shown = os.path.join(directory, JOURNAL)
     try:
-        if data[-32:] != hashlib.sha256(memoryview(data)[:-32]).digest():
-            raise ValueError("its checksum is wrong")
         if not data.startswith(PLAN_MAGIC):
             raise ValueError("it is of another version")
-        at = data.index(b"\n", len(PLAN_MAGIC)) + 1
+        if data[-SEAL:] != hashlib.sha256(memoryview(data)[:-SEAL]).digest():
+            raise ValueError("its checksum is wrong")
+        at, _, _ = FOOTER.unpack(data[-FOOTER.size :])
         header = json.loads(data[len(PLAN_MAGIC) : at])
+        header |= unpack_columns(data[at : -FOOTER.size])
         header["fields"] = tuple((name, kind) for name, kind in header["fields"])
         header["classes"] = None if header["classes"] is None else tuple(header["classes"])
         header["options"] = PackOptions.of(header["options"])
-        header["problems"] = [(key_bytes(key), reason) for key, reason in header["problems"]]
-        bounds = np.array(header.pop("bounds"), np.int64)
-        count = int(bounds[-1])
-        sizes, mtimes = np.frombuffer(data, "<i8", 2 * count, at).reshape(2, count)
-        at += 16 * count
-        ends = np.frombuffer(data, "<u4", count, at).cumsum(dtype=np.int64) + at + 4 * count
-        starts = [at + 4 * count, *ends.tolist()]
-        keys = [data[a:b] for a, b in zip(starts, ends.tolist(), strict=False)]
-        return Plan(**header, keys=keys, sizes=sizes, mtimes=mtimes, bounds=bounds)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        header["problems"] = [(key, reason) for key, reason in header["problems"]]
+        ends, checksums = header.pop("ends").tolist(), header.pop("checksums")
+        reopen = None
+        if request is not None and header["ahead"] is not None:
+            options, described = header["options"], header["ahead"]["source"]
+            asked = sources.detect_kind(replace(request, kind=options.source))
+            reopen = functools.partial(sources.reopen, asked, options.split, described)
+        pieces = _Pieces(shown, read, ends, checksums, reopen)
+        return Plan(**header, rows=pieces)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
         raise DamageError(
-            f"{os.path.join(directory, JOURNAL)}: the plan of an unfinished packing cannot be "
-            f"read: {error}. `shardio pack --restart` drops it"
+            f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "
+            "--restart` drops it"
         ) from None
 
 

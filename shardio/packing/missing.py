@@ -65,7 +65,7 @@ class Waiting:
         version = status.st_ino, status.st_mtime_ns
         known = self._plans.get(folder)
         if known is None or known[0] != version:
-            known = self._plans[folder] = version, journal.parse(lock.read(folder), folder)
+            known = self._plans[folder] = version, journal.parse(lock.head(folder), folder)
         return known[1]
 
 

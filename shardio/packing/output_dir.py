@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -30,6 +30,7 @@ from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count
 from . import journal, objects, plan
+from .journal import ReadBytes
 from .options import PackOptions
 from .plan import Plan
 
@@ -198,7 +199,7 @@ def is_packed(place: Target, planned: Plan, sized: bool) -> bool:
     options = {"format": "record"} | planned.options.record()
     if not sized:  # it follows from the records, and is no difference of its own where they differ
         resized = PackOptions.of(planned.options.record() | {"shard_size": known.get("shard_size")})
-        if replace(planned, options=resized).dataset_id != there.dataset_id:
+        if replace(planned, options=resized).sealed().dataset_id != there.dataset_id:
             options["shard_size"] = known.get("shard_size")
     by_default = () if sized else ("shard_size",)
     raise ExistsError(_another(place, there, plan.changed(known, options, by_default)))
@@ -233,13 +234,14 @@ def _another(place: Target, there: manifest.Manifest, changed: Sequence[str]) ->
 class Owner(contextlib.AbstractContextManager["Owner"]):
     """A directory that this process writes into: by the lock on its journal, until it is released.
 
-    A context manager. `joined`: the journal was there before.
+    A context manager. `joined`: the journal was there before. ours: the last bytes of one that we
+    made.
     """
 
     def __init__(self, directory: str, held: lock.Lock, ours: bytes | None) -> None:
         self.directory, self._held = directory, held
         self.joined = ours is None
-        self._seal = None if ours is None else ours[-32:]  # a journal may be large
+        self._seal = ours
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -250,12 +252,12 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         return self._held.held is not None
 
     def journal(self) -> bytes:
-        """Read the journal; opening its file would end the lock."""
-        return self._held.read()
+        """Read the head of the journal; opening its file would end the lock."""
+        return self._held.head()
 
     def clean(self) -> None:
         """Remove what only unfinished work needs, the journal last, and release the directory."""
-        journal.clean(self.directory, self._held.read())
+        journal.clean(self.directory, self._held.head())
         self.release()
 
     @contextlib.contextmanager
@@ -284,15 +286,15 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
 
 def own(
     directory: str,
-    fresh: Callable[[], bytes],
-    joins: Callable[[bytes], bool],
+    fresh: Callable[[], Iterable[bytes]],
+    joins: Callable[[bytes, ReadBytes], bool],
     shards: range | None = None,
 ) -> Owner:
     """Become the owner of a directory, or of some shards in it. Raises BusyError, StorageError.
 
     fresh  the bytes of a new journal, for where none is
-    joins  of a journal that is there, and nobody works under: whether we do, or remove it with all
-           that it stands for; it raises where neither may be
+    joins  of a journal that is there, its head and how it is read, and nobody works under: whether
+           we do, or remove it with all that it stands for; it raises where neither may be
     """
     bounds = (0, None) if shards is None else (shards.start, shards.stop)
     ours: bytes | None = None
@@ -300,19 +302,19 @@ def own(
         try:
             held = lock.take(directory, *bounds)
         except FileNotFoundError:
-            data = fresh()
-            ours = data if lock.begin(directory, data) else None
+            ours = lock.begin(directory, fresh)
             continue
         try:
-            data = held.read()
-            if data == ours or joins(data):
-                return Owner(directory, held, ours if data == ours else None)
+            data = held.head()
+            is_ours = data[-lock.SEAL :] == ours
+            if is_ours or joins(data, held.read):
+                return Owner(directory, held, ours if is_ours else None)
         except BaseException:
             held.release()
             raise
         held.release()
         with contextlib.suppress(FileNotFoundError), lock.whole(directory) as whole:
-            if whole.read() == data:  # nobody was quicker
+            if whole.head() == data:  # nobody was quicker
                 journal.clean(directory, data)
 
 
@@ -323,7 +325,7 @@ def own_afresh(directory: str, dataset_id: bytes, advice: str = "") -> Owner:
     unfinished packing, with advice.
     """
 
-    def joins(data: bytes) -> bool:
+    def joins(data: bytes, _: ReadBytes) -> bool:
         if journal.is_resumable(directory, data):  # its lock is free, so its owner is dead
             raise ExistsError(
                 f"{printable(directory)}: an unfinished packing is here; finish it, or choose "
@@ -332,7 +334,7 @@ def own_afresh(directory: str, dataset_id: bytes, advice: str = "") -> Owner:
         return False
 
     return own(
-        directory, lambda: journal.of_writer(dataset_id, journal.shards_in(directory)), joins
+        directory, lambda: [journal.of_writer(dataset_id, journal.shards_in(directory))], joins
     )
 
 
@@ -354,7 +356,7 @@ def clean_up(
         own_again(directory) as owner,
     ):
         data = owner.journal()
-        ours = data[-32:] == seal and (packed or not journal.has_work(directory, data))
+        ours = data[-lock.SEAL :] == seal and (packed or not journal.has_work(directory, data))
         if stored is not None:
             with contextlib.suppress(DamageError):
                 ours = ours or journal.identity(data)[0] == stored

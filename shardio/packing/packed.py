@@ -44,7 +44,6 @@ class Packed(Reencoded):
     def begun(cls, plan: Plan, out: str, shards: range, skips: bool) -> Packed:
         """Return the result of a call that is to build some shards of a plan."""
         options = plan.options
-        first, last = int(plan.bounds[shards.start]), int(plan.bounds[shards.stop])
         return cls(
             out=out,
             split=options.split,
@@ -52,9 +51,9 @@ class Packed(Reencoded):
             fields=dict(plan.fields),
             theirs=dict(options.of_source.get("fields", {})),
             shards=plan.shards,
-            records=last - first,
+            records=int(plan.bounds[shards.stop] - plan.bounds[shards.start]),
             classes=None if plan.classes is None else len(plan.classes),
-            source_bytes=int(plan.sizes[first:last].sum()),
+            source_bytes=int(plan.shard_bytes[shards.start : shards.stop].sum()),
             ignored=plan.ignored,
             notes=list(plan.notes),
             pixels=None if options.pixels is None else (options.pixels[0], options.pixels[1]),

@@ -1,17 +1,18 @@
 """The plan of a packing: which file goes into which shard, before a byte is read.
 
 A plan is a pure function of the listing and the options, so that every process, and every machine
-of a job array, makes the same one. While the packing is unfinished the plan lies beside the shards
-as the journal `.shardio-plan` (journal.py); packers lock byte k of it for shard k (lock.py).
+of a job array, makes the same one; or it is made once, by `shardio plan`. While the packing is
+unfinished the plan lies beside the shards as the journal `.shardio-plan` (journal.py); packers lock
+byte k of it for shard k (lock.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +20,13 @@ from ..errors import printable
 from ..formats.record import VERSION
 from ..names import KEY
 from ..order import rng
-from ..storage.lock import PLAN_MAGIC
 from ..units import exact_size
 from .options import PackOptions
-from .sources.base import Ints, Listing, Problem
+from .sources.base import Ints, Listing, Plain, Problem, Source, SourceRequest
 
 SHARD_SIZE = 256 << 20  # bytes: full sequential bandwidth, and small enough to cache and assign
 MIN_SHARDS = 16  # that the default aims at,
+_SEALED = b"shardio-plan 0\n"  # begins what ids are made of; no journal's version since the first
 MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more than a MiB's reading
 
 # Shards that lay in OUT when a packing was begun: name to time of change. They are of another
@@ -34,12 +35,22 @@ MIN_SHARD_SIZE = 1 << 20  # but not with shards below this: opening costs more t
 Before = dict[str, int]
 
 
+class Rows(NamedTuple):
+    """The records of one shard, in order. Columns have one entry a record."""
+
+    keys: list[bytes]
+    sizes: Ints
+    mtimes: Ints
+    places: Sequence[int]  # of the records, for the source
+    source: Source | None  # None: they cannot be read here
+
+
 @dataclass(frozen=True)
 class Plan:
     """Records in the order they are packed, and where shards begin.
 
     Shard k is [bounds[k]:bounds[k+1]]. fields, classes, options, keys and sizes make the dataset's
-    id. `places` are the records' for the listing's source; a journal does not hold them.
+    id.
     """
 
     fields: tuple[tuple[str, str], ...]  # name and kind, the key first
@@ -48,42 +59,69 @@ class Plan:
     problems: list[Problem]  # files that cannot be packed by what the listing says of them
     ignored: int
     notes: list[str]
-    keys: list[bytes]
-    sizes: Ints
-    mtimes: Ints
     bounds: Ints
+    shard_bytes: Ints  # (shards,) of the source
+    dataset_id: bytes
+    changes: bytes  # SHA-256 of all times of change
+    rows: Callable[[int], Rows]  # of a shard
     before: Before = field(default_factory=dict)
-    places: Ints | None = None
+    # Made before the shards are: what the source is as a whole, and what else was asked for.
+    ahead: Plain | None = None
 
     @property
     def shards(self) -> int:
         """Return how many shards it has."""
         return len(self.bounds) - 1
 
-    def records_of(self, shard: int) -> slice:
-        """Return the places of a shard's records."""
-        return slice(int(self.bounds[shard]), int(self.bounds[shard + 1]))
+    @property
+    def records(self) -> int:
+        """Return how many records it has."""
+        return int(self.bounds[-1])
+
+    def records_of(self, shard: int) -> int:
+        """Return how many records a shard has."""
+        return int(self.bounds[shard + 1] - self.bounds[shard])
 
     @property
     def identity(self) -> dict[str, Any]:
         """Return what makes the dataset's id, with keys and sizes, as plain values."""
         return {"fields": self.fields, "classes": self.classes, "options": self.options.record()}
 
-    @property
-    def dataset_id(self) -> bytes:
-        """Return the 16 bytes of the dataset's id: never of time, host or path."""
-        seal = hashlib.sha256(PLAN_MAGIC + b"%d\n" % VERSION + json_line(self.identity))
-        seal.update(self.sizes.astype("<i8").tobytes())
-        seal.update(b"\0".join(self.keys))
-        return seal.digest()[:16]
+    def sealed(self) -> Plan:
+        """Return the plan with the id of its dataset, 16 bytes: never of time, host or path."""
+        seal = hashlib.sha256(_SEALED + b"%d\n" % VERSION + json_line(self.identity))
+        for rows in self.all_rows():
+            seal.update(rows.sizes.astype("<i8").tobytes())
+        for number, rows in enumerate(self.all_rows()):
+            seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
+        return replace(self, dataset_id=seal.digest()[:16])
+
+    def all_rows(self) -> Iterable[Rows]:
+        """Give the records of all shards, one shard after the other."""
+        return map(self.rows, range(self.shards))
 
     def same(self, other: Plan) -> bool:
         """Return whether a packing begun under one can go on under the other."""
         return (
             self.dataset_id == other.dataset_id
-            and np.array_equal(self.mtimes, other.mtimes)
+            and self.changes == other.changes
             and np.array_equal(self.bounds, other.bounds)
         )
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """The records of shards, of a listing."""
+
+    listing: Listing
+    packed: Ints  # places in it, in the order of the shards
+    bounds: Ints
+
+    def __call__(self, shard: int) -> Rows:
+        one, numbers = self.listing, self.packed[self.bounds[shard] : self.bounds[shard + 1]]
+        places = numbers if one.places is None else one.places[numbers]
+        keys = [one.keys[i] for i in numbers.tolist()]
+        return Rows(keys, one.sizes[numbers], one.mtimes[numbers], places.tolist(), one.source)
 
 
 def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -> Plan:
@@ -110,19 +148,30 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
     decided["seed"] = seed if shuffle else None
     if absent := set(listing.absent):  # `unpack` makes no folders of these
         decided["absent"] = [i for i, name in enumerate(listing.classes or ()) if name in absent]
-    return Plan(
+    bounds = cut(bytes_packed, shard_size, options.max_records)
+    plan = Plan(
         fields=((KEY, "key"), *listing.fields),
         classes=listing.classes,
         options=PackOptions.of(options.record() | decided | dict(listing.options)),
         problems=list(listing.problems),
         ignored=listing.ignored,
         notes=notes,
-        keys=[listing.keys[i] for i in packed.tolist()],
-        sizes=listed,
-        mtimes=listing.mtimes[packed],
-        bounds=cut(bytes_packed, shard_size, options.max_records),
-        places=packed if listing.places is None else listing.places[packed],
+        bounds=bounds,
+        shard_bytes=np.add.reduceat(listed, bounds[:-1]) if count else listed,
+        dataset_id=b"",
+        changes=hashlib.sha256(listing.mtimes[packed].astype("<i8").tobytes()).digest(),
+        rows=_Listed(listing, packed, bounds),
     )
+    return plan.sealed()
+
+
+def made_ahead(plan: Plan, source: Source, request: SourceRequest) -> Plan:
+    """Return a plan whose journal is enough to read the source, by pieces.
+
+    Raises OptionError where the source cannot be read so.
+    """
+    asked = {"root": request.root is not None, "fields": dict(request.fields)}
+    return replace(plan, ahead={"source": source.describe(), **asked})
 
 
 def cut(each: Ints, shard_size: int, max_records: int | None) -> Ints:
@@ -184,7 +233,13 @@ def difference(old: Plan, new: Plan) -> str:
     if old.classes != new.classes:
         lines.append("  the classes differ")
     was, now = (
-        dict(zip(one.keys, zip(one.sizes.tolist(), one.mtimes.tolist(), strict=True), strict=True))
+        {
+            key: about
+            for rows in one.all_rows()
+            for key, *about in zip(
+                rows.keys, rows.sizes.tolist(), rows.mtimes.tolist(), strict=True
+            )
+        }
         for one in (old, new)
     )
     for what, keys in (

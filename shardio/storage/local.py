@@ -393,15 +393,22 @@ class RangeLock:
             self.release()
             raise
 
-    def read(self) -> bytes:
-        """Read the whole locked file."""
+    @property
+    def size(self) -> int:
+        """Return the bytes of the locked file."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read so many bytes of the locked file; fewer where it ends."""
+        data = bytearray()
         with _explained("the locked file", "read"):
-            size, data = os.fstat(self._descriptor).st_size, bytearray()
-            while len(data) < size and (
-                part := os.pread(self._descriptor, min(size - len(data), _MOST), len(data))
+            while len(data) < length and (
+                part := os.pread(
+                    self._descriptor, min(length - len(data), _MOST), start + len(data)
+                )
             ):
                 data += part
-            return bytes(data)
+        return bytes(data)
 
     def release(self) -> None:
         """Give the lock back; a second call does no harm."""

@@ -4,6 +4,9 @@
 of a packing, or one line of a Writer or of gc. Packers lock byte k of it for shard k; who needs the
 whole directory (a pack, a commit, a Writer, gc) locks all bytes, to the last that a file can have.
 The locks are the kernel's and end with their process.
+
+A plan may be large. Its head, what all shards need, is its first bytes and its last ones, which
+say where these are; in between lie the pieces, one a shard (packing/journal.py).
 """
 
 from __future__ import annotations
@@ -11,16 +14,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..errors import BusyError, ExistsError, StorageError, printable
 from . import local
+from .base import File
 
 JOURNAL = ".shardio-plan"
-PLAN_MAGIC = b"shardio-plan 0\n"  # the journal of a packing
+PLAN_MAGIC = b"shardio-plan 1\n"  # the journal of a packing
 WRITER_MAGIC = b"shardio-writer 0\n"  # of what cannot be resumed: this, and one line of JSON
+
+# The last bytes of a plan: where its first piece begins, and where the last one ends; SHA-256 of
+# all before the first and behind the last, but for itself: these SEAL bytes tell it from others.
+FOOTER, SEAL = struct.Struct("<QQ32s"), 32
 
 _LAST = 1 << 62  # a byte behind those of all shards: only who locks the whole journal holds it
 _TRIES, _PAUSE_S = 5, 0.05  # for a lock that another process may hold for a moment, to look
@@ -53,6 +62,10 @@ class Lock(local.RangeLock):
         except BaseException:
             self.release()
             raise
+
+    def head(self) -> bytes:
+        """Read the head of the journal."""
+        return _head(self.size, self.read)
 
     def release(self) -> None:
         """Give the lock back; a second call does no harm."""
@@ -101,12 +114,18 @@ def refuse_if_busy(directory: str, *, part: bool) -> None:
         take(directory, start, stop).release()
 
 
-def begin(directory: str, journal: bytes) -> bool:
-    """Put a journal into place, whole and never over another; False: another was there first."""
+def begin(directory: str, fresh: Callable[[], Iterable[bytes]]) -> bytes | None:
+    """Put a journal into place, whole and never over another; None: another was there first.
+
+    fresh: its bytes, in order. Returns its last ones.
+    """
     for tries in range(_TRIES):
         try:
-            local.write_file(directory, JOURNAL, journal, replace=False)
-            return True
+            with local.Draft(directory, JOURNAL, local.token()) as draft:
+                for part in fresh():
+                    draft.write(part)
+                draft.commit(JOURNAL, replace=False)
+            return part[-SEAL:]
         except ExistsError:
             path = os.path.join(directory, JOURNAL)
             if os.path.islink(path) and not os.path.exists(path):
@@ -116,15 +135,31 @@ def begin(directory: str, journal: bytes) -> bool:
             # Somebody who cleaned up behind a dead packer took our draft for one of its.
             if not isinstance(error.__cause__, FileNotFoundError) or tries == _TRIES - 1:
                 raise
-    return False
+    return None
 
 
-def read(directory: str, limit: int | None = None) -> bytes:
-    """Read the first `limit` bytes, or all, of a journal that is not locked here.
+def read(directory: str, start: int, length: int) -> bytes:
+    """Read so many bytes of a journal that is not locked here; fewer where it ends.
+
+    Raises as `head` does.
+    """
+    with _opened(directory) as file:
+        return file.read(start, max(0, min(file.size - start, length)))
+
+
+def head(directory: str) -> bytes:
+    """Read the head of a journal that is not locked here.
 
     Raises FileNotFoundError, BusyError (this process holds it: closing any descriptor of the file
     would end its lock), StorageError, DamageError.
     """
+    with _opened(directory) as file:
+        return _head(file.size, file.read)
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[File]:
+    """Open a journal that is not locked here; meanwhile it cannot be."""
     path = os.path.join(directory, JOURNAL)
     with _guard:
         with contextlib.suppress(OSError):
@@ -132,4 +167,19 @@ def read(directory: str, limit: int | None = None) -> bytes:
             if (status.st_dev, status.st_ino, os.getpid()) in _mine:
                 raise BusyError(f"{printable(directory)}: this process is packing here")
         with contextlib.closing(local.open_file(path, path)) as file:
-            return file.read(0, file.size if limit is None else min(file.size, limit))
+            yield file
+
+
+def _head(size: int, read: Callable[[int, int], bytes]) -> bytes:
+    """Read the head of a journal; all of one without pieces.
+
+    Where it is damaged it fits no seal.
+    """
+    start, end = read(0, min(size, len(PLAN_MAGIC))), size - FOOTER.size
+    if start != PLAN_MAGIC or end < len(start):
+        return read(0, size)
+    footer = read(end, FOOTER.size)
+    first, last, _ = FOOTER.unpack(footer)
+    if not len(start) <= first <= last <= end:
+        return start + footer
+    return read(0, first) + read(last, end - last) + footer

@@ -129,7 +129,7 @@ def test_old_shards_of_the_same_id_go_though_its_packing_is_unfinished(
     changed = source / "class0" / "000.jpg"
     changed.write_bytes(changed.read_bytes()[:-1] + b"!")
     unfinished(source, out, overwrite=True, seed=0)  # beside old shards of seed 0
-    _, before = journal.identity((out / lock.JOURNAL).read_bytes())
+    _, before = journal.identity(lock.head(str(out)))
     new = {n for n, t in journal.shards_in(str(out)).items() if before.get(n) != t}
     gc(out, keep_s=0)
     assert new <= {path.name for path in shards(out)}
@@ -193,10 +193,10 @@ def test_a_packer_that_began_just_now_stops_gc(
 ) -> None:
     real = lock.begin
 
-    def begin(directory: str, data: bytes) -> bool:
+    def begin(directory: str, fresh: Any) -> bytes | None:
         monkeypatch.setattr(lock, "begin", real)
         unfinished(source, out, overwrite=True, seed=2)
-        return real(directory, data)
+        return real(directory, fresh)
 
     monkeypatch.setattr(lock, "begin", begin)
     with pytest.raises(BusyError, match="just now"):

@@ -48,7 +48,7 @@ from shardio.packing.job import Job
 from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
 from shardio.packing.pack import commit, pack
 from shardio.packing.packed import Packed
-from shardio.packing.plan import make_plan
+from shardio.packing.plan import Plan, Rows, make_plan
 from shardio.packing.sources import files, imagefolder
 from shardio.packing.sources.base import Rejected
 from shardio.packing.unpack import unpack
@@ -840,7 +840,7 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
         imagefolder.image_folder(os.fsencode(source))[""],
         PackOptions(max_records=4, shuffle=True),
     )
-    (out / lock.JOURNAL).write_bytes(journal.dump(made))
+    (out / lock.JOURNAL).write_bytes(b"".join(journal.dump(made)))
     before = content(out)
     held = lock.take(str(out))  # from here on, reading the journal would end the lock
     try:
@@ -946,10 +946,10 @@ def test_a_packer_that_another_overtakes_leaves_no_journal(
     pack_one(source, tmp_path / "one")
     real = lock.begin
 
-    def begin(directory: str, data: bytes) -> bool:
+    def begin(directory: str, fresh: Any) -> bytes | None:
         monkeypatch.setattr(lock, "begin", real)
         shutil.copytree(tmp_path / "one", directory, dirs_exist_ok=True)
-        return real(directory, data)
+        return real(directory, fresh)
 
     monkeypatch.setattr(lock, "begin", begin)
     assert pack_one(source, tmp_path / "out").already
@@ -1253,11 +1253,11 @@ def test_the_loser_of_a_race_leaves_nothing(
 ) -> None:
     out, begin = tmp_path / "out", lock.begin
 
-    def late(directory: str, made: bytes) -> bool:
+    def late(directory: str, fresh: Any) -> bytes | None:
         """Another process packs just before our journal takes its name."""
         monkeypatch.setattr(lock, "begin", begin)
         shardio("pack", source, out, "--max-records", "4", "--seed", "7")
-        return begin(directory, made)
+        return begin(directory, fresh)
 
     pack_one(source, tmp_path / "winner", seed=7)
     monkeypatch.setattr(lock, "begin", late)
@@ -1344,23 +1344,50 @@ def test_max_pixels_is_the_limit_of_what_is_decoded(
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def test_a_journal_reads_back_and_every_flipped_byte_is_damage(source: Path) -> None:
+def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
+    source: Path, tmp_path: Path
+) -> None:
     made = make_plan(
         imagefolder.image_folder(os.fsencode(source))[""],
         PackOptions(shard_size=1000, max_records=3, shuffle=True),
     )
-    data = journal.dump(made)
-    read = journal.parse(data, "x")
+    data = b"".join(journal.dump(made))
+
+    def parsed(data: bytes) -> tuple[Plan, list[Rows]]:
+        read = journal.parse(head(data), "x", lambda start, length: data[start : start + length])
+        return read, list(read.all_rows())
+
+    def head(data: bytes) -> bytes:
+        (tmp_path / lock.JOURNAL).write_bytes(data)
+        return lock.head(str(tmp_path))
+
+    read, rows = parsed(data)
     assert read.same(made)
-    assert (read.keys, read.identity, read.problems) == (made.keys, made.identity, made.problems)
+    assert len(head(data)) < len(data) - sum(len(key) for one in rows for key in one.keys)
+    assert [one.keys for one in rows] == [one.keys for one in made.all_rows()]
+    assert (read.identity, read.problems) == (made.identity, made.problems)
     for at in range(0, len(data), 7):
         damaged = bytearray(data)
         damaged[at] ^= 4
         with pytest.raises(DamageError):
-            journal.parse(bytes(damaged), "x")
+            parsed(bytes(damaged))
     for stop in range(0, len(data), 50):
         with pytest.raises(DamageError):
-            journal.parse(data[:stop], "x")
+            parsed(data[:stop])
+
+
+def test_the_id_of_a_dataset_is_what_it_always_was(source: Path, tmp_path: Path) -> None:
+    made = [
+        make_plan(
+            imagefolder.image_folder(os.fsencode(source))[""],
+            PackOptions(shard_size=1000, max_records=records, shuffle=True),
+        )
+        for records in (3, 5)
+    ]
+    assert [one.dataset_id.hex() for one in made] == [
+        "c7792e47e83698f0ae575f68094d7e3d",
+        "7ca68cd57388aead568902cdd1a1fe5a",
+    ]
 
 
 def test_json_of_the_command_line_says_what_was_packed(source: Path, tmp_path: Path) -> None:

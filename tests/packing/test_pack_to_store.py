@@ -241,7 +241,7 @@ def test_two_packings_into_one_place_on_one_machine(
 ) -> None:
     work, to = tmp_path / "work", options(bucket)
     work.mkdir()
-    assert lock.begin(str(work), lock.WRITER_MAGIC + b"{}")
+    assert lock.begin(str(work), lambda: [lock.WRITER_MAGIC + b"{}"])
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(work)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -1,12 +1,15 @@
 """A piece of a source, written and read as bytes, reads what the source reads: all kinds of it."""
 
 import dataclasses
+import functools
 import json
+import multiprocessing
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 from support import object_stores
 from support.object_stores import ObjectStore
-from support.trees import Tree, images, noise, plant
+from support.trees import Tree, content, images, noise, plant
 
 import shardio
 from shardio import Storage
@@ -22,6 +25,10 @@ from shardio.errors import OptionError, SourceChangedError
 from shardio.formats.sample import pack_columns, unpack_columns
 from shardio.order import rng
 from shardio.packing import sources
+from shardio.packing.build_shard import Work, build_alone, build_or_keep
+from shardio.packing.journal import dump
+from shardio.packing.options import PackOptions
+from shardio.packing.plan import made_ahead, make_plan
 from shardio.packing.sources.base import Listing, Rejected, Source, SourceRequest, renumber
 
 CLASSES: Tree = {
@@ -121,6 +128,13 @@ def s3(there: Path) -> Iterator[ObjectStore]:
         yield store
 
 
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[Pool]:
+    """A process that inherits nothing of this one."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
 def request_of(case: Case, base: str, disk: Path, storage: Storage | None) -> SourceRequest:
     above = str(disk) if case.local else base
     return sources.detect_kind(
@@ -185,6 +199,30 @@ def test_pieces_of_a_source_in_a_store_read_what_it_reads(
 ) -> None:
     case, storage = CASES[name], Storage(options=s3.options)
     assert bool(cut(case, request_of(case, s3.url, there, storage))) == bool(case.rejects)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_shard_that_is_built_of_its_piece_alone_has_the_same_bytes(
+    name: str, there: Path, other_process: Pool, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    request = request_of(case, str(there), there, None)
+    for split, listing in listed(case, request).items():
+        options = PackOptions(source=case.kind, split=split, shuffle=True, max_records=3)
+        plan = made_ahead(make_plan(listing, options), listing.source, request)
+        start, *pieces, end = dump(plan)
+        whole, alone = (tmp_path / split / where for where in ("whole", "alone"))
+        for directory in (whole, alone):
+            directory.mkdir(parents=True)
+        work = Work(plan, str(whole), "token", True, plan.dataset_id, {})
+        expected = [build_or_keep(work, number, lambda size: None) for number in range(plan.shards)]
+        asked = dataclasses.replace(request, kind=None)  # which the plan says
+        build = functools.partial(
+            build_alone, start + end, request=asked, directory=str(alone), skip=True
+        )
+        made = [other_process.apply(build, (piece, n)) for n, piece in enumerate(pieces)]
+        assert made == expected
+        assert content(alone) == content(whole)
 
 
 def test_nothing_of_where_a_source_lies_is_in_its_pieces(there: Path, s3: ObjectStore) -> None:
