@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardioError, printable
 from .command import (
+    EXECUTOR,
     FIELDS,
     GOES_ON,
     JOBS,
@@ -125,6 +126,7 @@ PACK = Command(
         action="append",
     ),
     JOBS,
+    *EXECUTOR,
     option(
         "--part",
         "I/N",

@@ -16,6 +16,7 @@ Its files:
     process_pool   tasks on all cores
     ray_executor   tasks on the machines of a Ray cluster
     build_shard    one shard of a plan
+    piece          one shard, built on another machine
     reencode       images written anew: smaller, as pixels, as tiles
     shard_writer   one shard on its way to disk
     packed         the result, and how it is told

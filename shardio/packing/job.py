@@ -12,8 +12,9 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
 from ..formats import manifest
@@ -25,7 +26,7 @@ from ..storage.location import Target
 from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
-from . import build_shard, journal, output_dir, process_pool
+from . import build_shard, journal, output_dir, piece, process_pool
 from .build_shard import Built, Work
 from .missing import show_missing
 from .options import PlanOptions
@@ -33,7 +34,7 @@ from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
-from .sources.base import Problem, listed
+from .sources.base import Problem, SourceRequest, listed
 from .uploads import Uploads
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -49,6 +50,7 @@ class Run:
     plan: PlanOptions  # its part and restart
     skip: bool = True  # what cannot be packed is left out
     parts: int | None = None  # how many there were, where a commit knows that
+    executor: process_pool.Executor | None = None  # builds them, not this machine
 
     @property
     def is_whole(self) -> bool:
@@ -61,7 +63,8 @@ class Job:
 
     From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
     that several splits are committed together. place: in an object store; shards are built in the
-    directory then, and uploaded. Without it, the place is the directory.
+    directory then, and uploaded. Without it, the place is the directory. request: for the source,
+    where shards are built.
     """
 
     def __init__(
@@ -71,10 +74,11 @@ class Job:
         run: Run,
         owner: Owner | None = None,
         place: RemoteLocation | None = None,
+        request: SourceRequest | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.directory, self.run = plan, directory, run
-        self._owner = owner
+        self._owner, self._request = owner, request
         self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
@@ -215,12 +219,10 @@ class Job:
             self._sent(),
             builds=not self.result.checked,
         )
-        build = functools.partial(build_shard.build_or_keep, work)
         try:
             with self._uploads() as uploads:
                 keep = None if uploads is None else uploads.add
-                pool = process_pool.run
-                for one in pool(build, self._shards, jobs=self.run.jobs, report=report, seen=keep):
+                for one in self._run(work, report, keep):
                     self._built.append(one)
                     self.result.kept += one.kept
                     self.result.built += one.info is not None and not one.kept
@@ -237,6 +239,21 @@ class Job:
         self.result.rejected = _shown(self._problems)
         self.result.seconds = time.monotonic() - self._started
         return []
+
+    def _run(
+        self, work: Work, report: process_pool.Report, seen: Callable[[Built], None] | None
+    ) -> Iterator[Built]:
+        """Give the shards, in order, as they are built here or elsewhere."""
+        build: piece.Build = functools.partial(build_shard.build_or_keep, work)
+        tasks: Sequence[Any] = self._shards
+        jobs, executor = self.run.jobs, self.run.executor
+        if executor is not None:
+            assert self._request is not None
+            target = self.place if isinstance(self.place, RemoteLocation) else None
+            build, tasks = piece.cut(work, self._shards, self._request, target)
+        yield from process_pool.run(
+            build, tasks, jobs=jobs, report=report, seen=seen, executor=executor
+        )
 
     def _finished(self) -> dict[int, list[str]]:
         """Return the files that may be shards of this packing, by number."""

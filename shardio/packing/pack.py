@@ -36,7 +36,7 @@ from .missing import Waiting
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan
-from .process_pool import Progress, Report, processes
+from .process_pool import Executor, Progress, Report, processes
 from .sources.base import Listing, Problem, SourceRequest, renumber
 
 
@@ -53,6 +53,7 @@ def pack(
     images: ImageOptions | None = None,
     plan: PlanOptions | None = None,
     jobs: int | None = None,
+    executor: Executor | None = None,
     overwrite: bool = False,
     on_error: str = "raise",
     to: Storage | None = None,
@@ -73,6 +74,7 @@ def pack(
     images      how images are written into shards: shardio.ImageOptions
     plan        which record goes to which shard, and which part is built: shardio.PlanOptions
     jobs        processes; default: one a core
+    executor    a shardio.RayExecutor: a cluster that builds the shards
     overwrite   commit over another dataset in OUT; its shards stay until `gc`
     on_error    "raise": one SourceError lists all files that cannot be packed, and nothing is
                 committed; "skip": they are left out, and OUT/rejected.jsonl lists them
@@ -98,7 +100,7 @@ def pack(
     if splits not in (None, True, False):
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
     _stagger(0 if dry_run else plan.stagger_s, tell)
-    run = Run(processes(jobs), overwrite, plan, on_error == "skip")
+    run = Run(processes(jobs), overwrite, plan, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
     folder = _working_directory(place, work_dir, run)
     asked = sources.detect_kind(
@@ -135,6 +137,8 @@ def pack(
     sources_of = [_given(one) for one in (source, read.root) if one is not None]
     remote = place.remote or any(locate(one).remote for one in sources_of)
     with _resumable(remote), contextlib.ExitStack() as owners:
+        if executor is not None and not all(job.result.already for job in work):
+            owners.enter_context(executor.connected(run.jobs))  # once for all splits
         _build(asked, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
@@ -270,10 +274,12 @@ def _planned(
             height, width = pixels = reencode.size_of_pixels(listing, options)
             wanted[name] = replace(wanted[name], pixels=pixels)
             size = len(ppm_header(height, width)) + 3 * height * width
+        if run.executor is not None:
+            listing.source.describe()  # raises where it cannot be read by pieces
         planned = make_plan(listing, wanted[name], size)
         found = places[name]
         remote = found if isinstance(found, RemoteLocation) else None
-        work.append(Job(planned, folders[name], run, place=remote))
+        work.append(Job(planned, folders[name], run, place=remote, request=asked))
     return work
 
 

@@ -77,6 +77,9 @@ def processes(jobs: int | None) -> int:
 class Executor(Protocol):
     """Run tasks elsewhere than in processes of this machine."""
 
+    def connected(self, jobs: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which `run` need not connect anew."""
+
     def run(
         self,
         work: Callable[[Task, Callable[[int], None]], Result],

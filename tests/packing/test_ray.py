@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import programs, ray_cluster, servers
+from support.object_stores import ObjectStore
 from support.ray_cluster import Cluster
 from support.trees import content, images, plant, shardio, shardio_json, shards
 
@@ -85,8 +87,43 @@ def test_index_is_the_same_also_by_relative_paths(
     shardio("export", "out", "wds", "--format", "webdataset", "--shard-size", "4KiB")
     shardio("index", "wds", "--out", "here")
     shardio("index", "wds", "--out", "there", *ray(cluster))
+    done = shardio("pack", "wds", "tars", *ray(cluster), code=2)
+    assert "can only be read as a whole; make one by `shardio index`" in done.stderr
+    assert not Path("tars").exists()
     assert content("there") == content("here")
     assert len(content("there")) > 5  # a file for each shard, and the manifest
+
+
+def test_packing_gives_the_same_files_and_messages(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plant(Path("src/train"), images() | {"class1/bad.jpg": b"no image"})
+    plant(Path("src/val"), images(each=4) | {"class0/bad.jpg": b"none either"})
+    given = ["src", "--max-records", "5"]
+    here = shardio("pack", *given, "here", code=1)
+    there = shardio("pack", *given, "there", *ray(cluster), code=1)
+    assert there.stderr.replace("there", "here") == here.stderr
+    assert "src: 2 files cannot be packed" in here.stderr
+    given += ["--on-error", "skip"]
+    shardio("pack", *given, "here", code=4)
+    done = shardio_json("pack", *given, "there", *ray(cluster), code=4)
+    assert [(one["kept"] > 0, one["built"] > 0) for one in done["datasets"]] == [(True, True)] * 2
+    assert content("there") == content("here")
+
+
+def test_packing_into_a_store_uploads_from_the_nodes(
+    cluster: Cluster, out: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    given = [part for k, v in bucket.options.items() for part in ("--target-option", f"{k}={v}")]
+    given += ["--max-records", "8", "--work-dir", f"{tmp_path / 'work'}", *ray(cluster)]
+    done = shardio_json("pack", tmp_path / "src", f"{bucket.url}/out", *given)
+    assert done["datasets"][0]["built"] == 3
+    assert not (tmp_path / "work").exists()
+    before = content(out)
+    shutil.rmtree(out)
+    bucket.get(list(bucket.sizes()), tmp_path)
+    assert content(out) == before
 
 
 def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
