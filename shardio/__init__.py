@@ -5,6 +5,7 @@ Pack
     SourceOptions      Choose what of a source is packed: pack(read=...).
     ImageOptions       Choose how images are written into shards: pack(images=...).
     PlanOptions        Choose which record goes to which shard: pack(plan=...).
+    plan               List a source once, for all parts of a job array.
     commit             Commit what the parts of a job array packed.
     Writer             Write samples of any origin, one by one, as a dataset.
     index              Make a dataset of files that another tool wrote, where they are.
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from .packing.options import SourceOptions as SourceOptions
     from .packing.pack import commit as commit
     from .packing.pack import pack as pack
+    from .packing.pack import plan as plan
     from .packing.ray_executor import RayExecutor as RayExecutor
     from .packing.unpack import unpack as unpack
     from .packing.verify import verify as verify
@@ -137,6 +139,7 @@ _HOMES = {
     "normalize": "loader.normalize",
     "open": "dataset.sequence",
     "pack": "packing.pack",
+    "plan": "packing.pack",
     "prefetch": "loader.device",
     "tune": "tuning.tune",
     "unpack": "packing.unpack",

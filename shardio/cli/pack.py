@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shlex
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,26 +33,44 @@ if TYPE_CHECKING:
     from ..packing.packed import Packed
 
 
-def _pack(
-    output: Output,
-    *,
-    fields: str | None = None,
-    where: list[str] | None = None,
-    **call: Any,
-) -> int:
-    from ..order.subset import conditions
-    from ..packing.options import GROUPS
+def _pack(output: Output, **call: Any) -> int:
     from ..packing.pack import pack
 
-    call |= {"fields": read_fields(fields), "where": conditions(where) if where else None}
     call["to"] = take_target(call)
+    _group(call)
+    with output.progress("packing") as progress:
+        done = pack(**call, progress=progress, announce=output.announce)
+    return _show(output, done, call.get("on_error") == "skip", call.get("dry_run", False))
+
+
+def _plan(output: Output, **call: Any) -> int:
+    from ..packing.pack import plan
+
+    _group(call)
+    with output.progress("planning") as progress:
+        done = plan(**call, progress=progress)
+    if all(one.already for one in done):
+        return _show(output, done)
+    root = call["read"].root
+    words = [call["source"], call["out"], *(["--root", root] if root is not None else [])]
+    pack = " ".join(shlex.quote(printable(os.fspath(word))) for word in words)
+    out = shlex.quote(printable(os.fspath(call["out"])))
+    advice = f"next: shardio pack {pack} --part I/N for I from 1 to N, then shardio commit {out}"
+    return _show(output, done, advice=advice)
+
+
+def _group(call: dict[str, Any]) -> None:
+    """Read conditions and names of fields, and put options into the groups that `pack` takes."""
+    from ..order.subset import conditions
+    from ..packing.options import GROUPS
+
+    where = call.pop("where", None)
+    call |= {"fields": read_fields(call.pop("fields", None))}
+    call["where"] = conditions(where) if where else None
     call["storage"] = take_storage(call, root=False)
     for group, kind in GROUPS.items():
         named = [one.name for one in dataclasses.fields(kind)]
         call[group] = kind(**{name: call.pop(name) for name in named if name in call})
-    with output.progress("packing") as progress:
-        done = pack(**call, progress=progress, announce=output.announce)
-    return _show(output, done, call.get("on_error") == "skip", call.get("dry_run", False))
 
 
 def _commit(output: Output, **call: Any) -> int:
@@ -62,13 +81,20 @@ def _commit(output: Output, **call: Any) -> int:
     return _show(output, done)
 
 
-def _show(output: Output, done: Sequence[Packed], skips: bool = True, dry: bool = False) -> int:
+def _show(
+    output: Output,
+    done: Sequence[Packed],
+    skips: bool = True,
+    dry: bool = False,
+    advice: str | None = None,
+) -> int:
     """Show what was packed, and return the exit code."""
     datasets = [
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done
     ]
-    output.show("\n".join(map(str, done)), facts={"dry_run": dry, "datasets": datasets})
+    lines = [*map(str, done), *filter(None, [advice])]
+    output.show("\n".join(lines), facts={"dry_run": dry, "datasets": datasets})
     if not any(one.rejected for one in done):
         return DONE
     return FAILED if dry and not skips else SKIPPED
@@ -100,16 +126,10 @@ def _pack_goes_on(options: Mapping[str, Any]) -> str:
     return advice
 
 
-PACK = Command(
-    "pack",
-    "pack a folder of images, or another source, into shards",
-    _pack,
-    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
-    "packing.options:PlanOptions",
-    option(
-        "source", "SRC", "a folder of images, or its URL; a listing, dataset, ...: docs/sources.md"
-    ),
-    option("out", "OUT", "the directory, or URL, that becomes the dataset"),
+_SOURCE = option(
+    "source", "SRC", "a folder of images, or its URL; a listing, dataset, ...: docs/sources.md"
+)
+_PLANNED = (  # options that a plan follows from
     option("--shard-size", "SIZE"),
     option("--max-records", "N"),
     option("--shuffle", action=BooleanOptionalAction),
@@ -125,6 +145,33 @@ PACK = Command(
         "only records with label=cat,dog, or width>=256; several: all must hold",
         action="append",
     ),
+    option("--splits", action=BooleanOptionalAction),
+    option("--classes", "OTHER"),
+    option("--resize", "N"),
+    option("--quality", "Q"),
+    option("--encode", "raw"),
+    option("--jpeg-tiles"),
+    option("--keep-original"),
+    option(
+        "--max-pixels",
+        "N",
+        "the largest image to decode, for --resize, --encode raw and --jpeg-tiles",
+    ),
+    OVERWRITE,
+    option("--restart"),
+    option("--format", "FORMAT"),
+    *STORE,
+)
+
+PACK = Command(
+    "pack",
+    "pack a folder of images, or another source, into shards",
+    _pack,
+    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
+    "packing.options:PlanOptions",
+    _SOURCE,
+    option("out", "OUT", "the directory, or URL, that becomes the dataset"),
+    *_PLANNED,
     JOBS,
     *EXECUTOR,
     option(
@@ -140,31 +187,26 @@ PACK = Command(
         "wait first, up to S seconds, so that not all parts begin at once",
         dest="stagger_s",
     ),
-    option("--splits", action=BooleanOptionalAction),
-    option("--classes", "OTHER"),
-    option("--resize", "N"),
-    option("--quality", "Q"),
-    option("--encode", "raw"),
-    option("--jpeg-tiles"),
-    option("--keep-original"),
-    option(
-        "--max-pixels",
-        "N",
-        "the largest image to decode, for --resize, --encode raw and --jpeg-tiles",
-    ),
-    OVERWRITE,
-    option("--restart"),
     option(
         "--on-error",
         text="files that cannot be packed: fail and list them (default), or leave them out",
         choices=("raise", "skip"),
     ),
-    option("--format", "FORMAT"),
     option("--dry-run", text="say what would be done and touch nothing"),
     option("--work-dir", "DIR"),
-    *STORE,
     TARGET,
     goes_on=_pack_goes_on,
+)
+
+PLAN = Command(
+    "plan",
+    "list a source once, for all parts of a packing",
+    _plan,
+    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
+    "packing.options:PlanOptions",
+    _SOURCE,
+    option("out", "OUT", "the directory that becomes the dataset"),
+    *_PLANNED,
 )
 
 COMMIT = Command(

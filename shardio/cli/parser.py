@@ -15,10 +15,26 @@ from .cache import CACHE
 from .command import Command
 from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
-from .pack import COMMIT, GC, PACK
+from .pack import COMMIT, GC, PACK, PLAN
 
 COMMANDS = (
-    *(PACK, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, EXPLAIN, TUNE, BENCH, DEMO, GC),
+    *(
+        PACK,
+        PLAN,
+        COMMIT,
+        INDEX,
+        UNPACK,
+        EXPORT,
+        INFO,
+        LS,
+        CAT,
+        VERIFY,
+        EXPLAIN,
+        TUNE,
+        BENCH,
+        DEMO,
+        GC,
+    ),
     COPY,
     CACHE,
 )

@@ -21,7 +21,7 @@ from . import journal
 from .plan import Plan
 from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
-from .sources.base import Problem, Rejected, SourceRequest
+from .sources.base import Problem, Rejected
 
 _AHEAD = 32 << 20  # bytes of records that are announced to the source
 _CHECK = 64  # files, or
@@ -69,26 +69,6 @@ def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
         add(int(work.plan.shard_bytes[number]))
         return min(found, key=lambda kept: len(kept.problems))
     return _build(work, number, add) if work.builds else Built(None)
-
-
-def build_alone(
-    head: bytes,
-    piece: bytes,
-    number: int,
-    request: SourceRequest,
-    directory: str,
-    *,
-    skip: bool,
-) -> Built:
-    """Build a shard of a plan that was made ahead: in any process, on any machine.
-
-    head, piece   of its journal: all but the pieces, and the one of this shard
-    request       for the source, as this machine reaches it; its kind need not be given
-    directory     where the shard is to be
-    """
-    plan = journal.parse(head, directory, lambda start, length: piece, request)
-    work = Work(plan, directory, local.token(), skip, plan.dataset_id, {})
-    return build_or_keep(work, number, lambda size: None)
 
 
 def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:

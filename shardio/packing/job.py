@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,8 @@ class Job:
     From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
     that several splits are committed together. place: in an object store; shards are built in the
     directory then, and uploaded. Without it, the place is the directory. request: for the source,
-    where shards are built.
+    where shards are built. reopen: opens the source where the plan was made ahead, and lies in the
+    directory.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class Job:
         owner: Owner | None = None,
         place: RemoteLocation | None = None,
         request: SourceRequest | None = None,
+        reopen: journal.Reopen | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.directory, self.run = plan, directory, run
-        self._owner, self._request = owner, request
+        self._owner, self._request, self._reopen = owner, request, reopen
         self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
@@ -104,38 +106,6 @@ class Job:
         if self.run.skip and not self.result.already:
             journal.refuse_rejected(self.place, self._empty)
 
-    def least_bytes(self) -> int:
-        """Return the bytes that `build` will surely write here, as far as that is known before."""
-        options = self.plan.options
-        if self.result.already or self.place.remote:
-            return 0
-        if self.result.pixels is not None:
-            height, width = self.result.pixels
-            needed = self.result.records * 3 * height * width
-        elif options.resize is not None or options.source not in _FILES:
-            return 0
-        else:
-            needed = self.result.source_bytes
-            if options.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
-                needed = needed * 9 // 10
-        if os.path.lexists(os.path.join(self.directory, JOURNAL)):  # what is there may be kept
-            for name in journal.shards_in(self.directory):
-                with contextlib.suppress(OSError):
-                    needed -= os.path.getsize(os.path.join(self.directory, name))
-        return max(0, needed)
-
-    def announcement(self) -> str | None:
-        """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
-        if self.result.pixels is None or self.result.already:
-            return None
-        (height, width), count = self.result.pixels, self.plan.records
-        split = f"{self.result.split}: " if self.result.split else ""
-        return (
-            f"{split}raw pixels: {count:,} images of {width} x {height}, "
-            f"{show_size(count * 3 * height * width)} (the source has "
-            f"{show_size(int(self.plan.shard_bytes.sum()))})"
-        )
-
     def dry_run(self) -> Packed:
         """Find out what `build` would do, and raise what it would raise for what lies there."""
         self.result.dry_run = True
@@ -148,6 +118,18 @@ class Job:
                 self.result.kept = len(there & set(self._shards))
         return self.result
 
+    def write_plan(self) -> Packed:
+        """Leave the plan in the directory, for those who build its shards."""
+        self.result.planned = True
+        self.result.rejected = _shown(self.plan.problems)
+        if not self.result.already:
+            owner = self._own()
+            self.result.already = owner is None
+            if owner is not None:
+                self.result.joined = owner.joined
+                owner.release()
+        return self.result
+
     # --- shards -----------------------------------------------------------------------------------
 
     def build(self, owners: contextlib.ExitStack, report: process_pool.Report) -> list[Problem]:
@@ -158,18 +140,10 @@ class Job:
         self._started = time.monotonic()
         if self._is_packed():
             return self._leave()
-        local.make_directory(self.directory)
-        shards = None if self.run.is_whole else self._shards
-        owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
-        owners.enter_context(owner)
-        try:
-            if not owner.joined and self._is_packed():  # another packer was faster
-                owner.give_up(packed=True)
-                return self._leave()
-        except ExistsError:
-            owner.give_up(packed=False)
-            raise
-        self._owner = owner
+        owner = self._own(None if self.run.is_whole else self._shards)
+        if owner is None:
+            return self._leave()
+        self._owner = owners.enter_context(owner)
         self.result.already = False  # whatever `check` saw
         problems = self.plan.problems
         if self.run.is_whole and owner.joined:
@@ -178,6 +152,19 @@ class Job:
         if not self.run.is_whole and noted and (self.run.skip or not problems):
             journal.write_rejected(LocalDirectory(self.directory), problems, _SCAN)
         return self._build(problems, report)
+
+    def _own(self, shards: range | None = None) -> Owner | None:
+        """Own the directory, or shards in it; None where another packer was faster."""
+        local.make_directory(self.directory)
+        owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
+        try:
+            if owner.joined or not self._is_packed():
+                return owner
+            owner.give_up(packed=True)
+            return None
+        except BaseException:
+            owner.give_up(packed=False)
+            raise
 
     def check_parts(self, report: process_pool.Report) -> str | None:
         """Check the shards that parts built; say which are missing, if any are.
@@ -222,7 +209,9 @@ class Job:
         try:
             with self._uploads() as uploads:
                 keep = None if uploads is None else uploads.add
-                for one in self._run(work, report, keep):
+                build, tasks = _tasks(work, self._shards, self.place, self.run, self._request)
+                pool = functools.partial(process_pool.run, build, tasks, executor=self.run.executor)
+                for one in pool(jobs=self.run.jobs, report=report, seen=keep):
                     self._built.append(one)
                     self.result.kept += one.kept
                     self.result.built += one.info is not None and not one.kept
@@ -239,21 +228,6 @@ class Job:
         self.result.rejected = _shown(self._problems)
         self.result.seconds = time.monotonic() - self._started
         return []
-
-    def _run(
-        self, work: Work, report: process_pool.Report, seen: Callable[[Built], None] | None
-    ) -> Iterator[Built]:
-        """Give the shards, in order, as they are built here or elsewhere."""
-        build: piece.Build = functools.partial(build_shard.build_or_keep, work)
-        tasks: Sequence[Any] = self._shards
-        jobs, executor = self.run.jobs, self.run.executor
-        if executor is not None:
-            assert self._request is not None
-            target = self.place if isinstance(self.place, RemoteLocation) else None
-            build, tasks = piece.cut(work, self._shards, self._request, target)
-        yield from process_pool.run(
-            build, tasks, jobs=jobs, report=report, seen=seen, executor=executor
-        )
 
     def _finished(self) -> dict[int, list[str]]:
         """Return the files that may be shards of this packing, by number."""
@@ -276,7 +250,9 @@ class Job:
     # --- the journal ------------------------------------------------------------------------------
 
     def _fresh(self) -> Iterator[bytes]:
-        """Write a journal for a directory that has none."""
+        """Write a journal for a directory that has none. Raises SourceChangedError."""
+        if self._reopen is not None:
+            raise self._lost()
         self._restart = False  # there is nothing to be dropped
         before = journal.shards_in(self.directory)
         self.plan = dataclasses.replace(self.plan, before=before)
@@ -291,12 +267,18 @@ class Job:
         if not journal.is_resumable(self.directory, data):
             return False  # of a Writer that died, or committed, and not cleaned up
         try:
-            old = journal.parse(data, self.directory, read)
+            old = journal.parse(data, self.directory, read, self._reopen)
         except DamageError:
             if self._restart:
                 return False
             raise
-        if old.same(self.plan):
+        if self._reopen is not None:
+            if not old.same(self.plan):
+                raise self._lost()
+            self.plan = old
+            return True
+        usable = old.ahead is not None or self.plan.ahead is None
+        if old.same(self.plan) and usable:
             # A part goes on under an equal plan: another part has restarted it a moment ago.
             if self._restart and whole:
                 return False
@@ -306,11 +288,19 @@ class Job:
         # agree: they are told.
         if self._restart or (whole and not journal.has_work(self.directory, data)):
             return False
+        differ = difference(old, self.plan) or "  it was begun without `shardio plan`"
         raise SourceChangedError(
             f"{printable(self.place.url)}: an unfinished packing is here, of another plan:\n"
-            f"{difference(old, self.plan)}\n"
+            f"{differ}\n"
             "Undo the change and run it again to resume, or drop the unfinished packing with "
             "--restart"
+        )
+
+    def _lost(self) -> SourceChangedError:
+        """Return the error for a plan that was made ahead, and is not there any more."""
+        return SourceChangedError(
+            f"{printable(self.place.url)}: the plan that was here is gone: another process "
+            "committed it, or made a new one. Run the same command again"
         )
 
     # --- what is committed ------------------------------------------------------------------------
@@ -366,6 +356,50 @@ class Job:
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
+
+
+def least_bytes(job: Job) -> int:
+    """Return the bytes that `Job.build` will surely write here, as far as that is known before."""
+    options = job.plan.options
+    if job.result.already or job.place.remote:
+        return 0
+    if job.result.pixels is not None:
+        height, width = job.result.pixels
+        needed = job.result.records * 3 * height * width
+    elif options.resize is not None or options.source not in _FILES:
+        return 0
+    else:
+        needed = job.result.source_bytes
+        if options.jpeg_tiles:  # the smallest that tiles were seen to be: 0.92
+            needed = needed * 9 // 10
+    if os.path.lexists(os.path.join(job.directory, JOURNAL)):  # what is there may be kept
+        for name in journal.shards_in(job.directory):
+            with contextlib.suppress(OSError):
+                needed -= os.path.getsize(os.path.join(job.directory, name))
+    return max(0, needed)
+
+
+def announcement(job: Job) -> str | None:
+    """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
+    if job.result.pixels is None or job.result.already:
+        return None
+    (height, width), count = job.result.pixels, job.plan.records
+    split = f"{job.result.split}: " if job.result.split else ""
+    return (
+        f"{split}raw pixels: {count:,} images of {width} x {height}, "
+        f"{show_size(count * 3 * height * width)} (the source has "
+        f"{show_size(int(job.plan.shard_bytes.sum()))})"
+    )
+
+
+def _tasks(
+    work: Work, shards: range, place: Target, run: Run, request: SourceRequest | None
+) -> tuple[piece.Build, Sequence[Any]]:
+    """Return what builds the shards, here or elsewhere, and what it is given for each."""
+    if run.executor is None:
+        return functools.partial(build_shard.build_or_keep, work), shards
+    assert request is not None
+    return piece.cut(work, shards, request, place if isinstance(place, RemoteLocation) else None)
 
 
 def unpackable(

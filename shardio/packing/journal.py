@@ -30,7 +30,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,13 @@ from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate
 from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
-from . import sources
 from .options import PackOptions
 from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Plain, Problem, Source, SourceRequest
+from .sources.base import Plain, Problem, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
+Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
 REJECTED = "rejected.jsonl"
 NOTE = ".shardio-sent-{}.json"
@@ -147,12 +147,12 @@ def parse(
     data: bytes,
     directory: str,
     read: ReadBytes = _no_pieces,
-    request: SourceRequest | None = None,
+    reopen: Reopen | None = None,
 ) -> Plan:
     """Read the plan in a journal. Raises DamageError, NotPackedError where it has none.
 
-    read      reads bytes of the whole journal, at a place: those of a shard's piece
-    request   for the source of a plan that was made ahead, where records are to be read
+    read    reads bytes of the whole journal, at a place: those of a shard's piece
+    reopen  opens the source of a plan that was made ahead, where records are to be read
     """
     if data.startswith(WRITER_MAGIC):
         raise NotPackedError(
@@ -173,13 +173,11 @@ def parse(
         header["options"] = PackOptions.of(header["options"])
         header["problems"] = [(key, reason) for key, reason in header["problems"]]
         ends, checksums = header.pop("ends").tolist(), header.pop("checksums")
-        reopen = None
-        if request is not None and header["ahead"] is not None:
+        open_piece = None
+        if reopen is not None and header["ahead"] is not None:
             options, described = header["options"], header["ahead"]["source"]
-            asked = sources.detect_kind(replace(request, kind=options.source))
-            reopen = functools.partial(sources.reopen, asked, options.split, described)
-        pieces = _Pieces(shown, read, ends, checksums, reopen)
-        return Plan(**header, rows=pieces)
+            open_piece = functools.partial(reopen, options.source, options.split, described)
+        return Plan(**header, rows=_Pieces(shown, read, ends, checksums, open_piece))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
         raise DamageError(
             f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "
@@ -224,7 +222,12 @@ def is_committed(directory: str, journal: bytes) -> bool:
 
 
 def has_work(directory: str, journal: bytes) -> bool:
-    """Return whether an unfinished packing has a shard that going on with it would keep."""
+    """Return whether an unfinished packing has what going on with it would keep.
+
+    That is a shard, or a plan that was made ahead.
+    """
+    if not journal.startswith(WRITER_MAGIC) and parse(journal, directory).ahead is not None:
+        return True
     dataset_id, before = identity(journal)
     if any(map(is_note, os.listdir(directory))):
         return True

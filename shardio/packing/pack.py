@@ -7,6 +7,7 @@ the manifests are renamed into place after all of them, and until then nothing w
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import time
@@ -31,11 +32,12 @@ from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
-from .job import Job, Run, unpackable
+from .ahead import plans_ahead, refuse_others
+from .job import Job, Run, announcement, least_bytes, unpackable
 from .missing import Waiting
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
-from .plan import make_plan
+from .plan import make_plan, prepare
 from .process_pool import Executor, Progress, Report, processes
 from .sources.base import Listing, Problem, SourceRequest, renumber
 
@@ -97,27 +99,14 @@ def pack(
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
-    if splits not in (None, True, False):
-        raise OptionError(f"splits is {splits!r}; expected True, False or None")
+    _check_splits(splits)
     _stagger(0 if dry_run else plan.stagger_s, tell)
     run = Run(processes(jobs), overwrite, plan, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
     folder = _working_directory(place, work_dir, run)
-    asked = sources.detect_kind(
-        SourceRequest(
-            path=os.fsencode(_given(source)),
-            kind=read.kind,
-            splits=None if splits is None else bool(splits),
-            fields=dict(read.fields or {}),
-            where=read.where,
-            root=None if read.root is None else _given(read.root),
-            jobs=run.jobs,
-            progress=progress,
-            storage=check_group("storage", read.storage, Storage),
-        )
-    )
-    options = PackOptions.requested(
-        source=asked.kind or "imagefolder",
+    asked = _request(source, read, splits, run.jobs, progress)
+    wanted = functools.partial(
+        PackOptions.requested,
         format=format,
         shard_size=shard_size,
         resize=resize,
@@ -125,11 +114,17 @@ def pack(
         images=images,
         plan=plan,
     )
-    work = _planned(asked, options, run, place, folder, read.classes)
-    for job in work:  # all of them, before any is touched
-        job.check(sized=shard_size is not None)
-    local.refuse_if_full(folder, sum(job.least_bytes() for job in work))
-    for line in filter(None, map(Job.announcement, work)):
+    work = [] if plan.restart else _ahead(asked, wanted, images, run, place, folder, read.classes)
+    if not work:
+        asked = sources.detect_kind(asked)
+        if executor is not None:
+            sources.check_pieces(asked)
+        options = wanted(source=asked.kind or "imagefolder")
+        work = _planned(asked, options, run, place, folder, read.classes)
+        for job in work:  # all of them, before any is touched
+            job.check(sized=shard_size is not None)
+    local.refuse_if_full(folder, sum(map(least_bytes, work)))
+    for line in filter(None, map(announcement, work)):
         tell(line)
     if dry_run:
         return [job.dry_run() for job in work]
@@ -145,6 +140,61 @@ def pack(
     if place.remote:
         output_dir.remove_working_directory(folder, work[0].plan.options.splits)
     return [job.result for job in work]
+
+
+@refuse_options("plan", ADVICE)
+def plan(
+    source: PathLike,
+    out: PathLike,
+    *,
+    format: str = "record",
+    shard_size: int | str | None = None,
+    resize: int | None = None,
+    splits: bool | None = None,
+    read: SourceOptions | None = None,
+    images: ImageOptions | None = None,
+    plan: PlanOptions | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> list[Packed]:
+    """Write the plan of a packing into OUT, so that `pack` does not list the source.
+
+    It lists the source once. Each `pack` of it into OUT, or of a part, then reads what it needs of
+    the plan, and takes all options from it that are not given. The plan is a snapshot: files that
+    come later are not packed, and one that changes is an error.
+
+    out  a directory; all options are those of `pack`
+
+    Returns what is to be packed, a Packed of each split. Raises as `pack` does; OptionError for
+    files of another format, which are read as a whole.
+    """
+    read = check_group("read", read, SourceOptions)
+    images = check_group("images", images, ImageOptions)
+    chosen = check_group("plan", plan, PlanOptions)
+    check_bool(overwrite=overwrite)
+    check_packed(format)
+    _check_splits(splits)
+    if chosen.part is not None:
+        raise OptionError("part: a plan is of all parts; give it to `shardio pack`")
+    run = Run(1, overwrite, chosen)
+    place = locate_target(out, None, source, check_group("storage", read.storage, Storage))
+    if not isinstance(place, LocalDirectory):
+        raise OptionError(_no_parts_in(place))
+    asked = sources.detect_kind(_request(source, read, splits, None, progress))
+    sources.check_pieces(asked)
+    options = PackOptions.requested(
+        source=asked.kind or "imagefolder",
+        format=format,
+        shard_size=shard_size,
+        resize=resize,
+        where=read.where,
+        images=images,
+        plan=chosen,
+    )
+    work = _planned(asked, options, run, place, place.url, read.classes, ahead=True)
+    for job in work:
+        job.check(sized=shard_size is not None)
+    return [job.write_plan() for job in work]
 
 
 def commit(
@@ -218,6 +268,31 @@ def _given(path: PathLike) -> str:
 # --- from what is asked for to the commit ---------------------------------------------------------
 
 
+def _request(
+    source: PathLike,
+    read: SourceOptions,
+    splits: bool | None,
+    jobs: int | None,
+    progress: Progress | None,
+) -> SourceRequest:
+    return SourceRequest(
+        path=os.fsencode(_given(source)),
+        kind=read.kind,
+        splits=None if splits is None else bool(splits),
+        fields=dict(read.fields or {}),
+        where=read.where,
+        root=None if read.root is None else _given(read.root),
+        jobs=jobs,
+        progress=progress,
+        storage=check_group("storage", read.storage, Storage),
+    )
+
+
+def _check_splits(splits: bool | None) -> None:
+    if splits not in (None, True, False):
+        raise OptionError(f"splits is {splits!r}; expected True, False or None")
+
+
 def _stagger(most_s: float, tell: Callable[[str], None]) -> None:
     """Wait for a random time, so that not all parts list the source at once."""
     if most_s:
@@ -236,12 +311,46 @@ def _working_directory(place: Target, given: PathLike | None, run: Run) -> str:
             raise OptionError("work_dir: only where OUT is a URL; shards are built in OUT itself")
         return place.url
     if not run.is_whole:
-        raise OptionError(
-            f"{place.url}: parts of one packing build their shards in one directory, which all of "
-            "them see; expected a directory, local or mounted. `shardio copy` brings the dataset "
-            "into the store"
-        )
+        raise OptionError(_no_parts_in(place))
     return output_dir.working_directory(place, None if given is None else local_path(given))
+
+
+def _no_parts_in(place: Target) -> str:
+    return (
+        f"{place.url}: parts of one packing build their shards in one directory, which all of "
+        "them see; expected a directory, local or mounted. `shardio copy` brings the dataset "
+        "into the store"
+    )
+
+
+def _ahead(
+    asked: SourceRequest,
+    wanted: Callable[..., PackOptions],
+    images: ImageOptions,
+    run: Run,
+    place: Target,
+    directory: str,
+    classes: PathLike | None,
+) -> list[Job]:
+    """Take the plan of each split that `plan` made; none where it made none. Raises OptionError."""
+    found = plans_ahead(directory)
+    if not found:
+        return []
+    numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
+    options = wanted(source=asked.kind or "imagefolder")
+    names = next(iter(found.values())).options.splits or [""]
+    output_dir.check(place, asked.location, names)
+    work = []
+    for name, planned in found.items():
+        refuse_others(place.url, planned, asked, options, images, numbering)
+        reencode.check_tools(planned.options)
+        folder = manifest.split_folder(directory, name)
+        lock.refuse_if_busy(folder, part=not run.is_whole)
+        reopen = functools.partial(sources.reopen, asked)
+        work.append(Job(planned, folder, run, request=asked, reopen=reopen))
+    for job in work:
+        job.check(sized=True)
+    return work
 
 
 def _planned(
@@ -251,8 +360,13 @@ def _planned(
     place: Target,
     directory: str,
     classes: PathLike | None,
+    *,
+    ahead: bool = False,
 ) -> list[Job]:
-    """Plan each split of a source, once all is refused that is known without listing it."""
+    """Plan each split of a source, once all is refused that is known without listing it.
+
+    ahead: for whoever builds the shards later.
+    """
     reencode.check_tools(options)
     names = sources.split_names(asked)
     output_dir.check(place, asked.location, names)
@@ -274,9 +388,9 @@ def _planned(
             height, width = pixels = reencode.size_of_pixels(listing, options)
             wanted[name] = replace(wanted[name], pixels=pixels)
             size = len(ppm_header(height, width)) + 3 * height * width
-        if run.executor is not None:
-            listing.source.describe()  # raises where it cannot be read by pieces
         planned = make_plan(listing, wanted[name], size)
+        if ahead:
+            planned = prepare(planned, listing.source, asked)
         found = places[name]
         remote = found if isinstance(found, RemoteLocation) else None
         work.append(Job(planned, folders[name], run, place=remote, request=asked))

@@ -38,6 +38,8 @@ class Packed(Reencoded):
     checked: bool = False  # `commit` found all shards built, by parts
     unlocked: bool = False  # the file system has no locks
     dry_run: bool = False  # nothing was touched: what would be done
+    planned: bool = False  # its plan is in OUT, and no more
+    joined: bool = False  # the plan was there before
     skips: bool = True  # what cannot be packed is left out, as on_error="skip" says
 
     @classmethod
@@ -75,7 +77,7 @@ class Packed(Reencoded):
                 f"not resized: {show_count(self.full_size, 'image')}, of several pages or pictures "
                 "(animations, too), or of formats that are not written"
             )
-        if self.tiles is not None and not self.dry_run:
+        if self.tiles is not None and not self.dry_run and not self.planned:
             lines.append(self._tiles())
         if self.enlarged:
             lines.append(f"enlarged, since smaller: {show_count(self.enlarged, 'image')}")
@@ -83,6 +85,8 @@ class Packed(Reencoded):
             lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
         if self.rejected:
             fate = f"left out; see {REJECTED}"
+            if self.planned:
+                fate = "cannot be packed; --on-error skip, of `pack`, leaves them out"
             if self.dry_run:
                 fate = (
                     "would be left out" if self.skips else "cannot be packed, so nothing would be"
@@ -108,6 +112,9 @@ class Packed(Reencoded):
                 f"already packed: {what}, with the same keys, sizes and options (contents are not "
                 "compared; --overwrite packs again)"
             )
+        if self.planned:
+            there = "already planned" if self.joined else "planned"
+            return f"{there}: {what}, in {show_count(self.shards, 'shard')}"
         if self.dry_run:
             there = f"; {self.kept:,} of these are there, to be checked" if self.kept else ""
             return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"

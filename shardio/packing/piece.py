@@ -55,7 +55,7 @@ def cut(
 ) -> tuple[Build, Sequence[Piece]]:
     """Return what builds shards on any machine, and the pieces that are given to it.
 
-    target: the object store that is packed into. Raises OptionError where the source cannot be cut.
+    target: the object store that is packed into.
     """
     described = _source(work.plan.rows(numbers[0])).describe() if numbers else {}
     asked = replace(request, files=None, progress=None)
@@ -70,8 +70,8 @@ def build_piece(
     """Build a shard, or keep it, as `build_or_keep` does. described: the source as a whole."""
 
     def rows(number: int) -> Rows:
-        request = sources.detect_kind(asked)
-        source = sources.reopen(request, work.plan.options.split, described, piece.source)
+        options = work.plan.options
+        source = sources.reopen(asked, options.source, options.split, described, piece.source)
         return piece.rows._replace(source=source)
 
     # A name of its own: a machine that was thought to be lost may still write under another.

@@ -165,11 +165,8 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
     return plan.sealed()
 
 
-def made_ahead(plan: Plan, source: Source, request: SourceRequest) -> Plan:
-    """Return a plan whose journal is enough to read the source, by pieces.
-
-    Raises OptionError where the source cannot be read so.
-    """
+def prepare(plan: Plan, source: Source, request: SourceRequest) -> Plan:
+    """Return the plan with what its journal needs so that the source is read by it, in pieces."""
     asked = {"root": request.root is not None, "fields": dict(request.fields)}
     return replace(plan, ahead={"source": source.describe(), **asked})
 

@@ -46,7 +46,19 @@ from shardio.packing.writer import Writer
 from shardio.storage.cache import SMALL, CacheDirectory
 
 COMMANDS = (
-    *("pack", "commit", "index", "unpack", "export", "info", "ls", "cat", "verify", "explain"),
+    *(
+        "pack",
+        "plan",
+        "commit",
+        "index",
+        "unpack",
+        "export",
+        "info",
+        "ls",
+        "cat",
+        "verify",
+        "explain",
+    ),
     *("tune", "bench", "demo", "gc", "copy", "cache"),
 )
 
@@ -194,6 +206,7 @@ def tarred(folder: Path) -> Path:
 def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: Path) -> None:
     arguments = {
         "pack": [source, tmp_path / "out"],
+        "plan": [source, tmp_path / "out"],
         "commit": [out],
         "index": [tarred(tmp_path)],
         "export": [out, tmp_path / "export", "--format", "webdataset"],
@@ -339,6 +352,7 @@ def test_json_is_one_object_and_all_of_stdout(
 ) -> None:
     arguments: dict[str, list[str | Path]] = {
         "pack": [source, tmp_path / "out"],
+        "plan": [source, tmp_path / "out"],
         "commit": [tmp_path / "parts"],
         "index": [tarred(tmp_path)],
         "export": [out, tmp_path / "export", "--format", "webdataset"],
@@ -670,7 +684,7 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if name not in ("pack", "index", "demo", "cache")]
+    "name", [name for name in COMMANDS if name not in ("pack", "plan", "index", "demo", "cache")]
 )
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None:
     more = {

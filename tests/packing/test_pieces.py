@@ -25,10 +25,11 @@ from shardio.errors import OptionError, SourceChangedError
 from shardio.formats.sample import pack_columns, unpack_columns
 from shardio.order import rng
 from shardio.packing import sources
-from shardio.packing.build_shard import Work, build_alone, build_or_keep
-from shardio.packing.journal import dump
+from shardio.packing.build_shard import Work, build_or_keep
+from shardio.packing.journal import dump, parse
 from shardio.packing.options import PackOptions
-from shardio.packing.plan import made_ahead, make_plan
+from shardio.packing.piece import cut as cut_shards
+from shardio.packing.plan import make_plan, prepare
 from shardio.packing.sources.base import Listing, Rejected, Source, SourceRequest, renumber
 
 CLASSES: Tree = {
@@ -178,7 +179,7 @@ def cut(case: Case, request: SourceRequest) -> str:
         described = unpack_columns(pack_columns(listing.source.describe()))
         for piece in np.array_split(order, 3):
             written = pack_columns(listing.source.piece(piece))
-            again = sources.reopen(request, split, described, unpack_columns(written))
+            again = sources.reopen(request, case.kind, split, described, unpack_columns(written))
             expected = read(listing.source, piece.tolist())
             assert read(again, range(len(piece))) == expected
             said += [why for why in expected if isinstance(why, str)]
@@ -209,20 +210,29 @@ def test_a_shard_that_is_built_of_its_piece_alone_has_the_same_bytes(
     request = request_of(case, str(there), there, None)
     for split, listing in listed(case, request).items():
         options = PackOptions(source=case.kind, split=split, shuffle=True, max_records=3)
-        plan = made_ahead(make_plan(listing, options), listing.source, request)
+        plan = prepare(make_plan(listing, options), listing.source, request)
         start, *pieces, end = dump(plan)
-        whole, alone = (tmp_path / split / where for where in ("whole", "alone"))
-        for directory in (whole, alone):
+
+        def read(at: int, length: int, data: bytes = b"".join((start, *pieces))) -> bytes:
+            return data[at : at + length]
+
+        reopen = functools.partial(sources.reopen, request)
+        written = parse(start + end, str(there), read, reopen)
+        whole, *alone = (tmp_path / split / where for where in ("whole", "alone", "of a journal"))
+        for directory in (whole, *alone):
             directory.mkdir(parents=True)
-        work = Work(plan, str(whole), "token", True, plan.dataset_id, {})
-        expected = [build_or_keep(work, number, lambda size: None) for number in range(plan.shards)]
-        asked = dataclasses.replace(request, kind=None)  # which the plan says
-        build = functools.partial(
-            build_alone, start + end, request=asked, directory=str(alone), skip=True
-        )
-        made = [other_process.apply(build, (piece, n)) for n, piece in enumerate(pieces)]
-        assert made == expected
-        assert content(alone) == content(whole)
+        work = Work(plan, str(whole), "0" * 16, True, plan.dataset_id, {})
+        expected = [build_or_keep(work, number, no_progress) for number in range(plan.shards)]
+        for directory, its in zip(alone, (plan, written), strict=True):
+            there_work = dataclasses.replace(work, plan=its, directory=str(directory))
+            build, cut_out = cut_shards(there_work, range(plan.shards), request, None)
+            made = [other_process.apply(build, (one, no_progress)) for one in cut_out]
+            assert made == expected
+            assert content(directory) == content(whole)
+
+
+def no_progress(size: int) -> None:
+    """Take note of nothing."""
 
 
 def test_nothing_of_where_a_source_lies_is_in_its_pieces(there: Path, s3: ObjectStore) -> None:
@@ -245,7 +255,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused_by_its_piece(tmp_pat
     source = sources.list_records(request)[""].source
     piece = source.piece(np.array([3, 1]))
     (tmp_path / "classes/class0/001.jpg").write_bytes(noise("other", 400))
-    again = sources.reopen(request, "", source.describe(), piece)
+    again = sources.reopen(request, "imagefolder", "", source.describe(), piece)
     with again.open() as get:
         assert get(0)["__key__"] == b"class0/003.jpg"
         with pytest.raises(SourceChangedError, match=r"class0/001.jpg: changed since"):
@@ -259,7 +269,7 @@ def test_another_dataset_than_was_listed_is_refused(there: Path, tmp_path: Path)
     shardio.pack(tmp_path / "other", tmp_path / "packed")
     moved = dataclasses.replace(request, path=os.fsencode(tmp_path / "packed"))
     with pytest.raises(SourceChangedError, match=r"packed: changed since .* another dataset"):
-        sources.reopen(moved, "", source.describe(), source.piece(np.array([0])))
+        sources.reopen(moved, "dataset", "", source.describe(), source.piece(np.array([0])))
 
 
 def test_files_of_another_format_without_an_index_have_no_pieces(
@@ -267,9 +277,8 @@ def test_files_of_another_format_without_an_index_have_no_pieces(
 ) -> None:
     shardio.export(there / "packed", tmp_path / "tars", format="webdataset")
     request = sources.detect_kind(SourceRequest(path=os.fsencode(tmp_path / "tars")))
-    source = sources.list_records(request)[""].source
     with pytest.raises(OptionError, match=r"tars.*as a whole; make one by `shardio index`"):
-        source.describe()
+        sources.check_pieces(request)
     shardio.index(tmp_path / "tars")
     indexed = Case("tars", "dataset")
     assert cut(indexed, request_of(indexed, str(tmp_path), tmp_path, None)) == ""

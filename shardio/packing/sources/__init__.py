@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
@@ -18,12 +18,12 @@ class Kind:
 
     list_records  returns the listing of each split
     split_names   returns the splits that `list_records` will have, quickly
-    reopen        returns a source of the records of one piece, of a split
+    reopen        returns a source of the records of one piece, of a split; None: it is read whole
     """
 
     list_records: Callable[[SourceRequest], Listings]
     split_names: Callable[[SourceRequest], list[str]]
-    reopen: Callable[[SourceRequest, str, Plain, Plain], Source]
+    reopen: Callable[[SourceRequest, str, Plain, Plain], Source] | None
 
 
 def _only(request: SourceRequest) -> list[str]:
@@ -70,7 +70,7 @@ KINDS = {
     "coco": Kind(coco.list_records, _only, coco.reopen),
     "dataset": Kind(_dataset, _dataset_names, _reopen_dataset),
     "listing": Kind(listing.list_records, _only, listing.reopen),
-    **{name: Kind(_foreign, _only, _reopen_dataset) for name in FOREIGN if name != "imagefolder"},
+    **{name: Kind(_foreign, _only, None) for name in FOREIGN if name != "imagefolder"},
 }
 
 
@@ -101,13 +101,24 @@ def list_records(request: SourceRequest) -> Listings:
     return KINDS[request.kind].list_records(request)
 
 
-def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Source:
+def check_pieces(request: SourceRequest) -> None:
+    """Raise OptionError for a source that can only be read as a whole."""
+    assert request.kind is not None
+    if KINDS[request.kind].reopen is None:
+        raise OptionError(
+            f"{request.shown}: files of {request.kind} without an index can only be read as a "
+            "whole; make one by `shardio index`, and give that"
+        )
+
+
+def reopen(request: SourceRequest, kind: str, split: str, described: Plain, piece: Plain) -> Source:
     """Open the records of one piece of a source, whose places are then 0, 1, 2, ...
 
-    request: with its kind; roots and URLs are those of it. described, piece: of the source that was
-    listed. Raises SourceChangedError, and what opening a source raises.
+    request: has the roots and URLs. kind, described, piece: of the source that was listed. Raises
+    SourceChangedError, and what opening a source raises.
     """
-    assert request.kind is not None
-    source = KINDS[request.kind].reopen(request, split, described, piece)
+    open_piece = KINDS[kind].reopen
+    assert open_piece is not None  # by check_pieces
+    source = open_piece(detect_kind(replace(request, kind=kind)), split, described, piece)
     numbers = described.get("numbers")
     return source if numbers is None else source.renumbered(numbers, ("label",))

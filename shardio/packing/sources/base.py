@@ -112,10 +112,7 @@ class Source:
         """Announce that the record at a place will be read soon: a hint, which may do nothing."""
 
     def describe(self) -> Plain:
-        """Return what the source is as a whole, for `reopen`: no roots, no URLs, no secrets.
-
-        Raises OptionError where it cannot be read by pieces.
-        """
+        """Return what the source is as a whole, for `reopen`: no roots, no URLs, no secrets."""
         return {}
 
     def piece(self, places: Ints) -> Plain:

@@ -17,7 +17,6 @@ from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
 from ...errors import (
     DamageError,
-    OptionError,
     SourceChangedError,
     SourceError,
     StorageError,
@@ -26,7 +25,6 @@ from ...errors import (
 from ...formats import manifest
 from ...formats.sample import Sample
 from ...names import KEY
-from ...storage.memory import MemoryLocation
 from ...storage.options import with_root
 from ..index import in_memory
 from .base import (
@@ -55,16 +53,7 @@ class Records(Source):
         self._numbers = np.arange(len(records)) if numbers is None else numbers
 
     def describe(self) -> Plain:
-        """Return names of fields, and what tells the dataset from any other.
-
-        Raises OptionError where its index lies nowhere.
-        """
-        index = self._records.reader.index
-        if isinstance(index, MemoryLocation):
-            raise OptionError(
-                f"{index.url}: files of another format without an index can only be read as a "
-                "whole; make one by `shardio index`, and pack that"
-            )
+        """Return names of fields, and what tells the dataset from any other."""
         return {"theirs": dict(self._theirs), "id": _id(self._records.manifest)}
 
     def piece(self, places: Ints) -> Plain:

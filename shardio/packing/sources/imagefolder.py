@@ -95,12 +95,14 @@ class Folder(FileSource):
 
     def _hint(self, place: int) -> str:
         """Return what to do where a file differs from the next one only in its ending."""
-        if not (self._is_beside(place) if self._beside is None else place in self._beside):
+        if not self._is_beside(place):
             return ""
         return "; --from files packs files that differ only in their endings as one record"
 
     def _is_beside(self, place: int) -> bool:
         """Return whether a file differs from one beside it only in its ending."""
+        if self._beside is not None:
+            return place in self._beside
         key = self._keys[place]
         start = key[: key.find(b".", key.rfind(b"/") + 1) + 1]
         beside = (*self._keys[max(place - 1, 0) : place], *self._keys[place + 1 : place + 2])

@@ -1,0 +1,85 @@
+"""Plans that were made ahead, by `shardio plan`: found in OUT, and compared with what is asked for.
+
+Whoever packs there goes on under them, and does not list the source. What was not given is as it
+was planned; what is given must be the same.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import DamageError, NotPackedError, OptionError, printable
+from ..formats import manifest
+from ..storage import lock
+from . import journal, output_dir
+from .options import ImageOptions, PackOptions
+from .plan import Plan, changed
+from .sources.base import SourceRequest
+
+_DEFAULTS = PackOptions().record()
+
+
+def plans_ahead(directory: str) -> dict[str, Plan]:
+    """Return the plans that were made ahead in OUT, and are not committed, by split.
+
+    None where one of the splits has no such plan.
+    """
+    found = {}
+    for name in output_dir.begun_splits(directory) or [""]:
+        folder = manifest.split_folder(directory, name)
+        try:
+            head = lock.head(folder)
+            planned = journal.parse(head, folder)
+        except FileNotFoundError:
+            if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
+                return {}
+            continue  # committed before the others
+        except (DamageError, NotPackedError):  # who packs here says so
+            return {}
+        if planned.ahead is None:
+            return {}
+        if journal.is_resumable(folder, head):
+            found[name] = planned
+    return found
+
+
+def refuse_others(
+    out: str,
+    planned: Plan,
+    asked: SourceRequest,
+    wanted: PackOptions,
+    images: ImageOptions,
+    classes: tuple[str, ...] | None,
+) -> None:
+    """Raise OptionError for what is given, and was planned otherwise.
+
+    wanted: the options that are given, with defaults for the others. classes: those of the dataset
+    whose numbering is to be taken.
+    """
+    assert planned.ahead is not None
+    given = {name: one for name, one in wanted.record().items() if one != _DEFAULTS.get(name)}
+    if images.quality is None:
+        given.pop("quality", None)
+    if asked.kind is None:
+        given.pop("source", None)
+    was = planned.options.record()
+    lines = changed({name: was.get(name) for name in given}, given)
+    if asked.fields:
+        lines += changed({"fields": planned.ahead["fields"]}, {"fields": dict(asked.fields)})
+    if asked.splits is not None and bool(planned.options.splits) != asked.splits:
+        lines += changed({"splits": not asked.splits}, {"splits": asked.splits})
+    if classes is not None and classes != planned.classes:
+        lines.append("classes: others, or in another order")
+    if lines:
+        raise OptionError(
+            f"{printable(out)}: another plan was made here by `shardio plan`:\n"
+            + "".join(f"  option {line}\n" for line in lines)
+            + "What is not given is as it was planned: leave these options out; or plan anew, with "
+            "`shardio plan --restart`"
+        )
+    if planned.ahead["root"] != (asked.root is not None):
+        raise OptionError(
+            f"{printable(out)}: its plan was made {'with' if asked.root is None else 'without'} "
+            "--root, which it does not hold: "
+            + ("give it, as this machine reaches it" if asked.root is None else "leave it out")
+        )

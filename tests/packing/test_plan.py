@@ -1,0 +1,401 @@
+"""A plan that is made once: parts, and whole packings, go on under it and never list the source."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.object_stores import ObjectStore
+from support.packing import die, grouped
+from support.trees import (
+    Tree,
+    content,
+    images,
+    noise,
+    picture,
+    plant,
+    shardio,
+    shardio_json,
+    shards,
+)
+
+import shardio as library
+from shardio import Storage, commit
+from shardio.errors import (
+    DamageError,
+    ExistsError,
+    OptionError,
+    SourceChangedError,
+    SourceError,
+)
+from shardio.packing import gc, job, journal, sources
+from shardio.packing.packed import Packed
+from shardio.storage import lock
+
+PLANNED = {"max_records": 4}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return plant(tmp_path / "src", images())
+
+
+@pytest.fixture
+def unlisted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, no source may be listed."""
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("the source was listed")
+
+    return lambda: monkeypatch.setattr(sources, "list_records", refuse)
+
+
+def plan(source: Path | str, out: Path, **options: Any) -> list[Packed]:
+    return library.plan(source, out, **grouped(PLANNED | options))
+
+
+def pack(source: Path | str, out: Path, **options: Any) -> list[Packed]:
+    return library.pack(source, out, jobs=1, **grouped(options))
+
+
+def parts(source: Path | str, out: Path, count: int = 2, **options: Any) -> list[Packed]:
+    for part in range(count, 0, -1):
+        pack(source, out, part=(part, count), **options)
+    return commit(out, jobs=1, overwrite=options.get("overwrite", False))
+
+
+MASKS: Tree = {f"images/{n}.jpg": noise(f"i{n}", 300 + n) for n in range(9)} | {
+    f"masks/{n}.png": picture(8, 8, "PNG") for n in range(9)
+}
+SPLITS: Tree = {
+    f"{split}/{key}": value
+    for split in ("train", "val")
+    for key, value in images(classes=2, each=5, size=len(split) * 90).items()
+}
+GROUPS: Tree = {f"{n}.{end}": noise(f"{n}{end}", 300) for n in range(9) for end in ("jpg", "bin")}
+LISTED = "".join(f"class{n % 3}/00{n}.jpg,{n / 3}\n" for n in range(8))
+
+
+def sources_in(root: Path) -> dict[str, tuple[Path, dict[str, Any], dict[str, Any]]]:
+    """Sources, with the options of their plans, and those that packing needs again."""
+    plant(root / "classes", images())
+    plant(root / "splits", SPLITS)
+    plant(root / "groups", GROUPS)
+    plant(root / "masks", MASKS)
+    (root / "listing.csv").write_text(f"path,weight\n{LISTED}")
+    library.pack(root / "classes", root / "packed", jobs=1)
+    rooted = {"root": root / "classes"}
+    return {
+        "classes": (root / "classes", {"classes": root / "packed", "seed": 3}, {}),
+        "splits": (root / "splits", {"shuffle": False}, {}),
+        "groups": (root / "groups", {"kind": "files", "fields": {"other": "bin"}}, {}),
+        "masks": (root / "masks", {"format": "lmdb"}, {}),
+        "listing": (root / "listing.csv", rooted, rooted),
+        "dataset": (root / "packed", {"where": {"label": ["class1", "class2"]}}, {}),
+    }
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", ["classes", "splits", "groups", "masks", "listing", "dataset"])
+def test_packing_under_a_plan_gives_what_packing_gives_and_lists_nothing(
+    name: str, whole: bool, tmp_path: Path, unlisted: Callable[[], None]
+) -> None:
+    path, options, again = sources_in(tmp_path)[name]
+    out = tmp_path / "out"
+    expected = pack(path, tmp_path / "expected", **PLANNED | options)
+    planned = plan(path, out, **options)
+    assert [(one.split, one.records, one.shards) for one in planned] == [
+        (one.split, one.records, one.shards) for one in expected
+    ]
+    unlisted()
+    done = pack(path, out, **again) if whole else parts(path, out, **again)
+    assert [one.committed for one in done] == [True for _ in expected]
+    assert content(out) == content(tmp_path / "expected")
+
+
+def test_a_bucket_is_planned_once_and_packed_without_listing_it(
+    tmp_path: Path, bucket: ObjectStore, unlisted: Callable[[], None]
+) -> None:
+    bucket.put_folder(plant(tmp_path / "src", images()))
+    pack(tmp_path / "src", tmp_path / "disk", **PLANNED)
+    read = {"storage": Storage(options=bucket.options)}
+    plan(bucket.url, tmp_path / "out", **read)
+    unlisted()
+    parts(bucket.url, tmp_path / "out", **read)
+    assert content(tmp_path / "out") == content(tmp_path / "disk")
+
+
+def test_a_plan_is_made_once(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert str(plan(source, out)[0]).startswith(f"{out}: planned: 24 files, 3 classes")
+    before = content(out)
+    assert "already planned: 24 files" in str(plan(source, out)[0])
+    assert content(out) == before
+    with pytest.raises(SourceChangedError, match=r"of another plan:\n  option seed: was 0, now 1"):
+        plan(source, out, seed=1)
+    assert content(out) == before
+    plan(source, out, seed=1, restart=True)
+    pack(source, out)
+    assert plan(source, out, seed=1)[0].already
+    with pytest.raises(ExistsError, match="another dataset is packed here"):
+        plan(source, out, seed=2)
+    plan(source, out, seed=2, overwrite=True)
+    parts(source, out, overwrite=True)
+    pack(source, tmp_path / "expected", seed=2, **PLANNED)
+    assert library.open(out).keys() == library.open(tmp_path / "expected").keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_records": 5}, "option max_records: was 4, now 5"),
+        ({"shard_size": "1MB"}, "option shard_size: was 1MiB, now 1MB"),
+        ({"shuffle": False}, "option shuffle: was True, now False"),
+        ({"seed": 1}, "option seed: was 0, now 1"),
+        ({"resize": 8}, "option resize: was 16, now 8"),
+        ({"quality": 50, "resize": 16}, "option quality: was 70, now 50"),
+        ({"encode": "raw"}, "option encode: was not given, now 'raw'"),
+        ({"format": "lmdb"}, "option format: was not given, now 'lmdb'"),
+        ({"kind": "files"}, "option source: was 'imagefolder', now 'files'"),
+        ({"where": {"label": ["class0"]}}, "option where: was not given, now label=class0"),
+        ({"fields": {"image": "jpg"}}, r"option fields: was {}, now {'image': 'jpg'}"),
+        ({"splits": True}, "option splits: was False, now True"),
+        ({"classes": "other"}, "option classes: others, or in another order"),
+    ],
+)
+def test_what_was_planned_otherwise_is_an_error_that_says_which(
+    options: dict[str, Any],
+    said: str,
+    source: Path,
+    tmp_path: Path,
+    unlisted: Callable[[], None],
+) -> None:
+    plan(source, tmp_path / "out", resize=16, quality=70)
+    before = content(tmp_path / "out")
+    if "classes" in options:
+        options = {"classes": tmp_path / "other"}
+        pack(plant(tmp_path / "src2", images(classes=4)), tmp_path / "other")
+    unlisted()
+    for part in (None, (1, 2)):
+        with pytest.raises(OptionError, match=re.escape(said) + "\nWhat is not given"):
+            pack(source, tmp_path / "out", part=part, **options)
+    assert content(tmp_path / "out") == before
+
+
+def test_the_root_of_a_listing_is_given_again(tmp_path: Path) -> None:
+    path, options, _ = sources_in(tmp_path)["listing"]
+    plan(path, tmp_path / "out", **options)
+    with pytest.raises(OptionError, match=r"made with --root.*: give it, as this machine reaches"):
+        pack(path, tmp_path / "out")
+    plan(tmp_path / "classes", tmp_path / "out2")
+    with pytest.raises(OptionError, match=r"made without --root.*: leave it out"):
+        pack(tmp_path / "classes", tmp_path / "out2", root=tmp_path)
+
+
+def test_a_plan_is_a_snapshot(source: Path, tmp_path: Path) -> None:
+    plan(source, tmp_path / "out")
+    pack(source, tmp_path / "expected", **PLANNED)
+    plant(source, {"class0/new.jpg": noise("new", 400)})
+    parts(source, tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("change", ["changed", "gone"])
+def test_a_file_that_changed_since_the_plan_is_an_error(
+    change: str, source: Path, tmp_path: Path
+) -> None:
+    plan(source, tmp_path / "out")
+    file = source / "class1/002.jpg"
+    file.unlink() if change == "gone" else os.utime(file)
+    with pytest.raises(SourceChangedError, match=r"class1/002.jpg: changed since the packing was"):
+        parts(source, tmp_path / "out")
+
+
+def test_what_cannot_be_packed_is_said_by_the_plan_and_left_out_when_told(
+    source: Path, tmp_path: Path
+) -> None:
+    plant(source, {"class0/empty.jpg": b"", "class0/text.jpg": b"text"})
+    [planned] = plan(source, tmp_path / "out")
+    assert planned.rejected == [("class0/empty.jpg", "is empty")]
+    assert "1 file cannot be packed; --on-error skip, of `pack`, leaves" in str(planned)
+    with pytest.raises(SourceError, match=r"(?s)2 files cannot be packed.*class0/text.jpg: is not"):
+        pack(source, tmp_path / "out")
+    done = parts(source, tmp_path / "out", on_error="skip")
+    pack(source, tmp_path / "expected", on_error="skip", **PLANNED)
+    assert [key for key, _ in done[0].rejected] == ["class0/empty.jpg", "class0/text.jpg"]
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
+def test_a_packing_under_a_plan_that_dies_goes_on_without_listing(
+    source: Path,
+    tmp_path: Path,
+    dead_on_shard: Callable[[int], None],
+    unlisted: Callable[[], None],
+) -> None:
+    plan(source, tmp_path / "out")
+    unlisted()
+    dead_on_shard(2)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "out")
+    assert pack(source, tmp_path / "out", dry_run=True)[0].kept == 2
+    [done] = pack(source, tmp_path / "out")
+    assert (done.kept, done.built, done.committed) == (2, 4, True)
+
+
+def test_splits_of_which_one_was_committed_before_a_death_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlisted: Callable[[], None]
+) -> None:
+    source, out = plant(tmp_path / "src", SPLITS), tmp_path / "out"
+    plan(source, out)
+    unlisted()
+    written = job.Job.commit
+
+    def first(one: job.Job) -> None:
+        written(one)
+        die()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Job, "commit", first)
+        with pytest.raises(KeyboardInterrupt):
+            pack(source, out)
+    assert not (out / "shardio.json").exists()
+    pack(source, out)
+    monkeypatch.undo()
+    pack(source, tmp_path / "expected", **PLANNED)
+    assert content(out) == content(tmp_path / "expected")
+
+
+def test_a_damaged_piece_is_an_error_of_its_shard_alone(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    data = (out / lock.JOURNAL).read_bytes()
+    start, piece, *_ = journal.dump(journal.parse(lock.head(str(out)), "", reader(data)))
+    at = len(start) + len(piece) // 2
+    (out / lock.JOURNAL).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    pack(source, out, part=(2, 2))
+    with pytest.raises(DamageError, match=r"shardio-plan: the plan of shard 0 cannot be read: its"):
+        pack(source, out, part=(1, 2))
+
+
+def reader(data: bytes) -> journal.ReadBytes:
+    return lambda start, length: data[start : start + length]
+
+
+def test_a_part_reads_its_own_pieces_alone(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    size, head = (out / lock.JOURNAL).stat().st_size, len(lock.head(str(out)))
+    asked: list[int] = []
+    real = lock.Lock.read
+    monkeypatch.setattr(
+        lock.Lock, "read", lambda one, at, length: asked.append(length) or real(one, at, length)
+    )
+    pack(source, out, part=(3, 6))
+    pieces = size - head
+    assert sum(asked) - 2 * head < pieces / 4  # of six
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_plan_that_is_gone_when_the_packing_begins_is_an_error(
+    replaced: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, build = tmp_path / "out", job.Job.build
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        (out / lock.JOURNAL).unlink()
+        if replaced:
+            plan(source, out, seed=7)
+        return build(*given)
+
+    monkeypatch.setattr(job.Job, "build", late)
+    with pytest.raises(SourceChangedError, match=r"the plan that was here is gone.*again"):
+        pack(source, out)
+    assert not shards(out)
+
+
+def test_a_packing_that_was_begun_without_a_plan_is_told_to_be_finished(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    pack(source, out, part=(1, 2), **PLANNED)
+    with pytest.raises(SourceChangedError, match="it was begun without `shardio plan`"):
+        plan(source, out)
+    plan(source, out, restart=True)
+    assert not shards(out)
+    parts(source, out)
+
+
+def test_a_part_that_lists_joins_an_equal_plan(source: Path, tmp_path: Path) -> None:
+    plan(source, tmp_path / "out")
+    pack(source, tmp_path / "out", part=(1, 2), restart=True, **PLANNED)
+    with pytest.raises(SourceChangedError, match="of another plan"):
+        plan(source, tmp_path / "out", seed=5)
+    parts(source, tmp_path / "out")
+
+
+def test_gc_keeps_a_plan_that_nobody_has_begun_to_build(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pack(source, out)
+    plan(source, out, overwrite=True, seed=2)
+    assert gc.gc(out, keep_s=0).removed == []
+    parts(source, out, overwrite=True)
+
+
+def test_the_journal_of_another_version_is_an_error_until_told_to_go_on(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    data = (out / lock.JOURNAL).read_bytes()
+    (out / lock.JOURNAL).write_bytes(data.replace(b"shardio-plan 1", b"shardio-plan 0"))
+    for call in (plan, pack):
+        with pytest.raises(DamageError, match=r"it is of another version\. .*--restart"):
+            call(source, out)
+    plan(source, out, restart=True)
+    parts(source, out)
+
+
+@pytest.mark.parametrize("options", [{"part": (1, 2)}, {"part": "auto"}])
+def test_a_plan_is_of_all_parts(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="part: a plan is of all parts"):
+        plan(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_and_files_that_are_read_as_a_whole_are_refused_at_once(
+    source: Path, tmp_path: Path, unlisted: Callable[[], None]
+) -> None:
+    pack(source, tmp_path / "packed")
+    library.export(tmp_path / "packed", tmp_path / "tars", format="webdataset")
+    unlisted()
+    with pytest.raises(OptionError, match="without an index can only be read as a whole; make one"):
+        plan(tmp_path / "tars", tmp_path / "out")
+    with pytest.raises(OptionError, match=r"s3://bucket/out: .*expected a directory, local or"):
+        library.plan(source, "s3://bucket/out")
+
+
+def test_the_command_line_says_what_is_planned_and_what_comes_next(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    said = shardio("plan", source, out, "--max-records", "4").stdout.splitlines()
+    assert said == [
+        f"{out}: planned: 24 files, 3 classes, 7.3 KiB, in 6 shards",
+        f"next: shardio pack {source} {out} --part I/N for I from 1 to N, then shardio "
+        f"commit {out}",
+    ]
+    wrong = shardio("pack", source, out, "--part", "1/2", "--max-records", "5", code=2).stderr
+    assert "option --max-records: was 4, now 5" in wrong
+    assert shardio("plan", source, out, "--seed", "4", code=1).stderr.endswith("--restart\n")
+    for part in ("1/2", "2/2"):
+        shardio("pack", source, out, "--part", part)
+    shardio("commit", out)
+    plant(source, {"class0/empty.jpg": b""})
+    facts = shardio_json("plan", source, tmp_path / "other", code=4)["datasets"][0]
+    assert (facts["planned"], facts["joined"], facts["records"]) == (True, False, 24)
+    assert facts["rejected"] == [{"key": "class0/empty.jpg", "reason": "is empty"}]
