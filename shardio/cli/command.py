@@ -273,6 +273,21 @@ FIELDS = option("--fields", "NAME=THEIRS,...", "names: image=jpg,label=cls")
 BATCH_SIZE = option("--batch-size", "N", "of each rank")
 JOBS = option("--jobs", "N")
 OVERWRITE = option("--overwrite")
+PARTS = (  # of commands that do a part of the shards
+    option(
+        "--part",
+        "I/N",
+        "only part I of N of the shards; auto: the part that SLURM, torchrun or Kubernetes gives "
+        "this process",
+    ),
+    option("--parts", "N", "of --part auto, where that cannot be told (Kubernetes: completions)"),
+    option(
+        "--stagger",
+        "S",
+        "wait first, up to S seconds, so that not all parts begin at once",
+        dest="stagger_s",
+    ),
+)
 PLOT = option("--plot", "FILE", "a picture too: .png, .svg or .html; replaces FILE")
 ROOT = option("--root", "DIR")
 WORKERS = option("--workers", "N", dest="num_workers")

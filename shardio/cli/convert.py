@@ -12,6 +12,7 @@ from .command import (
     JOBS,
     OUT,
     OVERWRITE,
+    PARTS,
     ROOT,
     STORE,
     TARGET,
@@ -29,7 +30,13 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
 
     storage = take_storage(call, root=False)
     with output.progress("indexing") as progress:
-        done = index(**call, fields=read_fields(fields), storage=storage, progress=progress)
+        done = index(
+            **call,
+            fields=read_fields(fields),
+            storage=storage,
+            progress=progress,
+            announce=output.announce,
+        )
     return output.show(done)
 
 
@@ -50,7 +57,7 @@ def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
         named = read_fields(fields, alone=True)
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
     with output.progress("exporting", unit=" records", scale=1) as progress:
-        done = export(**call, storage=storage, progress=progress)
+        done = export(**call, storage=storage, progress=progress, announce=output.announce)
     return output.show(done)
 
 
@@ -59,7 +66,7 @@ def _copy(output: Output, **call: Any) -> int:
 
     to, storage = take_target(call), take_storage(call)
     with output.progress("copying") as progress:
-        done = copy(**call, storage=storage, to=to, progress=progress)
+        done = copy(**call, storage=storage, to=to, progress=progress, announce=output.announce)
     return output.show(done)
 
 
@@ -80,6 +87,7 @@ INDEX = Command(
     option("--classes", "OTHER"),
     JOBS,
     *EXECUTOR,
+    *PARTS,
     OVERWRITE,
     *STORE,
 )
@@ -109,6 +117,7 @@ EXPORT = Command(
     option("--fields", "NAME=THEIRS,...", "only these, and their names there: label=cls"),
     option("--shard-size", "SIZE"),
     option("--keys", choices=("own", "number")),
+    *PARTS,
     OVERWRITE,
     ROOT,
     *STORE,
@@ -125,6 +134,7 @@ COPY = Command(
     OVERWRITE,
     option("--recheck"),
     option("--jobs", "N"),
+    *PARTS,
     ROOT,
     *STORE,
     TARGET,

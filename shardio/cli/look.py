@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__, installed
 from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
-from .command import EXECUTOR, JOBS, OUT, ROOT, STORE, Command, option, take_storage
+from .command import EXECUTOR, JOBS, OUT, PARTS, ROOT, STORE, Command, option, take_storage
 from .exit_codes import DAMAGED, DONE, FAILED
 from .output import Output, as_base64, as_json
 
@@ -303,7 +303,7 @@ def _verify(output: Output, **call: Any) -> int:
 
     storage = take_storage(call)
     with output.progress("verifying") as progress:
-        found = verify(**call, storage=storage, progress=progress)
+        found = verify(**call, storage=storage, progress=progress, announce=output.announce)
     output.show(found, brief="\n".join([*map(str, found.damages), *found.unread]))
     if found.damages:
         return DAMAGED
@@ -361,6 +361,7 @@ VERIFY = Command(
     option("--sha256"),
     JOBS,
     *EXECUTOR,
+    *PARTS,
     ROOT,
     *STORE,
 )

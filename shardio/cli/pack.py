@@ -18,6 +18,7 @@ from .command import (
     GOES_ON,
     JOBS,
     OVERWRITE,
+    PARTS,
     STORE,
     TARGET,
     Command,
@@ -180,13 +181,7 @@ PACK = Command(
         "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
         "Kubernetes gives this process",
     ),
-    option("--parts", "N", "of --part auto, where that cannot be told (Kubernetes: completions)"),
-    option(
-        "--stagger",
-        "S",
-        "wait first, up to S seconds, so that not all parts begin at once",
-        dest="stagger_s",
-    ),
+    *PARTS[1:],
     option(
         "--on-error",
         text="files that cannot be packed: fail and list them (default), or leave them out",
@@ -222,6 +217,11 @@ COMMIT = Command(
         dest="wait_s",
         action="store_const",
         const=math.inf,
+    ),
+    option(
+        "--quick",
+        text="read no shard whole that has not changed since its part wrote it; then let `shardio "
+        "verify` read them, by parts also",
     ),
     JOBS,
     OVERWRITE,

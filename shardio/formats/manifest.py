@@ -396,7 +396,10 @@ def _unfinished(folder: str) -> str:
     except (OSError, StorageError, DamageError):
         writer = False
     if writer:
-        return "a Writer, or `shardio copy`, did not finish here, or is still at work; do it again"
+        return (
+            "a Writer, or `shardio index` or `shardio copy`, did not finish here, or is still at "
+            "work; do it again, of parts at last without --part"
+        )
     return (
         "a packing was begun here and is not finished; run the same `shardio pack` again to resume "
         f"it, or `shardio commit {printable(folder)}` where parts of it were all built"

@@ -7,7 +7,7 @@ Its files:
     sources/       what can be packed; a new kind is a file there, and a row
     plan           which record goes into which shard
     ahead          a plan that was made before, which is gone on with instead of listing the source
-    parts          which part of them this process builds, as its scheduler says
+    parts          which part of the shards this process works on, as its scheduler says
     missing        what parts have not built yet
     output_dir     what is refused in the place that is packed into, and who owns its directory
     journal        the unfinished packing on disk, which is gone on with
@@ -18,15 +18,18 @@ Its files:
     ray_executor   tasks on the machines of a Ray cluster
     build_shard    one shard of a plan
     piece          one shard, built on another machine
+    built          a finished shard, and the note of it
     reencode       images written anew: smaller, as pixels, as tiles
     shard_writer   one shard on its way to disk
     packed         the result, and how it is told
     writer         Writer: any stream of samples
     index          files of other formats, read where they are
     scan           what is in them
+    scan_notes     what parts of an index found in them
     verify         every byte is checked
     unpack         shards back to files
     export         shards to other formats
+    export_parts   what each process of a job array exported
     receipt        which files an export wrote
     copy           a dataset to another disk or store
     gc             what no manifest names goes

@@ -18,6 +18,7 @@ from ..formats.sample import Schema
 from ..images import jpeg_tiles
 from ..storage import local
 from . import journal
+from .built import Built, note_built, read_built
 from .plan import Plan
 from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
@@ -26,18 +27,6 @@ from .sources.base import Problem, Rejected
 _AHEAD = 32 << 20  # bytes of records that are announced to the source
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
-
-
-@dataclass
-class Built:
-    """A shard that was built or kept, or why it could not be."""
-
-    info: ShardInfo | None  # None: not built, because of `problems`
-    blob_bytes: int = 0
-    kept: bool = False
-    reencoded: Reencoded = field(default_factory=Reencoded)
-    problems: list[Problem] = field(default_factory=list)
-    uploaded: bool = False  # it is in the object store that is packed into, and not here
 
 
 @dataclass(frozen=True)
@@ -53,6 +42,8 @@ class Work:
     finished: Mapping[int, Sequence[str]]
     sent: Mapping[int, Built] = field(default_factory=dict)  # what an object store has of it
     builds: bool = True  # False: shards that parts built are only looked for
+    note: bool = False  # write notes, since another process commits
+    quick: bool = False  # believe notes, and do not read these shards whole
 
 
 def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
@@ -113,10 +104,13 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
             here = local.LocalDirectory(work.directory)
             journal.write_rejected(here, problems, info.name)
         shard.commit(info.name)
+        built = Built(info, shard.blob_bytes, reencoded=reencoded, problems=problems)
+        if work.note:
+            note_built(work.directory, work.dataset_id, built)
         add(done)
     finally:
         shard.discard()  # unless it has its name
-    return Built(info, shard.blob_bytes, reencoded=reencoded, problems=problems)
+    return built
 
 
 def _keep(work: Work, number: int, name: str) -> Built | None:
@@ -125,7 +119,9 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
     here = local.LocalDirectory(work.directory)
     try:
         with contextlib.closing(here.open(name)) as file:
-            digest = file.sha256()
+            note = read_built(work.directory, name, work.dataset_id) if work.quick else None
+            noted = None if note is None else note.info
+            digest = file.sha256() if noted is None else noted.sha256
             if manifest.shard_name(number, digest, plan.options.format) != name:
                 return None
             shard = open_own(file, name, work.dataset_id)
@@ -139,11 +135,16 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
                 return None
             info = ShardInfo(name, number, shard.records, file.size, digest, shard.index_checksum)
             reencoded = Reencoded()
-            if plan.options.jpeg_tiles:  # nobody knows any more why others are none
+            if note is not None:
+                reencoded = note.reencoded
+            elif plan.options.jpeg_tiles:  # nobody knows any more why others are none
                 images = (one.get("image") for one in shard.scan(0, shard.records))
                 reencoded.tiles = sum(
                     one is not None and jpeg_tiles.tiles(one) is not None for one in images
                 )
-            return Built(info, shard.blob_bytes(), True, reencoded, left_out)
+            built = Built(info, shard.blob_bytes(), True, reencoded, left_out)
+            if work.note:  # its part may have been killed before it wrote one
+                note_built(work.directory, work.dataset_id, built)
+            return built
     except (FileNotFoundError, DamageError, StorageError, VersionError):
         return None

@@ -36,8 +36,9 @@ from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..storage.upload import Upload
 from ..units import check_bool, check_group, check_int, show_count, show_size
-from . import journal, output_dir
+from . import output_dir
 from .objects import LOOKS, each, looked
+from .parts import Announce, PartOptions, show_closing
 from .process_pool import Progress
 
 JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
@@ -60,6 +61,7 @@ class Copied:
     copied_bytes: int = 0
     replaced: bool = False  # another dataset, whose shards are still there
     seconds: float = 0.0
+    part: tuple[int, int] | None = None  # which part was copied, and of how many; None: all
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
@@ -71,6 +73,8 @@ class Copied:
             f"{printable(self.out, 4096)}: {what}: {self.copied:,} copied, {self.kept:,} kept from "
             f"before, in {self.seconds:.1f} s, {rate:,.0f} MB/s"
         ]
+        if self.part is not None:
+            lines.append(show_closing(self.part, "copied"))
         if self.replaced:
             lines.append("another dataset was replaced there; files that were its alone are left")
         return "\n".join(lines)
@@ -95,6 +99,7 @@ class _Work(NamedTuple):
     source: Location
     target: Target
     dataset_id: bytes  # b"" of the splits
+    shards: range | None  # that a part copies; None: all, and the manifest
 
 
 def copy(
@@ -106,7 +111,11 @@ def copy(
     overwrite: bool = False,
     recheck: bool = False,
     jobs: int = JOBS,
+    part: tuple[int, int] | str | None = None,
+    parts: int | None = None,
+    stagger_s: float = 0.0,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> Copied:
     """Copy a dataset, or all its splits, to another directory or object store.
 
@@ -120,25 +129,33 @@ def copy(
     recheck    read back what is in an object store already, instead of trusting the SHA-256 that an
                earlier copy noted with it
     jobs       uploads at once; default 4
+    part       (i, n) or "i/n", i from 1 to n: copy only this part of the shards, and no manifest;
+               when all are copied, the same call without it. "auto": the part that SLURM, torchrun
+               or Kubernetes gives this process
+    parts      how many parts there are, where part is "auto": Kubernetes does not say it
+    stagger_s  wait first, for a random time up to so many seconds
     progress   called now and then with bytes done and bytes in all
+    announce   called with lines to show before the work begins: which part this is
 
     Run again after an interruption, it goes on where it was. Raises DamageError (of the source:
     nothing takes the place of the damaged file, and no manifest is written), NotPackedError,
     ExistsError, BusyError, OptionError, StorageError.
     """
     check_bool(overwrite=overwrite, recheck=recheck)
-    jobs, began = check_int("jobs", jobs), time.monotonic()
+    jobs = check_int("jobs", jobs)
+    chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
+    began = time.monotonic()
     here = check_group("storage", storage, Storage)
     index, into = locate(source, here), locate_target(target, to, source, here)
     root = None if here.root is None else locate(here.root, here)
-    work = list(_planned(index, root, into))
+    work = list(_planned(index, root, into, chosen))
     _refuse_itself([index, *([] if root is None else [root])], into)
     output_dir.refuse_images(into)
-    done = Copied(into.url)
+    done = Copied(into.url, part=chosen.chosen)
     for one in work:  # all of them, before any is touched
-        done.replaced |= _refuse_other(one, overwrite)
-    done.files = sum(len(one.items) + 1 for one in work)
-    done.bytes = sum(item.size for one in work for item in (*one.items, one.last))
+        done.replaced |= _refuse_other(one, overwrite) and one.shards is None
+    files = [item for one in work for item in (*one.items, *([one.last] * (one.shards is None)))]
+    done.files, done.bytes = len(files), sum(item.size for item in files)
     count = _Count(done, progress)
     for one in work:
         root_of = one.source if root is None else root
@@ -184,17 +201,21 @@ class _Count:
 # --- from what is asked for to a list of files ----------------------------------------------------
 
 
-def _planned(index: Location, root: Location | None, into: Target) -> Iterator[_Work]:
+def _planned(
+    index: Location, root: Location | None, into: Target, chosen: PartOptions
+) -> Iterator[_Work]:
     """Yield the datasets that are to be copied, and what names them as splits, last."""
     splits = manifest.load_splits(index)
     for name in splits or [""]:
         source, target = (index.below(name), into.below(name)) if name else (index, into)
         found, data = _manifest(source)
-        items = list(_items(found, source, root or source))
-        yield _Work(items, _small(MANIFEST, data), source, target, found.dataset_id)
-    if splits is not None:
+        shards = chosen.shards_of(found.shards)
+        items = list(_items(found, source, root or source, shards))
+        ours = None if chosen.chosen is None else shards
+        yield _Work(items, _small(MANIFEST, data), source, target, found.dataset_id, ours)
+    if splits is not None and chosen.chosen is None:
         data = index.read(SPLITS, manifest.MAX_SPLITS)
-        yield _Work([], _small(SPLITS, data), index, into, b"")
+        yield _Work([], _small(SPLITS, data), index, into, b"", None)
 
 
 def _manifest(source: Location) -> tuple[Manifest, bytes]:
@@ -210,8 +231,8 @@ def _small(name: str, data: bytes) -> _Item:
     return _Item(name, len(data), hashlib.sha256(data).digest(), data, None, False)
 
 
-def _items(found: Manifest, index: Location, root: Location) -> Iterator[_Item]:
-    """Yield the shards of a dataset, which are in `root`, and the indexes of foreign ones."""
+def _items(found: Manifest, index: Location, root: Location, shards: range) -> Iterator[_Item]:
+    """Yield shards of a dataset, which are in `root`, and the indexes of foreign ones."""
     if found.format == "imagefolder":
         raise OptionError(
             f"{found.where}: an index of a folder of images; its files are copied by any tool, and "
@@ -220,7 +241,7 @@ def _items(found: Manifest, index: Location, root: Location) -> Iterator[_Item]:
     if found.names and not root.exists(found.names[0]):
         raise DamageError(found.missing(found.shard(0), index, root))
     opening = found.opening(index)
-    for info in map(found.shard, range(found.shards)):
+    for info in map(found.shard, shards):
         known = known_file(opening, info)
         yield _Item(info.name, info.size, info.sha256, None, known, found.names is None)
         if found.names is not None:
@@ -280,7 +301,7 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
     if not one.dataset_id:
         _write_last(folder, one.last, count)
         return
-    with _owned(folder, one.dataset_id) as owner:
+    with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
         for item in one.items:
             _remove_drafts(folder, item)
         missing = []
@@ -297,30 +318,11 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
         except FileNotFoundError as error:
             where = printable(error.filename or str(error), 4096)
             raise DamageError(f"{where}: the manifest names it, but it is not there") from None
-        _write_last(folder, one.last, count)
-        owner.clean()
-
-
-def _owned(folder: str, dataset_id: bytes) -> output_dir.Owner:
-    """Own a directory; an earlier copy of the same dataset is gone on with.
-
-    Raises BusyError, and ExistsError where a packing is unfinished.
-    """
-
-    def joins(data: bytes, _: journal.ReadBytes) -> bool:
-        if journal.is_resumable(folder, data):
-            raise ExistsError(
-                f"{printable(folder)}: an unfinished packing is here; finish it, or choose another "
-                "directory"
-            )
-        with contextlib.suppress(DamageError):
-            return journal.identity(data)[0] == dataset_id
-        return False
-
-    def fresh() -> list[bytes]:
-        return [journal.of_writer(dataset_id, journal.shards_in(folder))]
-
-    return output_dir.own(folder, fresh, joins)
+        if one.shards is None:
+            _write_last(folder, one.last, count)
+            owner.clean()
+    if one.shards is not None and _has_last(folder, one.last):  # a part that is copied again
+        output_dir.clean_up(folder, stored=one.dataset_id)
 
 
 def _remove_drafts(folder: str, item: _Item) -> None:
@@ -412,13 +414,19 @@ def _write_file(folder: str, item: _Item, file: File | None, count: _Count, agai
 def _write_last(folder: str, item: _Item, count: _Count) -> None:
     """Write the manifest, or the file of the splits, unless it is there."""
     assert item.data is not None
-    with contextlib.suppress(FileNotFoundError, DamageError):
-        if LocalDirectory(folder).read(item.name, manifest.MAX_MANIFEST) == item.data:
-            count.keep(item)
-            return
+    if _has_last(folder, item):
+        count.keep(item)
+        return
     local.write_file(folder, item.name, item.data)
     count.add(item.size)
     count.finish(item)
+
+
+def _has_last(folder: str, item: _Item) -> bool:
+    """Return whether just this manifest, or file of the splits, is there."""
+    with contextlib.suppress(FileNotFoundError, DamageError):
+        return LocalDirectory(folder).read(item.name, manifest.MAX_MANIFEST) == item.data
+    return False
 
 
 # --- into an object store -------------------------------------------------------------------------
@@ -446,6 +454,8 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
                 continue
             count.add(item.size)
             count.finish(item)
+    if one.shards is not None:
+        return
     assert one.last.data is not None
     with contextlib.suppress(FileNotFoundError, DamageError):
         if target.read(one.last.name, manifest.MAX_MANIFEST) == one.last.data:

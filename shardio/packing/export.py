@@ -5,7 +5,8 @@
 Records are read and checked in storage order, and written one by one by the format's target.
 All files are written into a hidden folder within the directory, and take their names when the last
 of them is complete: an export that fails leaves nothing. One that is killed while they take their
-names is gone on with by the same call; a receipt tells (receipt.py).
+names is gone on with by the same call; a receipt tells (receipt.py). A part of a job array leaves
+its hidden folder for the last call (export_parts.py).
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ from ..storage import local
 from ..storage.base import Location
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
+from ..storage.lock import JOURNAL
 from ..storage.options import Storage, with_root
-from ..storage.staging import Staging
+from ..storage.staging import Staging, refuse_taken
 from ..units import check_bool, check_size, show_count, show_size
-from . import receipt
+from . import export_parts, receipt
+from .export_parts import Written
+from .parts import Announce, PartOptions, show_closing
 from .process_pool import Progress
 from .receipt import Receipt
 
 Fields = Mapping[str, str | None] | Sequence[str]
+_BESIDE = (receipt.NAME, JOURNAL)  # may lie in the directory
+_OWN = {*_BESIDE, export_parts.NOTE}
 
 
 @dataclass
@@ -53,6 +59,7 @@ class Exported:
     removed: int = 0  # files of an older and longer export
     fields: dict[str, str] = field(default_factory=dict)  # and what they are called there
     notes: list[str] = field(default_factory=list)  # what is not as it was
+    part: tuple[int, int] | None = None  # which part was written, and of how many; None: all
 
     def __repr__(self) -> str:
         out = f"; {self.without:,} left out" if self.without else ""
@@ -71,6 +78,8 @@ class Exported:
             lines.append(f"{without} without anything that could be written")
         if self.removed:
             lines.append(f"removed: {show_count(self.removed, 'file')} of an older export")
+        if self.part is not None:
+            lines.append(show_closing(self.part, "exported"))
         return "\n".join(lines)
 
 
@@ -85,7 +94,11 @@ def export(
     root: str | os.PathLike[str] | None = None,
     storage: Storage | None = None,
     overwrite: bool = False,
+    part: tuple[int, int] | str | None = None,
+    parts: int | None = None,
+    stagger_s: float = 0.0,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> Exported:
     """Write a dataset, or all its splits, in another format into a directory.
 
@@ -97,7 +110,13 @@ def export(
     root        where the data lies, when `shardio index --out` put its index elsewhere
     storage     a shardio.Storage: how an object store is reached
     overwrite   replace the files of an earlier export
+    part        (i, n) or "i/n", i from 1 to n: write only this part of the records, into a hidden
+                folder; when all are written, the same call without it puts them into place. "auto":
+                the part that SLURM, torchrun or Kubernetes gives this process
+    parts       how many parts there are, where part is "auto": Kubernetes does not say it
+    stagger_s   wait first, for a random time up to so many seconds
     progress    called with records written, and of how many
+    announce    called with lines to show before the work begins: which part this is
 
     The directory must be empty, unless `overwrite` replaces files of an earlier export; of those,
     the ones that the new one does not have are removed. Files that are called like those of this
@@ -106,8 +125,11 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     check_bool(overwrite=overwrite)
+    share = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     options, target = with_root(storage, root), local_path(directory)
     kind = exporter(format)
+    if share.chosen is not None and not kind.shards:
+        raise OptionError(f"part: {format} has no shards to be shared out; leave it out")
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:
@@ -116,16 +138,34 @@ def export(
         shard_size = check_size("shard_size", shard_size)
     datasets = _opened(locate(path, options), target, options)
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
-    request = _Request(target, kind, datasets, chosen, shard_size, keys == "number", progress)
-    what, before = request.seal(format), receipt.load(target)
-    resumed = not before.complete and before.what == what
+    by_number = keys == "number"
+    request = _Request(target, format, kind, datasets, chosen, shard_size, by_number, progress)
+    what, before = request.seal(), receipt.load(target)
     if overwrite and kind.ours is not None:
         _refuse_others(target, datasets, kind.ours, before)
+    if share.chosen is None:
+        with export_parts.owned(target, what, None):
+            return _export(request, what, before, overwrite)
+    resumed = not before.complete and before.what == what
+    if not (overwrite or resumed):
+        refuse_taken(target, _BESIDE)
+    with export_parts.owned(target, what, share.chosen):
+        return _export_part(request, what, share)
+
+
+def _export(request: _Request, what: str, before: Receipt, overwrite: bool) -> Exported:
+    """Write all files, or join those that parts wrote, and give them their names."""
+    target, kind = request.target, request.kind
+    resumed = not before.complete and before.what == what
+    parts = export_parts.begun(target, what)
     while True:
-        done = Exported(target, format)
-        staging = Staging(target, replace=overwrite or resumed, beside=(receipt.NAME,))
+        done = Exported(target, request.format)
+        staging = Staging(target, replace=overwrite or resumed, beside=_BESIDE)
         try:
-            _write(request, staging.path, done)
+            if parts:
+                _join_parts(request, what, parts, staging.path, done)
+            else:
+                _write(request, staging.path, done, PartOptions())
             written = _files(staging.path)
             done.files, done.bytes = len(written), sum(written.values())
             listed = written if kind.ours is not None or resumed else ()
@@ -146,9 +186,10 @@ def export(
         local.remove(os.path.join(target, receipt.NAME))
     else:
         note.save(target)
+    export_parts.remove(target, what, parts)
     if local.is_temporary(before.staging):  # what a kill left there
         shutil.rmtree(os.path.join(target, before.staging), ignore_errors=True)
-    done.notes += _notes(request, format, written, overwrite)
+    done.notes += _notes(request, written, overwrite)
     return done
 
 
@@ -157,6 +198,7 @@ class _Request:
     """What is to be exported, and how."""
 
     target: str
+    format: str
     kind: type[Target]
     datasets: Mapping[str, ShardSequence]  # by split
     chosen: Mapping[str, tuple[list[Field], Field | None]]  # fields of each, and its key
@@ -165,10 +207,10 @@ class _Request:
     progress: Progress | None
     learned: dict[str, str] = field(default_factory=dict)  # what `Again` was raised for
 
-    def seal(self, format: str) -> str:
+    def seal(self) -> str:
         """Return what tells this export from others, so that a killed one is gone on with."""
         keys = "number" if self.numbered else "own"
-        values = (__version__, format, self.shard_size, keys, self.chosen)
+        values = (__version__, self.format, self.shard_size, keys, self.chosen)
         seal = hashlib.sha256(repr(values).encode())
         for name, dataset in self.datasets.items():
             seal.update(key_bytes(name) + b"\0" + hashlib.sha256(dataset.manifest.dump()).digest())
@@ -191,9 +233,10 @@ def _opened(source: Location, target: str, options: Storage) -> dict[str, ShardS
     return datasets
 
 
-def _write(request: _Request, path: str, done: Exported) -> None:
-    """Write all splits into a folder. Raises Again where a target has to begin anew."""
-    total = sum(map(len, request.datasets.values()))
+def _write(request: _Request, path: str, done: Exported, share: PartOptions) -> None:
+    """Write all splits, or a part of each, into a folder. Raises Again, to begin anew."""
+    rows = {split: share.shards_of(len(one)) for split, one in request.datasets.items()}
+    total = sum(map(len, rows.values()))
     for split, dataset in request.datasets.items():
         folder = manifest.split_folder(path, split)
         local.make_directory(folder)
@@ -204,8 +247,11 @@ def _write(request: _Request, path: str, done: Exported) -> None:
         target = request.kind(
             Plan(folder, dataset.manifest, shown, key, request.shard_size, keys, request.learned)
         )
+        own = rows[split]
         with contextlib.closing(target):
-            for number, sample in enumerate(dataset):
+            if share.chosen is not None and len(dataset):
+                target.begin(dataset[0])
+            for number, sample in zip(own, dataset[own.start : own.stop], strict=True):
                 if request.numbered:
                     sample[KEY] = b"%08d" % number
                 if target.add(number, sample):
@@ -219,12 +265,90 @@ def _write(request: _Request, path: str, done: Exported) -> None:
         done.notes += [note for note in target.notes if note not in done.notes]
 
 
-def _notes(
-    request: _Request, format: str, written: Mapping[str, int], overwrite: bool
-) -> Iterator[str]:
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _export_part(request: _Request, what: str, share: PartOptions) -> Exported:
+    """Write the files of a part into its folder, unless they are there."""
+    assert share.chosen is not None
+    name = export_parts.folder_name(what, share.chosen)
+    folder = os.path.join(request.target, name)
+    written = export_parts.load(folder)
+    if written is None:
+        written = _write_part(request, name, share)
+    done = Exported(request.target, request.format, part=share.chosen)
+    _add(done, written)
+    done.files, done.bytes = len(written.files), sum(written.files.values())
+    return done
+
+
+def _write_part(request: _Request, name: str, share: PartOptions) -> Written:
+    """Write the files of a part into the folder of this name, anew."""
+    shutil.rmtree(os.path.join(request.target, name), ignore_errors=True)
+    while True:
+        done = Exported(request.target, request.format)
+        staging = Staging(request.target, replace=True, name=name)
+        try:
+            _write(request, staging.path, done, share)
+            learned, files = dict(request.learned), _files(staging.path)
+            counts = done.records, done.without
+            written = Written(*counts, done.fields, done.notes, learned, files)
+            export_parts.save(staging.path, written)
+            return written
+        except Again:
+            staging.discard()
+        except BaseException:
+            staging.discard()
+            raise
+
+
+def _join_parts(request: _Request, what: str, parts: int, path: str, done: Exported) -> None:
+    """Put the files of all parts into a folder, under their numbers.
+
+    Parts are written that nobody wrote, or that did not know what others learned.
+    """
+    shares = [PartOptions(part=(number, parts)) for number in range(1, parts + 1)]
+    names = [export_parts.folder_name(what, (number, parts)) for number in range(1, parts + 1)]
+    folders = [os.path.join(request.target, name) for name in names]
+    found = [export_parts.load(folder) for folder in folders]
+    for one in found:
+        request.learned.update({} if one is None else one.learned)
+    at = 0
+    while at < parts:
+        one = found[at]
+        if one is None or one.learned != request.learned:
+            before = dict(request.learned)
+            one = found[at] = _write_part(request, names[at], shares[at])
+            if before != request.learned:
+                at = -1  # look at all of them again
+        at += 1
+    for one in found:
+        assert one is not None
+        _add(done, one)
+    for split in request.datasets:
+        into = manifest.split_folder(path, split)
+        local.make_directory(into)
+        request.kind.join([manifest.split_folder(one, split) for one in folders], into)
+
+
+def _add(done: Exported, written: Written) -> None:
+    """Add what a part wrote to what is done."""
+    for name, called in written.fields.items():
+        known = done.fields.get(name) if done.records else None
+        if known is not None and written.records and known != called:  # by what is in the files
+            called = "/".join(sorted({*known.split("/"), *called.split("/")}))
+        if known is None or written.records:
+            done.fields[name] = called
+    done.records += written.records
+    done.without += written.without
+    done.notes += [note for note in written.notes if note not in done.notes]
+
+
+def _notes(request: _Request, written: Mapping[str, int], overwrite: bool) -> Iterator[str]:
     """Say what is not as it was, and what lies beside the files that were written."""
     target = request.target
-    if format != "imagefolder" and any(one.manifest.classes for one in request.datasets.values()):
+    named = any(one.manifest.classes for one in request.datasets.values())
+    if request.format != "imagefolder" and named:
         yield "names of classes are not kept: the format has no place for them"
     if os.path.lexists(os.path.join(target, manifest.MANIFEST)):
         yield (
@@ -282,7 +406,7 @@ def _files(folder: str) -> dict[str, int]:
         folders[:] = [name for name in folders if not local.is_temporary(name)]
         for name in names:
             path = os.path.join(top, name)
-            if name != receipt.NAME:
+            if name not in _OWN:
                 found[from_file_name(os.path.relpath(path, folder))] = os.lstat(path).st_size
     return found
 

@@ -6,7 +6,8 @@
 
 Nothing is copied, and no file of the data is touched. Until the manifest is in place, nothing was
 indexed: an index that fails takes back what it wrote. Meanwhile the folder is locked, as by a
-packer (lock.py). What is in a shard, `scanning` knows.
+packer (lock.py). What is in a shard, scan.py knows. The parts of a job array note what they found
+(scan_notes.py), for a last call that makes the manifest of it.
 
 A folder of images is indexed by the very plan that packing would make of it: its runs of files are
 the shards, so that the order of records, and of every epoch, is that of the packed one.
@@ -15,6 +16,8 @@ the shards, so that the order of records, and of every epoch, is that of the pac
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import re
 import shlex
@@ -37,11 +40,12 @@ from ..storage.memory import MemoryLocation
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, show_count, show_size
-from . import journal, output_dir
+from . import journal, output_dir, scan_notes
 from .options import PackOptions
+from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
 from .process_pool import Executor, Progress, processes
-from .scan import Found, dataset_id_of, manifest_of, scan_all
+from .scan import Found, Scanned, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
 from .sources.files import identity, top
@@ -72,6 +76,7 @@ class Indexed:
     ignored: int = 0  # hidden files and the like, beside images
     notes: list[str] = field(default_factory=list)  # worth knowing
     seconds: float = 0.0
+    part: tuple[int, int] | None = None  # which part was scanned, and of how many; None: all
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
@@ -82,9 +87,11 @@ class Indexed:
         lines = [
             f"{printable(self.root)}: {self.format}: {show_count(self.records, 'record')} in "
             f"{show_count(self.shards, 'shard')}, {show_size(self.bytes)}, in "
-            f"{self.seconds:.1f} s, {rate:,.0f} MB/s",
-            fields_text(self.fields, self.sources) + named,
+            f"{self.seconds:.1f} s, {rate:,.0f} MB/s"
         ]
+        if self.part is not None:
+            return "\n".join([*lines, show_closing(self.part, "indexed")])
+        lines.append(fields_text(self.fields, self.sources) + named)
         if self.format == "imagefolder":
             lines.append(
                 "a folder of images: they stay as they are, in the order `shardio pack` gives"
@@ -115,7 +122,11 @@ def index(
     overwrite: bool = False,
     storage: Storage | None = None,
     executor: Executor | None = None,
+    part: tuple[int, int] | str | None = None,
+    parts: int | None = None,
+    stagger_s: float = 0.0,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> Indexed:
     """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
 
@@ -131,12 +142,20 @@ def index(
     overwrite  replace the manifest that is there
     storage    a shardio.Storage: how an object store is reached
     executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
+    part       (i, n) or "i/n", i from 1 to n: scan only this part of the shards, and make no
+               manifest; when all are scanned, the same call without it. "auto": the part that
+               SLURM, torchrun or Kubernetes gives this process
+    parts      how many parts there are, where part is "auto": Kubernetes does not say it
+    stagger_s  wait first, for a random time up to so many seconds
+    progress   called now and then with bytes done and bytes in all
+    announce   called with lines to show before the work begins: which part this is
 
     Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
     """
-    began = time.perf_counter()
     check_bool(overwrite=overwrite)
     storage = check_group("storage", storage, Storage)
+    chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
+    began = time.perf_counter()
     wanted = dict(fields or {})
     target = None if out is None else local_path(out)
     numbering = None if classes is None else locate(classes, storage)
@@ -159,27 +178,58 @@ def index(
     local.make_directory(folder)
     _refuse_other(folder, overwrite)
     dataset_id = dataset_id_of(found, wanted)
-    with _working(folder, dataset_id):
-        _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
-        scanned = scan_all(found, folder, dataset_id, jobs, progress, executor)
-        index_manifest, left_out = manifest_of(found, scanned, wanted, dataset_id)
-        local.write_file(folder, manifest.MANIFEST, index_manifest.dump(), replace=overwrite)
-    sources = index_manifest.options["fields"]
-    return Indexed(
-        out=folder,
-        root=found.root,
-        format=found.format,
-        shards=index_manifest.shards,
-        records=index_manifest.records,
-        bytes=index_manifest.size,
-        fields=dict(index_manifest.schema.fields),
-        sources=sources,
-        classes=None if index_manifest.classes is None else len(index_manifest.classes),
-        left_out=left_out,
+    done = Indexed(
+        folder,
+        found.root,
+        found.format,
         ignored=found.ignored,
         notes=found.notes,
-        seconds=time.perf_counter() - began,
+        part=chosen.chosen,
     )
+    shards = None if done.part is None else chosen.shards_of(len(found.names))
+    with _working(folder, dataset_id, shards):
+        _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
+        scanned = _scan(found, folder, dataset_id, jobs, progress, shards, executor)
+        infos = [one.info for one in scanned if one.info is not None]
+        done.shards, done.records = len(infos), sum(info.records for info in infos)
+        done.bytes = sum(info.size for info in infos)
+        if shards is None:
+            _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
+    done.seconds = time.perf_counter() - began
+    return done
+
+
+def _scan(
+    found: Found,
+    folder: str,
+    dataset_id: bytes,
+    jobs: int,
+    progress: Progress | None,
+    shards: range | None,
+    executor: Executor | None,
+) -> list[Scanned]:
+    """Scan all shards, or note those of a part; what a part has noted is not scanned again."""
+    known = {
+        number: noted
+        for number in range(len(found.names))
+        if (noted := scan_notes.load(folder, found, dataset_id, number)) is not None
+    }
+    note = functools.partial(scan_notes.save, folder, found, dataset_id)
+    scan = functools.partial(scan_all, found, folder, dataset_id, jobs, progress, executor=executor)
+    return scan(known=known) if shards is None else scan(shards, known, note)
+
+
+def _write_manifest(
+    done: Indexed, described: tuple[manifest.Manifest, list[str]], overwrite: bool
+) -> None:
+    """Put the manifest into place, and fill in what it says."""
+    index_manifest, done.left_out = described
+    local.write_file(done.out, manifest.MANIFEST, index_manifest.dump(), replace=overwrite)
+    scan_notes.remove(done.out)
+    done.sources = index_manifest.options["fields"]
+    done.fields = dict(index_manifest.schema.fields)
+    if index_manifest.classes is not None:
+        done.classes = len(index_manifest.classes)
 
 
 def in_memory(
@@ -261,8 +311,7 @@ def _find(
     format, names = _of_one_format(place, shown, names, claimed, format)
     if files is None:
         _refuse_splits(root, names, out)
-    sizes = [os.path.getsize(os.path.join(root, file_name(name))) for name in names]
-    return Found(root, format, place, names, sizes)
+    return Found(root, format, place, names, *_looked_at(root, names))
 
 
 def _find_in_store(
@@ -279,13 +328,13 @@ def _find_in_store(
     one = format or next(iter(claims([name])), None)
     if place.store.scheme in ("http", "https") and one is not None:  # it is not listed
         return _one_object(folder, name, one, files)
-    sizes = {}
+    found = {}
     for listed in place.walk():
         if not any(part.startswith(".") for part in listed.path.split("/")):
-            sizes[listed.path] = listed.size
-    if not sizes and name and folder.exists(name):
+            found[listed.path] = listed
+    if not found and name and folder.exists(name):
         return _one_object(folder, name, one, files)
-    names = sorted(sizes, key=key_bytes)
+    names = sorted(found, key=key_bytes)
     if files is not None:
         names = _matching(place.url, names, files)
     claimed = claims(names)
@@ -301,7 +350,8 @@ def _find_in_store(
     _refuse_lmdb(place.url, format)
     if files is None:
         _refuse_splits(place.url, names, out)
-    return Found(place.url, format, place, names, [sizes[name] for name in names])
+    sizes, marks = [found[name].size for name in names], [found[name].tag for name in names]
+    return Found(place.url, format, place, names, sizes, marks)
 
 
 def _one_object(place: RemoteLocation, name: str, format: str | None, files: str | None) -> Found:
@@ -314,7 +364,7 @@ def _one_object(place: RemoteLocation, name: str, format: str | None, files: str
     _refuse_lmdb(shown, format)
     try:
         with contextlib.closing(place.open(name)) as file:
-            return Found(place.url, format, place, [name], [file.size])
+            return Found(place.url, format, place, [name], [file.size], [""])
     except FileNotFoundError:
         raise SourceError(f"{shown}: there is nothing; expected a file, or a folder") from None
 
@@ -413,7 +463,13 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Locatio
             f"{_quoted(root)} OUT`"
         )
     folder = folder or os.curdir
-    return Found(folder, format, locate(folder), [name], [os.path.getsize(root)])
+    return Found(folder, format, locate(folder), [name], *_looked_at(folder, [name]))
+
+
+def _looked_at(root: str, names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Return the sizes of files, and what tells that one of them was changed."""
+    found = [os.stat(os.path.join(root, file_name(name))) for name in names]
+    return [one.st_size for one in found], [str(one.st_mtime_ns) for one in found]
 
 
 def _unknown_name(shown: str) -> str:
@@ -524,13 +580,14 @@ def _images(root: str, classes: Location | None, out: str | None) -> Found:
     # As `pack` without options has them, so that the order is the same.
     plan = make_plan(listing, PackOptions(format="imagefolder", shuffle=True))
     number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
-    names, sizes, extras = [], [], []
+    names, sizes, marks, extras = [], [], [], []
     for shard in range(plan.shards):
         rows = plan.rows(shard)
         keys = rows.keys
         labels = [number[key[: key.index(b"/")]] for key in keys] if number else None
         names.append(f"files-{shard:05d}")
         sizes.append(int(plan.shard_bytes[shard]))
+        marks.append(hashlib.sha256(rows.mtimes.tobytes()).hexdigest())
         extras.append(describe(keys, rows.sizes, labels))
     return Found(
         root,
@@ -538,6 +595,7 @@ def _images(root: str, classes: Location | None, out: str | None) -> Found:
         locate(root),
         names,
         sizes,
+        marks,
         extras,
         plan.dataset_id,
         listing.classes,
@@ -587,9 +645,23 @@ def _refuse_other(folder: str, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _working(folder: str, dataset_id: bytes) -> Iterator[None]:
-    """Own a folder, as a Writer does; after an error, what was written into it is taken back."""
-    with output_dir.own_afresh(folder, dataset_id, " by --out").briefly():
+def _working(folder: str, dataset_id: bytes, shards: range | None) -> Iterator[None]:
+    """Own a folder, or the shards of a part in it.
+
+    After an error, what was written is taken back, but for what parts have finished.
+    """
+    owner = output_dir.own_unplanned(
+        folder, dataset_id, resumes=True, shards=shards, advice=" by --out"
+    )
+    if shards is not None:
+        with owner:
+            yield
+        return
+    with owner.briefly():
+        for name in os.listdir(folder):
+            if local.is_temporary(name) and is_sidecar(folder, name):  # of a part that was killed
+                local.remove(os.path.join(folder, name))
+        journal.remove_temporaries(folder)
         before = set(os.listdir(folder))
         try:
             yield

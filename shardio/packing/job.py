@@ -27,7 +27,8 @@ from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, piece, process_pool
-from .build_shard import Built, Work
+from .build_shard import Work
+from .built import Built
 from .missing import show_missing
 from .options import PlanOptions
 from .output_dir import Owner
@@ -51,6 +52,7 @@ class Run:
     skip: bool = True  # what cannot be packed is left out
     parts: int | None = None  # how many there were, where a commit knows that
     executor: process_pool.Executor | None = None  # builds them, not this machine
+    quick: bool = False  # the parts' notes are believed
 
     @property
     def is_whole(self) -> bool:
@@ -205,6 +207,8 @@ class Job:
             self._finished(),
             self._sent(),
             builds=not self.result.checked,
+            note=not self.run.is_whole,
+            quick=self.run.quick,
         )
         try:
             with self._uploads() as uploads:

@@ -5,7 +5,9 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-plan               the journal: a plan, or a Writer's line; packers lock it (lock.py)
     .shardio-TOKEN-NAME.tmp     files being written
     .shardio-rejected-*.jsonl   what was left out, by shard, with on_error="skip"
-    .shardio-sent-*.json        notes of shards that are in an object store (uploads.py)
+    .shardio-sent-*.json        notes of shards that are in an object store (built.py)
+    .shardio-scan-*.json        notes of files of others that a part of an index scanned
+    .shardio-built-*.json       notes of shards that parts built here
 
     journal   "shardio-plan 1\\n" | one line of JSON: what makes the id, but for the records
               | pieces, one a shard: msgpack of its keys, sizes, times, and its piece of the source
@@ -53,7 +55,8 @@ ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
 REJECTED = "rejected.jsonl"
-NOTE = ".shardio-sent-{}.json"
+NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
+SCAN_NOTE = ".shardio-scan-{}.json"
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
@@ -156,8 +159,9 @@ def parse(
     """
     if data.startswith(WRITER_MAGIC):
         raise NotPackedError(
-            f"{printable(directory)}: not packed: a Writer ended here before its stream did; write "
-            "it again"
+            f"{printable(directory)}: not packed: a Writer ended here before its stream did: write "
+            "it again; or `shardio copy` or `shardio index` did not finish: run it again, of parts "
+            "at last without --part"
         )
     shown = os.path.join(directory, JOURNAL)
     try:
@@ -248,7 +252,8 @@ def clean(directory: str, journal: bytes) -> None:
             if shard_id(directory, name) == dataset_id:
                 local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
-        if is_rejected_part(directory, name) or is_note(name):
+        note = is_note(name) or fnmatch.fnmatchcase(name, NOTE_BUILT.format("*"))
+        if note or is_rejected_part(directory, name) or is_scan_note(name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
     local.remove(os.path.join(directory, JOURNAL))
@@ -333,7 +338,12 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
 
 def is_note(name: str) -> bool:
     """Return whether a file is named as the note of a shard that is in an object store."""
-    return fnmatch.fnmatchcase(name, NOTE.format("*"))
+    return fnmatch.fnmatchcase(name, NOTE_SENT.format("*"))
+
+
+def is_scan_note(name: str) -> bool:
+    """Return whether a file is named as the note of a shard that a part of an index scanned."""
+    return fnmatch.fnmatchcase(name, SCAN_NOTE.format("*"))
 
 
 # --- what was left out ----------------------------------------------------------------------------

@@ -5,6 +5,8 @@ A shard has its name when it is whole. `commit` checks what is in them.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,7 @@ from ..formats import manifest
 from ..storage import lock
 from ..storage.lock import JOURNAL
 from . import journal, output_dir
-from .options import shards_of_part
+from .parts import shards_of_part
 from .plan import Plan
 
 _LOOK_S = 1.0  # between two looks into the directory
@@ -26,10 +28,11 @@ class Waiting:
     """Look again and again what is missing in OUT.
 
     parts: how many there are, so that they are told by number; None: shards are
+    overwrite: another dataset may be there, which is to be replaced
     """
 
-    def __init__(self, out: str, parts: int | None) -> None:
-        self._out, self._parts = out, parts
+    def __init__(self, out: str, parts: int | None, overwrite: bool) -> None:
+        self._out, self._parts, self._overwrite = out, parts, overwrite
         self._plans: dict[str, tuple[tuple[int, int], Plan]] = {}  # by directory
 
     def wait(self, limit_s: float, tell: Callable[[str], None]) -> None:
@@ -47,13 +50,14 @@ class Waiting:
     def missing(self) -> list[str]:
         """Say what is not built yet, a line for each directory that misses something."""
         lines = []
-        for name in output_dir.begun_splits(self._out) or [""]:
-            folder = manifest.split_folder(self._out, name)
+        names = output_dir.begun_splits(self._out) or [""]
+        late = not_begun(self._out, names, self._overwrite)
+        for folder in (manifest.split_folder(self._out, name) for name in names):
             try:
                 plan = self._plan(folder)
             except FileNotFoundError:
-                if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
-                    lines.append(f"{printable(folder)}: no part has begun to pack here")
+                if folder in late and folder not in self._plans:  # else it was committed just now
+                    lines.append(late[folder])
                 continue
             there = map(journal.shard_number, journal.new_shards(folder, plan.before))
             if left := sorted(set(range(plan.shards)).difference(there)):
@@ -67,6 +71,29 @@ class Waiting:
         if known is None or known[0] != version:
             known = self._plans[folder] = version, journal.parse(lock.head(folder), folder)
         return known[1]
+
+
+def not_begun(out: str, splits: Sequence[str], overwrite: bool) -> dict[str, str]:
+    """Return the directories of splits in which no part has begun, and a line that says so.
+
+    overwrite: what is packed there is to be replaced. Only a manifest that is newer than the
+    journals of other splits is of this packing: its commit was killed between two of them.
+    """
+    folders = [manifest.split_folder(out, name) for name in splits]
+    begun = {folder: _changed(folder, JOURNAL) for folder in folders}
+    newest = max(begun.values()) or math.inf
+    return {
+        folder: f"{printable(folder)}: no part has begun to pack here"
+        for folder in folders
+        if not begun[folder] and _changed(folder, manifest.MANIFEST) < (newest if overwrite else 1)
+    }
+
+
+def _changed(folder: str, name: str) -> float:
+    """Return when a file was changed, in ns; 0 where there is none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return os.lstat(os.path.join(folder, name)).st_mtime_ns
+    return 0
 
 
 def show_missing(left: Sequence[int], shards: int, parts: int | None) -> str:

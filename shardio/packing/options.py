@@ -7,10 +7,9 @@ the dataset's id is made of, so that no byte of it may change.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OptionError, printable
@@ -27,11 +26,10 @@ from ..units import (
     grouped_in,
     refuse_unknown,
 )
-from .parts import find_part
+from .parts import PartOptions
 
 PathLike = str | bytes | os.PathLike[Any]
 
-AUTO = "auto"
 QUALITY = 90  # of re-encoded JPEGs; FFCV's and ImageNet recipes' choice
 _MAX_SQUARE = 1 << 15  # pixels on a side: 3 GiB, near to what a record may hold
 _NUMBER = 1 << 62
@@ -135,7 +133,7 @@ class ImageOptions:
 
 @refuse_unknown
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(PartOptions):
     """Choose which record goes to which shard, and which of the shards one call builds.
 
     shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated;
@@ -154,38 +152,13 @@ class PlanOptions:
     shuffle: bool | None = None
     seed: int = 0
     max_records: int | None = None
-    part: tuple[int, int] | str | None = None
-    parts: int | None = None
-    stagger_s: float = 0.0
     restart: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self, seed=(0, (1 << 64) - 1))
-        check_given(self, max_records=(1, MAX_RECORDS), parts=(1, _NUMBER))
+        check_given(self, max_records=(1, MAX_RECORDS))
         check_flags(self, "restart", *(() if self.shuffle is None else ("shuffle",)))
-        if not isinstance(self.stagger_s, int | float) or not 0 <= self.stagger_s < math.inf:
-            raise OptionError(
-                f"stagger_s is {printable(repr(self.stagger_s))}: expected seconds from 0 on"
-            )
-        if self.parts is not None and self.part != AUTO:
-            raise OptionError(f"parts belongs to part={AUTO!r}; else part has both numbers, I/N")
-        if self.part is not None and self.part != AUTO:
-            object.__setattr__(self, "part", _part(self.part))
-
-    def settled(self, tell: Callable[[str], None]) -> PlanOptions:
-        """Return these options with a part that is known, and tell who said it.
-
-        Raises OptionError.
-        """
-        if self.part != AUTO:
-            return self
-        found = find_part(self.parts)
-        tell(str(found))
-        return replace(self, part=found[:2], parts=None)
-
-    def shards_of(self, shards: int) -> range:
-        """Return the numbers of the shards that the part builds, of so many."""
-        return range(shards) if self.part is None else shards_of_part(*_part(self.part), shards)
 
 
 @dataclass(frozen=True)
@@ -271,24 +244,3 @@ ADVICE = {
 }
 for _name, _kind in GROUPS.items():
     ADVICE |= grouped_in(_name, _kind)
-
-
-def shards_of_part(part: int, parts: int, shards: int) -> range:
-    """Return the numbers of the shards that a part, from 1 on, builds."""
-    return range(shards * (part - 1) // parts, shards * part // parts)
-
-
-def _part(given: Any) -> tuple[int, int]:
-    """Read (i, n) or "i/n", i from 1 to n. Raises OptionError."""
-    try:
-        first, last = map(int, given.split("/")) if isinstance(given, str) else given
-        i, n = check_int("part", first, -_NUMBER), check_int("part", last, -_NUMBER)
-    except (TypeError, ValueError):
-        raise OptionError(
-            f"part is {printable(repr(given))}; expected I/N, like 1/4, or (1, 4), or 'auto'"
-        ) from None
-    if not 1 <= i <= n:
-        raise OptionError(
-            f"part {i}/{n}: parts count from 1, so from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}"
-        )
-    return i, n

@@ -318,11 +318,19 @@ def own(
                 journal.clean(directory, data)
 
 
-def own_afresh(directory: str, dataset_id: bytes, advice: str = "") -> Owner:
-    """Become the owner of a directory for work that cannot be resumed, as a Writer's.
+def own_unplanned(
+    directory: str,
+    dataset_id: bytes,
+    *,
+    resumes: bool = False,
+    shards: range | None = None,
+    advice: str = "",
+) -> Owner:
+    """Become the owner of a directory for other work than a packing, or of some shards in it.
 
-    What such work left there is removed. Raises BusyError, StorageError, ExistsError for an
-    unfinished packing, with advice.
+    What such work left there is removed, unless it was on the same dataset, and `resumes`: then it
+    is gone on with. Raises BusyError, StorageError, ExistsError for an unfinished packing, with
+    advice.
     """
 
     def joins(data: bytes, _: ReadBytes) -> bool:
@@ -331,11 +339,14 @@ def own_afresh(directory: str, dataset_id: bytes, advice: str = "") -> Owner:
                 f"{printable(directory)}: an unfinished packing is here; finish it, or choose "
                 f"another directory{advice}"
             )
+        with contextlib.suppress(DamageError):
+            return resumes and journal.identity(data)[0] == dataset_id
         return False
 
-    return own(
-        directory, lambda: [journal.of_writer(dataset_id, journal.shards_in(directory))], joins
-    )
+    def fresh() -> list[bytes]:
+        return [journal.of_writer(dataset_id, journal.shards_in(directory))]
+
+    return own(directory, fresh, joins, shards)
 
 
 def own_again(directory: str) -> Owner:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -34,7 +33,7 @@ from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
 from .ahead import plans_ahead, refuse_others
 from .job import Job, Run, announcement, least_bytes, unpackable
-from .missing import Waiting
+from .missing import Waiting, not_begun
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan, prepare
@@ -94,13 +93,13 @@ def pack(
     read = check_group("read", read, SourceOptions)
     images = check_group("images", images, ImageOptions)
     tell = announce or (lambda line: None)
-    plan = check_group("plan", plan, PlanOptions).settled(tell)
+    plan = check_group("plan", plan, PlanOptions)
     check_bool(overwrite=overwrite, dry_run=dry_run)
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
     _check_splits(splits)
-    _stagger(0 if dry_run else plan.stagger_s, tell)
+    plan = plan.begun(tell, wait=not dry_run)
     run = Run(processes(jobs), overwrite, plan, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
     folder = _working_directory(place, work_dir, run)
@@ -203,6 +202,7 @@ def commit(
     jobs: int | None = None,
     parts: int | None = None,
     wait_s: float | None = None,
+    quick: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
@@ -211,16 +211,21 @@ def commit(
 
     parts     how many there were: what is missing is then told by part, too
     wait_s    wait so many seconds, at most, until all parts have built their shards
+    quick     do not read shards whole that have not changed since their parts wrote and noted them;
+              their headers, indices and sizes are checked. `verify` reads them, in parts also
     announce  called with lines that say, while it waits, what is missing
 
     Raises NotPackedError when shards are missing (naming them), and as `pack` does.
     """
-    check_bool(overwrite=overwrite)
+    check_bool(overwrite=overwrite, quick=quick)
     parts = None if parts is None else check_int("parts", parts)
-    run, out = Run(processes(jobs), overwrite, PlanOptions(), parts=parts), local_path(out)
+    run, out = (
+        Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick),
+        local_path(out),
+    )
     if wait_s is None:
         return _commit_parts(out, run, progress)
-    began, waiting = time.monotonic(), Waiting(out, parts)
+    began, waiting = time.monotonic(), Waiting(out, parts, overwrite)
     while True:
         left_s = max(0.0, began + wait_s - time.monotonic())
         waiting.wait(left_s, announce or (lambda line: None))
@@ -248,7 +253,9 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
         if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = Report(progress, sum(int(job.plan.shard_bytes.sum()) for job in work))
-        missing = [why for job in work if (why := job.check_parts(report)) is not None]
+        late = not_begun(out, splits or [""], run.overwrite)
+        missing = [*late.values()] if work else []
+        missing += [why for job in work if (why := job.check_parts(report)) is not None]
         if missing:
             raise NotPackedError(
                 "\n".join(missing)
@@ -291,14 +298,6 @@ def _request(
 def _check_splits(splits: bool | None) -> None:
     if splits not in (None, True, False):
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
-
-
-def _stagger(most_s: float, tell: Callable[[str], None]) -> None:
-    """Wait for a random time, so that not all parts list the source at once."""
-    if most_s:
-        wait_s = random.uniform(0, most_s)
-        tell(f"waiting {wait_s:.0f} s, so that not all parts begin at once")
-        time.sleep(wait_s)
 
 
 def _working_directory(place: Target, given: PathLike | None, run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Find out which part of a packing this process builds, as the scheduler of its job says.
+"""Find out which part of the shards this process works on, as the scheduler of its job says.
 
 Schedulers number the processes that they start, by variables. What they say is read once, when the
 part is asked for, and shown; two of them that say different things are an error.
@@ -6,17 +6,105 @@ part is asked for, and shown; two of them that say different things are an error
 
 from __future__ import annotations
 
+import math
 import os
+import random
+import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import OptionError, printable
+from ..units import check_given, check_int, refuse_unknown
+
+AUTO = "auto"
+_NUMBER = 1 << 62
 
 Variables = Mapping[str, str]
+Announce = Callable[[str], None]  # called with lines to show before the work begins
+Chosen = TypeVar("Chosen", bound="PartOptions")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class PartOptions:
+    """Choose which part of the shards one call works on; `PlanOptions` says it to users.
+
+    Raises OptionError.
+    """
+
+    part: tuple[int, int] | str | None = None
+    parts: int | None = None
+    stagger_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_given(self, parts=(1, _NUMBER))
+        if not isinstance(self.stagger_s, int | float) or not 0 <= self.stagger_s < math.inf:
+            raise OptionError(
+                f"stagger_s is {printable(repr(self.stagger_s))}: expected seconds from 0 on"
+            )
+        if self.parts is not None and self.part != AUTO:
+            raise OptionError(f"parts belongs to part={AUTO!r}; else part has both numbers, I/N")
+        if self.part is not None and self.part != AUTO:
+            object.__setattr__(self, "part", _part(self.part))
+
+    @property
+    def chosen(self) -> tuple[int, int] | None:
+        """Return the part, from 1 on, and of how many; None where all shards are meant."""
+        return None if self.part is None else _part(self.part)
+
+    def begun(self: Chosen, announce: Announce | None, *, wait: bool = True) -> Chosen:
+        """Return these options with a part that is known, when it is to begin.
+
+        announce: called with who said the part, and how long it waits. Raises OptionError.
+        """
+        tell, found = announce or (lambda line: None), self
+        if self.part == AUTO:
+            said = find_part(self.parts)
+            tell(str(said))
+            found = replace(self, part=said[:2], parts=None)
+        if wait and self.stagger_s:
+            wait_s = random.uniform(0, self.stagger_s)
+            tell(f"waiting {wait_s:.0f} s, so that not all parts begin at once")
+            time.sleep(wait_s)
+        return found
+
+    def shards_of(self, shards: int) -> range:
+        """Return the numbers of the shards of the part, of so many."""
+        return range(shards) if self.chosen is None else shards_of_part(*self.chosen, shards)
+
+
+def shards_of_part(part: int, parts: int, shards: int) -> range:
+    """Return the numbers of the shards of a part, from 1 on."""
+    return range(shards * (part - 1) // parts, shards * part // parts)
+
+
+def show_closing(part: tuple[int, int], done: str) -> str:
+    """Say that a part is done, and what there is to do when all are."""
+    return f"part {part[0]} of {part[1]} {done}; when all are: the same command without --part"
+
+
+def _part(given: Any) -> tuple[int, int]:
+    """Read (i, n) or "i/n", i from 1 to n. Raises OptionError."""
+    try:
+        first, last = map(int, given.split("/")) if isinstance(given, str) else given
+        i, n = check_int("part", first, -_NUMBER), check_int("part", last, -_NUMBER)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"part is {printable(repr(given))}; expected I/N, like 1/4, or (1, 4), or 'auto'"
+        ) from None
+    if not 1 <= i <= n:
+        raise OptionError(
+            f"part {i}/{n}: parts count from 1, so from 1/{max(n, 1)} to {max(n, 1)}/{max(n, 1)}"
+        )
+    return i, n
+
+
+# --- what schedulers say --------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """Hold a part, counted from 1, and who says that this process builds it."""
+    """Hold a part, counted from 1, and who says that it is this process's."""
 
     part: int
     parts: int

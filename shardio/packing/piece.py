@@ -18,7 +18,8 @@ import numpy as np
 from ..storage import local
 from ..storage.remote import RemoteLocation
 from . import sources
-from .build_shard import Built, Work, build_or_keep
+from .build_shard import Work, build_or_keep
+from .built import Built
 from .plan import Plan, Rows
 from .sources.base import Plain, Source, SourceRequest
 from .uploads import Uploads

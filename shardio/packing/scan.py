@@ -56,6 +56,7 @@ class Found:
     place: Location  # where they lie
     names: list[str]  # of the shards
     sizes: list[int]  # bytes of each
+    marks: list[str]  # of each: another one where the file changed; "": nobody knows
     extras: list[bytes] = field(default_factory=list)  # that they are opened with; []: nothing
     dataset_id: bytes = b""  # where another than the names and sizes decide it
     classes: tuple[str, ...] | None = None
@@ -95,16 +96,24 @@ def scan_all(
     dataset_id: bytes,
     jobs: int,
     progress: Progress | None,
+    shards: range | None = None,
+    known: Mapping[int, Scanned] | None = None,
+    note: Callable[[Scanned], None] | None = None,
     executor: Executor | None = None,
 ) -> list[Scanned]:
-    """Scan every shard; its index is written into a folder, or kept.
+    """Scan every shard, or those of a part; its index is written into a folder, or kept.
+
+    known: what needs no scan. note: called with each of the others as it is found.
 
     Raises SourceError, which lists all files that cannot be indexed.
     """
     scan = functools.partial(scan_shard, found, folder, dataset_id)
-    report = Report(progress, sum(found.sizes))
-    numbers = range(len(found.names))
-    scanned = list(run(scan, numbers, jobs=jobs, report=report, executor=executor))
+    numbers, known = range(len(found.names)) if shards is None else shards, known or {}
+    left = [number for number in numbers if number not in known]
+    report = Report(progress, sum(found.sizes[number] for number in left))
+    found_now = run(scan, left, jobs=jobs, report=report, seen=note, executor=executor)
+    fresh = dict(zip(left, found_now, strict=True))
+    scanned = [known.get(number) or fresh[number] for number in numbers]
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:
         raise SourceError(

@@ -27,6 +27,7 @@ from ..names import KEY, key_text
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
+from .parts import Announce, PartOptions
 from .process_pool import Executor, Progress, Report, processes, run
 
 Bad = DamageError | StorageError
@@ -67,6 +68,7 @@ class Verified:
     unread: list[str] = field(default_factory=list)  # why a shard could not be read by URL
     untried: int = 0  # shards that were left, since several before could not be read
     elsewhere: bool = False  # files of others are missing, and no root was given
+    part: tuple[int, int] | None = None  # which part was checked, and of how many; None: all
 
     def __repr__(self) -> str:
         return f"<{self._summary()}>"
@@ -88,7 +90,8 @@ class Verified:
             rest = f"; {verdict.replace('all', 'all others')}"
             none = number == self.shards and not self.damages
             verdict = f"{show_count(number, 'shard')} could not be read{'' if none else rest}"
-        return f"{what}, {show_size(self.bytes)}: {verdict}"
+        part = "" if self.part is None else f"part {self.part[0]} of {self.part[1]}: "
+        return f"{part}{what}, {show_size(self.bytes)}: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,11 @@ def verify(
     sha256: bool = False,
     jobs: int | None = None,
     executor: Executor | None = None,
+    part: tuple[int, int] | str | None = None,
+    parts: int | None = None,
+    stagger_s: float = 0.0,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> Verified:
     """Check a dataset, or all its splits, and list every damage.
 
@@ -125,12 +132,18 @@ def verify(
     sha256      also compare each file's SHA-256 with the manifest
     jobs        processes; default: one a core
     executor    a shardio.RayExecutor: a cluster that does it instead
+    part        (i, n) or "i/n", i from 1 to n: check only this part of the shards. "auto": the part
+                that SLURM, torchrun or Kubernetes gives this process
+    parts       how many parts there are, where part is "auto": Kubernetes does not say it
+    stagger_s   wait first, for a random time up to so many seconds
     progress    called now and then with bytes done and bytes in all
+    announce    called with lines to show before the work begins: which part this is
 
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
     check_bool(decode=decode, sha256=sha256)
     jobs = processes(jobs)
+    chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     options = with_root(storage, root)
     shards = None if options.root is None else locate(options.root, options)
     datasets = [
@@ -160,7 +173,10 @@ def verify(
         for index, one in datasets
         for number in range(one.shards)
     ]
-    found = Verified(shards=len(tasks), bytes=sum(one.size for _, one in datasets))
+    numbers = chosen.shards_of(len(tasks))
+    tasks = tasks[numbers.start : numbers.stop]
+    size = sum(task.info.size for task in tasks)
+    found = Verified(shards=len(tasks), bytes=size, part=chosen.chosen)
     report = Report(progress, found.bytes)
     failed = 0  # shards in a row
     checked = run(_check_shard, tasks, jobs=jobs, report=report, executor=executor)

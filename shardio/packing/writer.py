@@ -214,7 +214,7 @@ class Writer:
         if self._owner is None:
             self._check_free()
             local.make_directory(self.out)
-            self._owner = output_dir.own_afresh(self.out, self._id)
+            self._owner = output_dir.own_unplanned(self.out, self._id)
             with self._ending_on_error(ExistsError):
                 self._check_free()  # again: another may have committed here a moment ago
         return self._owner

@@ -285,7 +285,7 @@ class Draft:
                 if replace:
                     os.rename(self._path, target)
                 else:
-                    _link(self._path, target)
+                    link(self._path, target)
         finally:
             self.discard()
         sync_directory(self.directory)
@@ -487,17 +487,22 @@ def _flush(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _link(path: str, target: str) -> None:
-    try:
-        os.link(path, target)
-    except FileExistsError:
-        raise ExistsError(f"{printable(target)} is there already") from None
-    except OSError as error:  # no hard links here: the next best thing is not atomic, only careful
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-        if os.path.lexists(target):
+def link(path: str, target: str) -> None:
+    """Give a file another name, never over another; where there are no hard links, rename it.
+
+    Raises ExistsError, StorageError.
+    """
+    with _explained(target, "create"):
+        try:
+            os.link(path, target)
+        except FileExistsError:
             raise ExistsError(f"{printable(target)} is there already") from None
-        os.rename(path, target)
+        except OSError as error:  # the next best thing is not atomic, only careful
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise
+            if os.path.lexists(target):
+                raise ExistsError(f"{printable(target)} is there already") from None
+            os.rename(path, target)
 
 
 @contextlib.contextmanager

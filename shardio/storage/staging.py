@@ -13,35 +13,31 @@ import shutil
 from collections.abc import Collection
 
 from ..errors import ExistsError, StorageError, printable
-from .local import is_temporary, make_directory, sync_directory, token
+from .local import is_temporary, make_directory, remove, sync_directory, token
 
 
 class Staging:
     """A hidden folder, `path`, whose content becomes that of `directory`.
 
     replace: files that are there already are replaced; without it they are an error, and so is a
-    directory that has anything in it but files of these names, `beside`. Raises ExistsError,
-    StorageError.
+    directory that has anything in it but files of these names, `beside`. name: of the folder, where
+    somebody is to find it. Raises ExistsError, StorageError.
     """
 
     def __init__(
-        self, directory: str, *, replace: bool = False, beside: Collection[str] = ()
+        self,
+        directory: str,
+        *,
+        replace: bool = False,
+        beside: Collection[str] = (),
+        name: str | None = None,
     ) -> None:
         self._directory, self._replace = directory, replace
         self._new_folders = _missing(directory)  # to be removed again, if nothing comes of it
         make_directory(directory)
-        try:
-            with os.scandir(directory) as entries:
-                names = sorted(one.name for one in entries)
-            taken = [name for name in names if not is_temporary(name) and name not in beside]
-        except OSError as error:
-            raise _refused(directory, error) from None
-        if taken and not replace:
-            raise ExistsError(
-                f"{printable(directory, 4096)}: is not empty, {printable(taken[0])} is in it; "
-                "choose an empty directory, or replace files with --overwrite"
-            )
-        self.path = os.path.join(directory, f".shardio-{token()}-staging.tmp")
+        if not replace:
+            refuse_taken(directory, beside)
+        self.path = os.path.join(directory, name or f".shardio-{token()}-staging.tmp")
         try:
             os.mkdir(self.path)
         except OSError as error:
@@ -62,6 +58,22 @@ class Staging:
         with contextlib.suppress(OSError):  # another put something there
             for path in self._new_folders:
                 os.rmdir(path)
+
+
+def refuse_taken(directory: str, beside: Collection[str]) -> None:
+    """Raise ExistsError where a directory has anything in it but files of these names."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _refused(directory, error) from None
+    taken = [name for name in names if not is_temporary(name) and name not in beside]
+    if taken:
+        raise ExistsError(
+            f"{printable(directory, 4096)}: is not empty, {printable(taken[0])} is in it; "
+            "choose an empty directory, or replace files with --overwrite"
+        )
 
 
 def _missing(directory: str) -> list[str]:
@@ -85,6 +97,7 @@ def _move(source: str, target: str, replace: bool) -> None:
                     _move_folder(old, new, replace)
                 elif replace:
                     os.replace(old, new)
+                    remove(old)  # rename leaves two links to one file as they are
                 elif os.path.lexists(new):  # since the directory was found empty
                     raise ExistsError(f"{printable(new, 4096)}: exists")
                 else:

@@ -1,7 +1,9 @@
 """Parts of a packing that schedulers start: which one a process is, and a commit that waits."""
 
 import math
+import os
 import shlex
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -170,6 +172,44 @@ def test_a_commit_waits_for_all_splits(tmp_path: Path) -> None:
     assert content(tmp_path / "one") == content(out)
 
 
+def manifests(out: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(out)): one.read_bytes() for one in out.rglob("manifest.json")}
+
+
+@pytest.mark.parametrize("splits", [[""], ["train", "val"]])
+def test_a_commit_waits_for_the_parts_that_replace_another_dataset(
+    tmp_path: Path, splits: list[str]
+) -> None:
+    new, out, plan = tmp_path / "new", tmp_path / "out", {"max_records": 4}
+    for split in splits:
+        plant(tmp_path / "old" / split, images(each=5))
+        plant(new / split, images())
+    pack(tmp_path / "old", out, jobs=1)
+    pack(new, tmp_path / "one", plan=PlanOptions(**plan), jobs=1)
+    waiting = {"overwrite": True, "parts": 2, "jobs": 1}
+    with pytest.raises(NotPackedError, match=r"no part has begun to pack here\n.*waited 0 s"):
+        commit(out, wait_s=0, **waiting)
+    for part in ("1/2", "2/2"):
+        pack(new, out, plan=PlanOptions(part=part, **plan), jobs=1, overwrite=True)
+    last, journal = out / splits[-1], out / splits[-1] / ".shardio-plan"
+    if splits[-1]:
+        journal.rename(tmp_path / "plan")  # as before a part begins with the last split
+        for more in ({}, {"wait_s": 0}):
+            with pytest.raises(NotPackedError, match=r"val: no part has begun to pack here\n"):
+                commit(out, **waiting, **more)
+        (tmp_path / "plan").rename(journal)
+        shutil.copytree(last, tmp_path / "val")
+    commit(out, wait_s=math.inf, **waiting)
+    assert manifests(out) == manifests(tmp_path / "one")
+    if splits[-1]:  # a commit that was killed between two splits
+        shutil.rmtree(last)
+        (tmp_path / "val").rename(last)
+        commit(out, wait_s=math.inf, **waiting)
+        assert manifests(out) == manifests(tmp_path / "one")
+    with pytest.raises(NotPackedError, match="already packed"):
+        commit(out, overwrite=True)
+
+
 def test_a_commit_that_has_waited_long_enough_says_what_is_missing(
     source: Path, tmp_path: Path
 ) -> None:
@@ -237,3 +277,19 @@ def test_tasks_of_srun_pack_their_parts_at_once(
     said = submit(cluster, script, "--ntasks=3", "--overcommit")
     assert all(f"part {n + 1} of 3, by SLURM_PROCID={n} of 3" in said for n in range(3))
     assert content(out) == expected
+
+
+def test_an_array_of_slurm_verifies_and_copies(
+    cluster: dict[str, str], source: Path, tmp_path: Path, expected: dict[bytes, bytes | None]
+) -> None:
+    out, script = tmp_path / "one", tmp_path / "job"
+    lines = [("verify", out), ("copy", out, tmp_path / "to")]
+    auto = [shlex.join(map(str, command(*line, "--part", "auto"))) for line in lines]
+    script.write_text("\n".join(["#!/bin/bash", "set -e", *auto, ""]))
+    said = submit(cluster, script, "--array=0-1", "--ntasks=2", "--overcommit")
+    for part in ("1", "2"):
+        assert f"part {part} of 2: 12 records in 3 shards" in said
+        assert f"part {part} of 2 copied; when all are: the same command without --part" in said
+    assert "3 files" in said and "manifest.json" not in os.listdir(tmp_path / "to")
+    assert "1 copied, 6 kept" in shardio(*lines[1]).stdout
+    assert content(tmp_path / "to") == expected

@@ -111,6 +111,56 @@ def test_parts_in_any_order_give_the_same_bytes(
     assert content(tmp_path / "one") == content(tmp_path / "parts")
 
 
+@pytest.mark.parametrize("damage", ["none", "all", "no note", "note", "file", "touched"])
+def test_a_quick_commit_reads_only_shards_that_changed_since_their_part_wrote_them(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    out = tmp_path / "out"
+    for part in (1, 2):
+        pack_one(source, out, part=(part, 2))
+    shard = max(out.glob("*.shard"))
+    note = out / f".shardio-built-{shard.name}.json"
+    if damage == "no note":
+        note.unlink()
+    elif damage == "note":
+        note.write_bytes(note.read_bytes().replace(b'"number": ', b'"number": 1', 1))
+    elif damage == "file":
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    elif damage == "touched":
+        os.utime(shard)
+    read: list[str] = []
+    sha256 = local.LocalFile.sha256
+
+    def counted(file: local.LocalFile) -> bytes:
+        read.append(os.path.basename(file.name))
+        return sha256(file)
+
+    monkeypatch.setattr(local.LocalFile, "sha256", counted)
+    if damage == "file":
+        with pytest.raises(NotPackedError, match=r"1 of 6 shards are not built"):
+            commit(out, jobs=1, quick=True)
+        assert read == [shard.name]
+        return
+    shards = sorted(path.name for path in out.glob("*.shard"))
+    commit(out, jobs=1, quick=damage != "all")
+    assert read == {"none": [], "all": shards}.get(damage, [shard.name])
+    pack_one(source, tmp_path / "one")
+    assert content(out) == content(tmp_path / "one")
+    assert not list(out.glob(".shardio-*"))
+
+
+def test_a_part_that_is_run_again_writes_the_notes_that_a_kill_left_out(
+    source: Path, tmp_path: Path
+) -> None:
+    pack_one(source, tmp_path / "out", part=(1, 2))
+    notes = {path: path.read_bytes() for path in (tmp_path / "out").glob(".shardio-built-*")}
+    min(notes).unlink()
+    assert pack_one(source, tmp_path / "out", part=(1, 2)).kept == len(notes) == 3
+    assert {path: path.read_bytes() for path in notes} == notes
+
+
 def test_more_parts_than_shards_build_nothing_twice(source: Path, tmp_path: Path) -> None:
     pack_one(source, tmp_path / "one")
     built = [pack_one(source, tmp_path / "parts", part=(i, 9)).built for i in range(1, 10)]
@@ -261,7 +311,7 @@ def test_problems_of_all_splits_come_in_one_error(tmp_path: Path) -> None:
 
 
 def committed(out: Path) -> set[str]:
-    return {path.parent.name for path in out.rglob("*.json")}
+    return {path.parent.name for path in out.rglob("*.json") if path.name[0] != "."}
 
 
 def test_one_bad_split_leaves_all_of_them_uncommitted(tmp_path: Path) -> None:

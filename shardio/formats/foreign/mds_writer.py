@@ -19,9 +19,10 @@ https://github.com/mosaicml/streaming/tree/main/streaming/base/format/mds
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ import numpy as np
 from ...errors import OptionError, SampleError, printable
 from ...images.filetype import image_type
 from ...names import KEY
-from ...storage.local import Draft, token, write_file
+from ...storage.local import Draft, link, token, write_file
 from ..sample import Sample
 from .mds import DTYPES
 from .writer import Again, Plan, Target, check_distinct, json_bytes, key_name, misfit
 
+_INDEX = "index.json"
 _SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer
 _LIMIT = (1 << 32) - 1  # offsets are u32
 _U32 = struct.Struct("<I")
@@ -68,6 +70,24 @@ class Mds(Target):
         self._records: list[bytes] = []
         self._bytes = 0
         self._described: list[dict[str, Any]] = []
+
+    @classmethod
+    def join(cls, parts: Sequence[str], folder: str) -> None:
+        """Put the files that several wrote, each a part of the records, into one folder."""
+        described: list[dict[str, Any]] = []
+        for part in parts:
+            with open(os.path.join(part, _INDEX), "rb") as file:
+                shards = json.load(file)["shards"]
+            for one in shards:
+                name = f"shard.{len(described):05d}.mds"
+                link(os.path.join(part, one["raw_data"]["basename"]), os.path.join(folder, name))
+                one["raw_data"]["basename"] = name
+                described.append(one)
+        _write_index(folder, described)
+
+    def begin(self, sample: Sample) -> None:
+        """Choose by the first record of the dataset, where only a part of it is written."""
+        self._choose(sample)
 
     def add(self, number: int, sample: Sample) -> bool:
         """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
@@ -106,8 +126,7 @@ class Mds(Target):
         """Complete all files, and flush them."""
         if self._records:
             self._flush()
-        text = json.dumps({"version": 2, "shards": self._described}, sort_keys=True)
-        write_file(self._folder, "index.json", text.encode())
+        _write_index(self._folder, self._described)
 
     def close(self) -> None:
         """Give up what is open."""
@@ -175,6 +194,11 @@ class Mds(Target):
             draft.commit(name)
         self._described.append(described)
         self._records, self._bytes = [], 0
+
+
+def _write_index(folder: str, described: Sequence[dict[str, Any]]) -> None:
+    text = json.dumps({"version": 2, "shards": described}, sort_keys=True)
+    write_file(folder, _INDEX, text.encode())
 
 
 def _ndarray(value: np.ndarray[Any, Any]) -> bytes:

@@ -8,6 +8,7 @@ it need not care for what is there, nor for what is left when it fails.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from ...errors import OptionError, SampleError, printable
 from ...images.filetype import ENDINGS, image_type
 from ...names import KEY
-from ...storage.local import Draft, token, write_file
+from ...storage.local import Draft, link, token, write_file
 from ..manifest import Manifest
 from ..sample import Sample
 
@@ -65,6 +66,14 @@ class Target:
         self.notes: list[str] = []  # what is not as it was
         self.called: dict[str, str] = {}  # the fields, and what they are called there
 
+    @classmethod
+    def join(cls, parts: Sequence[str], folder: str) -> None:
+        """Put the files that several wrote, each a part of the records, into one folder."""
+        raise NotImplementedError
+
+    def begin(self, sample: Sample) -> None:
+        """Choose by the first record of the dataset, where only a part of it is written."""
+
     def add(self, number: int, sample: Sample) -> bool:
         """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
         raise NotImplementedError
@@ -95,6 +104,18 @@ class ShardTarget(Target):
         self._size = 0  # of the file, with what is buffered
         self._entries: list[Any] = []
         self._number = 0  # of the next file
+
+    @classmethod
+    def join(cls, parts: Sequence[str], folder: str) -> None:
+        """Put the files that several wrote, each a part of the records, into one folder."""
+        after = 0
+        for part in parts:
+            files = sum(name.endswith(cls.suffix) for name in os.listdir(part))
+            for number in range(files):
+                for suffix in (cls.suffix, ".idx"):
+                    old = os.path.join(part, f"{number:05d}{suffix}")
+                    link(old, os.path.join(folder, f"{after + number:05d}{suffix}"))
+            after += files
 
     def encode(self, number: int, sample: Sample) -> bytes:
         """Return a record; empty if there is nothing of it. Raises SampleError."""
