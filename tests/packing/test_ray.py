@@ -12,12 +12,14 @@ import pytest
 from support import programs, ray_cluster, servers
 from support.object_stores import ObjectStore
 from support.ray_cluster import Cluster
-from support.trees import content, images, plant, shardio, shardio_json, shards
+from support.trees import content, images, picture, plant, shardio, shardio_json, shards
 
 from shardio import PlanOptions, RayExecutor
 from shardio import __version__ as shardio_version
 from shardio.errors import DependencyError
 from shardio.packing.pack import pack
+
+LARGE = picture(3000, 2500)
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +152,64 @@ def test_a_cluster_that_is_not_there_is_named(out: Path) -> None:
     assert f"Ray cluster {address}: Connection refused. Expected HOST:PORT" in done.stderr
     done = shardio("verify", out, "--address", address, code=2)
     assert "--address: goes with --executor ray" in done.stderr
+
+
+# --- processes that are killed --------------------------------------------------------------------
+
+SLOW = ["--max-records", "1", "--resize", "64"]  # a shard is one large picture: a tenth of a second
+
+
+def pack_slowly(cluster: Cluster, folder: Path) -> programs.Program:
+    """Pack 60 pictures into 60 shards; returns when the first ones are there."""
+    plant(folder / "src", {f"{number % 5}/{number}.jpg": LARGE for number in range(60)})
+    packing = programs.Program(
+        *("-m", "shardio", "pack", folder / "src", folder / "out", *SLOW, *ray(cluster)),
+        limit_s=ray_cluster.LIMIT_S,
+    )
+    while not (folder / "out").exists() or len(shards(folder / "out")) < 5:
+        assert not packing.ended(), packing.finish()
+        time.sleep(0.01)  # nothing tells when a shard has its name
+    return packing
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_is_named_and_its_tasks_are_done_by_others(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with cluster.node(2) as second:
+        waiting = program("wait", cluster, tmp_path)
+        while second.mark not in [path.read_text() for path in tmp_path.glob("begun-*")]:
+            assert not waiting.ended(), waiting.finish()
+            time.sleep(0.01)  # nothing tells what a process on a node does
+        programs.kill_marked(second.mark)
+        assert waiting.read_until("was lost; its tasks run again on others")
+        (tmp_path / "gate").touch()
+        done = waiting.finish()
+    assert done.code == 0 and "8 tasks done" in done.output, done
+
+
+@pytest.mark.slow
+def test_a_packing_whose_node_is_killed_writes_the_same_bytes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with cluster.node(2) as second:
+        packing = pack_slowly(cluster, tmp_path)
+        programs.kill_marked(second.mark)
+        assert not (tmp_path / "out/manifest.json").exists()  # it was in the middle
+        done = packing.finish()
+    assert done.code == 0, done
+    shardio("pack", tmp_path / "src", tmp_path / "here", *SLOW)
+    assert content(tmp_path / "out") == content(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_packing_that_was_killed_is_gone_on_with(cluster: Cluster, tmp_path: Path) -> None:
+    packing = pack_slowly(cluster, tmp_path)
+    packing.kill()
+    packing.finish()
+    assert not (tmp_path / "out/manifest.json").exists()
+    given = ["pack", tmp_path / "src", tmp_path / "out", *SLOW]
+    (done,) = shardio_json(*given, *ray(cluster))["datasets"]
+    assert done["kept"] >= 5 and done["built"] >= 1
+    shardio("pack", tmp_path / "src", tmp_path / "here", *SLOW)
+    assert content(tmp_path / "out") == content(tmp_path / "here")

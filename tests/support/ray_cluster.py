@@ -36,18 +36,19 @@ class Cluster(NamedTuple):
         program = programs.Program(
             *("-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address=127.0.0.1"),
             *(f"--num-cpus={cpus}", f"--object-store-memory={_OBJECTS}", f"--memory={_MEMORY}"),
-            *("--include-dashboard=false", *(options or (f"--address={self.address}",))),
+            *(options or (f"--address={self.address}",)),
             limit_s=LIMIT_S,
         )
         try:
-            started = program.read_until("This command will now block")
-            if started:
-                yield program
+            if not program.read_until("This command will now block"):
+                raise RuntimeError("a node of Ray did not begin")
+            yield program
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(program.pid, signal.SIGTERM)
             done = program.finish()
-        assert started and not done.left and not done.timed_out, done
+            print(done)  # pytest shows it where the test fails
+        assert not done.left and not done.timed_out, done
 
 
 @contextlib.contextmanager
@@ -59,7 +60,8 @@ def running(cpus: int = 2) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, _settings(folder):
         port = servers.free_port()
         cluster = Cluster(f"127.0.0.1:{port}", folder)
-        with cluster.node(cpus, "--head", f"--port={port}", f"--temp-dir={folder}"):
+        head = ("--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false")
+        with cluster.node(cpus, *head):
             yield cluster
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from shardio.errors import ShardioError
 from shardio.packing.process_pool import Report, run
 from shardio.packing.ray_executor import RayExecutor
-from support import ray_programs  # itself, by the name that nodes know it by
+from support import programs, ray_programs  # itself, by the name that nodes know it by
 
 
 def work(folder: str, task: str, add: Callable[[int], None]) -> list[str]:
@@ -30,6 +30,10 @@ def work(folder: str, task: str, add: Callable[[int], None]) -> list[str]:
     if kind == "die" or (kind == "die-once" and not Path(folder, which).exists()):
         Path(folder, which).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "wait":
+        Path(folder, f"begun-{which}").write_text(os.environ.get(programs.MARK, ""))
+        while not Path(folder, "gate").exists():
+            time.sleep(0.01)
     if kind == "endless":
         try:
             Path(folder, f"begun-{which}").touch()
@@ -70,6 +74,14 @@ def _endless(address: str, folder: str) -> None:
     list(run(once, tasks, jobs=1, report=Report(None, 0), executor=executor))
 
 
+def _wait(address: str, folder: str) -> None:
+    tasks = [f"wait {number}" for number in range(8)]
+    once = partial(ray_programs.work, folder)
+    executor = RayExecutor(address, tell=print)
+    done = list(run(once, tasks, jobs=1, report=Report(None, 0), executor=executor))
+    print(f"{len(done)} tasks done")
+
+
 def _release(address: str, folder: str) -> None:
     import ray
 
@@ -85,4 +97,6 @@ def _release(address: str, folder: str) -> None:
 
 if __name__ == "__main__":
     program, address, folder = sys.argv[1:]
-    {"tasks": _tasks, "endless": _endless, "release": _release}[program](address, folder)
+    {"tasks": _tasks, "endless": _endless, "wait": _wait, "release": _release}[program](
+        address, folder
+    )
