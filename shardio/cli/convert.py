@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .command import (
+    EXECUTOR,
     FIELDS,
     GOES_ON,
     JOBS,
@@ -85,6 +86,7 @@ INDEX = Command(
     FIELDS,
     option("--classes", "OTHER"),
     JOBS,
+    *EXECUTOR,
     *PARTS,
     OVERWRITE,
     *STORE,
