@@ -235,7 +235,7 @@ def ratio(
 def number(value: float | None) -> str:
     if value is None:
         return "-"
-    if value == 0 or abs(value) >= 100:
+    if isinstance(value, int) or value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     if abs(value) >= 10:
         return f"{value:.1f}"

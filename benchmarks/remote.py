@@ -112,7 +112,7 @@ class Store(NamedTuple):
 
 
 def run(source: data.Data, result: Result, parts: Sequence[str] = PARTS) -> None:
-    support = _support()
+    support = servers_of_tests()
     root = source.scratch / "www"
     folder = source.photos(500 if source.quick else PHOTOS)
     files = data.listing(folder)
@@ -137,7 +137,7 @@ def _rounds(source: data.Data) -> int:
     return 2 if source.quick else ROUNDS
 
 
-def _support() -> dict[str, Any]:
+def servers_of_tests() -> dict[str, Any]:
     """Return the servers of the tests."""
     sys.path.insert(0, str(ROOT / "tests"))
     try:

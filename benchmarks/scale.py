@@ -28,17 +28,21 @@ class Counted:
 
     remote = True
 
-    def __init__(self, counts: Any) -> None:
-        self.counts, self.mean_bytes, self.storage = counts, float(MEAN), self
+    def __init__(self, counts: Any, mean: float) -> None:
+        self.counts, self.mean_bytes, self.storage = counts, mean, self
         self.starts = np.concatenate(([0], np.cumsum(counts)))
         self.requests, self.bytes, self.opened = 0, 0, set[int]()
         self.manifest = None  # not asked for
-        self.sizes = np.full(int(counts.max()), MEAN, np.int64)
+        self.sizes = np.full(int(counts.max()), mean, np.int64)
 
     def is_network(self) -> bool:
         return True
 
     def share(self, consumers: int) -> None: ...
+
+    def begin_pass(self) -> None: ...
+
+    def end_pass(self, token: None) -> None: ...
 
     def will_open(self, numbers: Any) -> None: ...
 
@@ -47,8 +51,8 @@ class Counted:
         return self
 
     def will_need(self, begin: int, end: int, *, keep: bool = False) -> None:
-        self.requests += math.ceil((end - begin) * MEAN / (8 << 20))
-        self.bytes += (end - begin) * MEAN
+        self.requests += math.ceil((end - begin) * self.mean_bytes / (8 << 20))
+        self.bytes += (end - begin) * self.mean_bytes
 
     def hold(self, begin: int, end: int) -> list[bytes]:
         return [b""] * (end - begin)
@@ -76,9 +80,28 @@ def run(source: data.Data, result: Result) -> None:
         result.target(f"requests by arithmetic, off the simulation, {name}", off, 0.3, unit="")
 
 
+def requests_a_row(counts: Any, share: Any, mean: float, local: int, machines: int) -> float:
+    """Walk one loader process of a machine, without the beginning, which fills its windows.
+
+    local: the loader processes of the machine.
+    """
+    from shardio.dataset.fetch import Fetch
+
+    reader = Counted(counts, mean)
+    fetch = Fetch(cast(Any, reader), share, local_consumers=local, machines=machines)
+    wanted = min(IMAGES_S * SECONDS / local, 0.8 * len(share.worker_steps) * share.batch_size)
+    rows, first = 0, (0, 0)
+    for batch in fetch:
+        rows += batch.size
+        if not first[0] and rows >= wanted / 4:
+            first = rows, reader.requests + len(reader.opened)
+        if rows >= wanted:
+            break
+    return (reader.requests + len(reader.opened) - first[1]) / (rows - first[0])
+
+
 def _row(records: int, machines: int, workers: int) -> dict[str, float]:
     from shardio.dataset.buffering import plan_buffering
-    from shardio.dataset.fetch import Fetch
     from shardio.order.options import RequestedOptions
     from shardio.tuning.traffic import machine_traffic
 
@@ -95,19 +118,7 @@ def _row(records: int, machines: int, workers: int) -> dict[str, float]:
     )
     traffic = machine_traffic(share, plan, mean_bytes=MEAN, shards=shards, local_world_size=RANKS)
     seconds = records / machines / IMAGES_S  # of an epoch
-    # One loader process of the machine, without the beginning, which fills its windows.
-    reader = Counted(counts)
-    fetch = Fetch(cast(Any, reader), share, local_consumers=local, machines=machines)
-    wanted = min(IMAGES_S * SECONDS / local, 0.8 * len(share.worker_steps) * 256)
-    rows, first = 0, (0, 0)
-    for batch in fetch:
-        rows += batch.size
-        if not first[0] and rows >= wanted / 4:
-            first = rows, reader.requests + len(reader.opened)
-        if rows >= wanted:
-            break
-    asked = (reader.requests + len(reader.opened) - first[1]) / (rows - first[0])  # of a row
-    simulated = asked * IMAGES_S
+    simulated = IMAGES_S * requests_a_row(counts, share, MEAN, local, machines)
     return {
         "shards": shards,
         "dataset_tb": records * MEAN / 1e12,

@@ -90,6 +90,7 @@ INDEX = Command(
     *PARTS,
     OVERWRITE,
     *STORE,
+    goes_on=lambda options: GOES_ON if options.get("part") else "",
 )
 
 UNPACK = Command(

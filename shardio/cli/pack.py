@@ -49,7 +49,7 @@ def _plan(output: Output, **call: Any) -> int:
 
     _group(call)
     with output.progress("planning") as progress:
-        done = plan(**call, progress=progress)
+        done = plan(**call, progress=progress, announce=output.announce)
     if all(one.already for one in done):
         return _show(output, done)
     root = call["read"].root

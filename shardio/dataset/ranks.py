@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
+import warnings
 from typing import NamedTuple
 
 import torch
+from torch.utils.data import get_worker_info
 
 from ..errors import OptionError
-from ..stack import callers
+from ..stack import callers, users_level
 
 # Classes that split what a dataset yields among the ranks, and the modules they are of. Older
 # releases of transformers had one of their own.
@@ -35,6 +39,8 @@ def resolve_ranks(given: tuple[int, int] | None) -> tuple[int, int]:
             f"rank {given[0]} of {given[1]} was given, but {where} says rank "
             f"{found[0]} of {found[1]}; leave both out to follow it"
         )
+    if given is None and found is None and get_worker_info() is None:
+        _warn_of_tasks(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     ranks = given or found or (0, 1)
     _refuse_second_split(*ranks)
     return ranks
@@ -53,6 +59,22 @@ def _found_ranks() -> tuple[tuple[int, int] | None, str]:
         return (int(rank), int(world_size)), where
     except ValueError:
         raise OptionError(f"{where} says rank {rank!r} of {world_size!r}: not numbers") from None
+
+
+@functools.cache
+def _warn_of_tasks(tasks: str) -> None:
+    """Warn, once, of tasks of srun that each read all the data. Rejected: to split it among them.
+
+    They may be trainings of their own, each of which would silently see a part of its data.
+    """
+    if tasks != "1":
+        warnings.warn(
+            f"This is one of {tasks} tasks of srun. Each of them reads all the data, since nothing "
+            "says that they train together. If they do, call "
+            "torch.distributed.init_process_group() before the dataset is used, or set RANK and "
+            "WORLD_SIZE (docs/order.md, SLURM). If each is on its own, give rank=0, world_size=1",
+            stacklevel=users_level(),
+        )
 
 
 def _refuse_second_split(rank: int, world_size: int) -> None:
@@ -86,11 +108,14 @@ def consumers(world_size: int, num_workers: int) -> Consumers:
 def machines_of(world_size: int) -> tuple[int, int]:
     """Return the machines of the job, and the ranks on this one.
 
-    Where the launcher does not tell, there is one machine.
+    Where neither the launcher nor srun tells, there is one machine.
     """
-    try:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    except ValueError:
-        here = world_size
+    told = os.environ
+    here = world_size
+    with contextlib.suppress(KeyError, ValueError):
+        if "LOCAL_WORLD_SIZE" in told:
+            here = int(told["LOCAL_WORLD_SIZE"])
+        elif told["SLURM_STEP_NUM_TASKS"] == str(world_size):
+            here = -(-world_size // int(told["SLURM_STEP_NUM_NODES"]))
     here = min(max(1, here), world_size)
     return -(-world_size // here), here

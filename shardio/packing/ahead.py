@@ -6,6 +6,7 @@ was planned; what is given must be the same.
 
 from __future__ import annotations
 
+import functools
 import os
 
 from ..errors import DamageError, NotPackedError, OptionError, printable
@@ -29,7 +30,7 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
         folder = manifest.split_folder(directory, name)
         try:
             head = lock.head(folder)
-            planned = journal.parse(head, folder)
+            planned = journal.parse(head, folder, functools.partial(lock.read, folder))
         except FileNotFoundError:
             if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
                 return {}

@@ -209,9 +209,10 @@ def _scan(
     executor: Executor | None,
 ) -> list[Scanned]:
     """Scan all shards, or note those of a part; what a part has noted is not scanned again."""
+    numbers = range(len(found.names)) if shards is None else shards
     known = {
         number: noted
-        for number in range(len(found.names))
+        for number in numbers
         if (noted := scan_notes.load(folder, found, dataset_id, number)) is not None
     }
     note = functools.partial(scan_notes.save, folder, found, dataset_id)

@@ -134,7 +134,7 @@ class Job:
 
     # --- shards -----------------------------------------------------------------------------------
 
-    def build(self, owners: contextlib.ExitStack, report: process_pool.Report) -> list[Problem]:
+    def build(self, owners: contextlib.ExitStack, report: process_pool.Report) -> Sequence[Problem]:
         """Own the directory, as long as `owners` says, and build its shards.
 
         Returns what cannot be packed, where nothing may be left out.
@@ -147,11 +147,13 @@ class Job:
             return self._leave()
         self._owner = owners.enter_context(owner)
         self.result.already = False  # whatever `check` saw
-        problems = self.plan.problems
+        problems: Sequence[Problem] = self.plan.problems
         if self.run.is_whole and owner.joined:
             journal.remove_temporaries(self.directory)  # of packers that died
         noted = problems or (self._resumed is not None and self._resumed.problems)
         if not self.run.is_whole and noted and (self.run.skip or not problems):
+            if self._reopen is not None:  # `plan` has said them, and `commit` has them from it
+                problems = []
             journal.write_rejected(LocalDirectory(self.directory), problems, _SCAN)
         return self._build(problems, report)
 
@@ -187,14 +189,15 @@ class Job:
         problems = journal.load_rejected(self.place, journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
-        self._build(problems or [], report)
+        ahead = self.plan.ahead is not None
+        self._build(self.plan.problems if ahead else problems or [], report)
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         if not missing:
             return None
         shown = show_missing(missing, self.plan.shards, self.run.parts)
         return f"{printable(self.directory)}: not packed: {shown}"
 
-    def _build(self, problems: list[Problem], report: process_pool.Report) -> list[Problem]:
+    def _build(self, problems: Sequence[Problem], report: process_pool.Report) -> Sequence[Problem]:
         """Build the shards, or check them; return all problems where nothing may be left out."""
         assert self._owner is not None
         self.result.unlocked = not self._owner.is_locked
@@ -256,7 +259,7 @@ class Job:
     def _fresh(self) -> Iterator[bytes]:
         """Write a journal for a directory that has none. Raises SourceChangedError."""
         if self._reopen is not None:
-            raise self._lost()
+            raise _lost(self.place)
         self._restart = False  # there is nothing to be dropped
         before = journal.shards_in(self.directory)
         self.plan = dataclasses.replace(self.plan, before=before)
@@ -278,7 +281,7 @@ class Job:
             raise
         if self._reopen is not None:
             if not old.same(self.plan):
-                raise self._lost()
+                raise _lost(self.place)
             self.plan = old
             return True
         usable = old.ahead is not None or self.plan.ahead is None
@@ -298,13 +301,6 @@ class Job:
             f"{differ}\n"
             "Undo the change and run it again to resume, or drop the unfinished packing with "
             "--restart"
-        )
-
-    def _lost(self) -> SourceChangedError:
-        """Return the error for a plan that was made ahead, and is not there any more."""
-        return SourceChangedError(
-            f"{printable(self.place.url)}: the plan that was here is gone: another process "
-            "committed it, or made a new one. Run the same command again"
         )
 
     # --- what is committed ------------------------------------------------------------------------
@@ -345,7 +341,7 @@ class Job:
         """Return whether just this dataset is committed here. Raises ExistsError for another."""
         return not self.run.overwrite and output_dir.is_packed(self.place, self.plan, sized)
 
-    def _leave(self) -> list[Problem]:
+    def _leave(self) -> Sequence[Problem]:
         """Leave what is committed, as it is what was asked for; clean up what a kill left."""
         self.result.already = True
         if self.plan.problems and not self.run.skip:
@@ -360,6 +356,14 @@ class Job:
         self.result.records, self.result.bytes = committed.records, committed.size
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
+
+
+def _lost(place: Target) -> SourceChangedError:
+    """Return the error for a plan that was made ahead, and is not there any more."""
+    return SourceChangedError(
+        f"{printable(place.url)}: the plan that was here is gone: another process committed it, or "
+        "made a new one. Run the same command again"
+    )
 
 
 def least_bytes(job: Job) -> int:

@@ -11,6 +11,7 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
 
     journal   "shardio-plan 1\\n" | one line of JSON: what makes the id, but for the records
               | pieces, one a shard: msgpack of its keys, sizes, times, and its piece of the source
+              | a piece of what cannot be packed
               | header: msgpack of all else | footer (lock.py)
          or   "shardio-writer 0\\n" | one line of JSON: of what cannot be resumed
 
@@ -27,6 +28,7 @@ import contextlib
 import fnmatch
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -64,31 +66,22 @@ _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its co
 
 
 def dump(plan: Plan) -> Iterator[bytes]:
-    """Write the journal of a plan: the beginning, a piece for each shard, and the end."""
+    """Write the journal of a plan: beginning, a piece for each shard, one of problems, end."""
     start = PLAN_MAGIC + json_line(plan.identity)
     yield start
     ends, checksums = [len(start)], []
-    for rows in plan.all_rows():
-        piece = pack_columns(_plain(rows, ahead=plan.ahead is not None))
+    shards = (_plain(rows, ahead=plan.ahead is not None) for rows in plan.all_rows())
+    for values in itertools.chain(shards, [list(plan.problems)]):
+        piece = pack_columns(values)
         ends.append(ends[-1] + len(piece))
         checksums.append(_checksum(piece))
         yield piece
-    names = (
-        "problems",
-        "ignored",
-        "notes",
-        "shard_bytes",
-        "dataset_id",
-        "changes",
-        "before",
-        "ahead",
-    )
-    header = pack_columns(
-        {name: getattr(plan, name) for name in names}
-        | {"bounds": plan.bounds, "ends": np.array(ends), "checksums": checksums}
-    )
+    names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead")
+    header: Plain = {name: getattr(plan, name) for name in (*names, "bounds")}
+    header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
+    end = pack_columns(header)
     places = FOOTER.pack(len(start), ends[-1], b"")[:-SEAL]
-    yield header + places + hashlib.sha256(start + header + places).digest()
+    yield end + places + hashlib.sha256(start + end + places).digest()
 
 
 def _plain(rows: Rows, ahead: bool) -> Plain:
@@ -123,12 +116,16 @@ class _Pieces:
     checksums: Sequence[bytes]
     reopen: Callable[[Plain], Source] | None  # the source, by a piece of it
 
+    def load(self, number: int) -> Any:
+        """Read a piece: of a shard, or the last one, of problems. Raises ValueError."""
+        piece = self.read(self.ends[number], self.ends[number + 1] - self.ends[number])
+        if _checksum(piece) != self.checksums[number]:
+            raise ValueError("its checksum is wrong")
+        return unpack_columns(piece)
+
     def __call__(self, shard: int) -> Rows:
         try:
-            piece = self.read(self.ends[shard], self.ends[shard + 1] - self.ends[shard])
-            if _checksum(piece) != self.checksums[shard]:
-                raise ValueError("its checksum is wrong")
-            found = unpack_columns(piece)
+            found = self.load(shard)
             about = found.get("source")
             if about is not None:
                 about = about["own"] | {name: found[name] for name in about["shared"]}
@@ -140,6 +137,30 @@ class _Pieces:
             ) from None
         source = None if about is None or self.reopen is None else self.reopen(about)
         return Rows(keys, sizes, mtimes, range(len(keys)), source)
+
+
+class _Problems(Sequence[Problem]):
+    """The problems in a journal, which may be millions: read when one is asked for."""
+
+    def __init__(self, count: int, pieces: _Pieces) -> None:
+        self._count, self._pieces = count, pieces
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._loaded[index]
+
+    @functools.cached_property
+    def _loaded(self) -> list[Problem]:
+        pieces = self._pieces
+        try:
+            return [(key, why) for key, why in pieces.load(len(pieces.ends) - 2)]
+        except (TypeError, ValueError) as error:
+            raise DamageError(
+                f"{pieces.shown}: the list of what cannot be packed cannot be read: {error}. "
+                "`shardio pack --restart` drops it"
+            ) from None
 
 
 def _no_pieces(start: int, length: int) -> bytes:
@@ -154,7 +175,7 @@ def parse(
 ) -> Plan:
     """Read the plan in a journal. Raises DamageError, NotPackedError where it has none.
 
-    read    reads bytes of the whole journal, at a place: those of a shard's piece
+    read    reads bytes of the whole journal, at a place: those of a piece
     reopen  opens the source of a plan that was made ahead, where records are to be read
     """
     if data.startswith(WRITER_MAGIC):
@@ -175,13 +196,14 @@ def parse(
         header["fields"] = tuple((name, kind) for name, kind in header["fields"])
         header["classes"] = None if header["classes"] is None else tuple(header["classes"])
         header["options"] = PackOptions.of(header["options"])
-        header["problems"] = [(key, reason) for key, reason in header["problems"]]
         ends, checksums = header.pop("ends").tolist(), header.pop("checksums")
         open_piece = None
         if reopen is not None and header["ahead"] is not None:
             options, described = header["options"], header["ahead"]["source"]
             open_piece = functools.partial(reopen, options.source, options.split, described)
-        return Plan(**header, rows=_Pieces(shown, read, ends, checksums, open_piece))
+        pieces = _Pieces(shown, read, ends, checksums, open_piece)
+        header["problems"] = _Problems(header["problems"], pieces)
+        return Plan(**header, rows=pieces)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
         raise DamageError(
             f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
+
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..images.filetype import ALL_ENDINGS
@@ -199,7 +201,8 @@ def is_packed(place: Target, planned: Plan, sized: bool) -> bool:
     options = {"format": "record"} | planned.options.record()
     if not sized:  # it follows from the records, and is no difference of its own where they differ
         resized = PackOptions.of(planned.options.record() | {"shard_size": known.get("shard_size")})
-        if replace(planned, options=resized).sealed().dataset_id != there.dataset_id:
+        sizes = np.concatenate([rows.sizes for rows in planned.all_rows()])
+        if replace(planned, options=resized).sealed(sizes).dataset_id != there.dataset_id:
             options["shard_size"] = known.get("shard_size")
     by_default = () if sized else ("shard_size",)
     raise ExistsError(_another(place, there, plan.changed(known, options, by_default)))
@@ -254,6 +257,10 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
     def journal(self) -> bytes:
         """Read the head of the journal; opening its file would end the lock."""
         return self._held.head()
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read bytes of the whole journal."""
+        return self._held.read(start, length)
 
     def clean(self) -> None:
         """Remove what only unfinished work needs, the journal last, and release the directory."""

@@ -113,7 +113,9 @@ def pack(
         images=images,
         plan=plan,
     )
-    work = [] if plan.restart else _ahead(asked, wanted, images, run, place, folder, read.classes)
+    work = []
+    if isinstance(place, LocalDirectory) and not plan.restart:
+        work = _ahead(asked, wanted, images, run, place, read.classes)
     if not work:
         asked = sources.detect_kind(asked)
         if executor is not None:
@@ -155,6 +157,7 @@ def plan(
     plan: PlanOptions | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> list[Packed]:
     """Write the plan of a packing into OUT, so that `pack` does not list the source.
 
@@ -193,6 +196,8 @@ def plan(
     work = _planned(asked, options, run, place, place.url, read.classes, ahead=True)
     for job in work:
         job.check(sized=shard_size is not None)
+    for line in filter(None, map(announcement, work)):
+        (announce or (lambda line: None))(line)
     return [job.write_plan() for job in work]
 
 
@@ -249,7 +254,8 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
             except FileNotFoundError:
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
-            work.append(Job(journal.parse(owner.journal(), folder), folder, run, owner=owner))
+            planned = journal.parse(owner.journal(), folder, owner.read)
+            work.append(Job(planned, folder, run, owner=owner))
         if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = Report(progress, sum(int(job.plan.shard_bytes.sum()) for job in work))
@@ -327,12 +333,11 @@ def _ahead(
     wanted: Callable[..., PackOptions],
     images: ImageOptions,
     run: Run,
-    place: Target,
-    directory: str,
+    place: LocalDirectory,
     classes: PathLike | None,
 ) -> list[Job]:
     """Take the plan of each split that `plan` made; none where it made none. Raises OptionError."""
-    found = plans_ahead(directory)
+    found = plans_ahead(place.root)
     if not found:
         return []
     numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
@@ -343,7 +348,7 @@ def _ahead(
     for name, planned in found.items():
         refuse_others(place.url, planned, asked, options, images, numbering)
         reencode.check_tools(planned.options)
-        folder = manifest.split_folder(directory, name)
+        folder = manifest.split_folder(place.root, name)
         lock.refuse_if_busy(folder, part=not run.is_whole)
         reopen = functools.partial(sources.reopen, asked)
         work.append(Job(planned, folder, run, request=asked, reopen=reopen))

@@ -56,7 +56,7 @@ class Plan:
     fields: tuple[tuple[str, str], ...]  # name and kind, the key first
     classes: tuple[str, ...] | None
     options: PackOptions
-    problems: list[Problem]  # files that cannot be packed by what the listing says of them
+    problems: Sequence[Problem]  # files that cannot be packed by what the listing says of them
     ignored: int
     notes: list[str]
     bounds: Ints
@@ -87,11 +87,13 @@ class Plan:
         """Return what makes the dataset's id, with keys and sizes, as plain values."""
         return {"fields": self.fields, "classes": self.classes, "options": self.options.record()}
 
-    def sealed(self) -> Plan:
-        """Return the plan with the id of its dataset, 16 bytes: never of time, host or path."""
+    def sealed(self, sizes: Ints) -> Plan:
+        """Return the plan with the id of its dataset, 16 bytes: never of time, host or path.
+
+        sizes: of all records
+        """
         seal = hashlib.sha256(_SEALED + b"%d\n" % VERSION + json_line(self.identity))
-        for rows in self.all_rows():
-            seal.update(rows.sizes.astype("<i8").tobytes())
+        seal.update(sizes.astype("<i8").tobytes())
         for number, rows in enumerate(self.all_rows()):
             seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
         return replace(self, dataset_id=seal.digest()[:16])
@@ -162,7 +164,7 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
         changes=hashlib.sha256(listing.mtimes[packed].astype("<i8").tobytes()).digest(),
         rows=_Listed(listing, packed, bounds),
     )
-    return plan.sealed()
+    return plan.sealed(listed)
 
 
 def prepare(plan: Plan, source: Source, request: SourceRequest) -> Plan:

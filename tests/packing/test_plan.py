@@ -213,6 +213,25 @@ def test_a_file_that_changed_since_the_plan_is_an_error(
         parts(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_source_that_is_not_there_is_an_error(jobs: int, source: Path, tmp_path: Path) -> None:
+    plan(source, tmp_path / "out")
+    source.rename(tmp_path / "moved")
+    with pytest.raises(SourceError, match="src: cannot be opened: No such file or directory"):
+        library.pack(source, tmp_path / "out", jobs=jobs)
+    pack(tmp_path / "moved", tmp_path / "out")
+
+
+def test_the_size_of_raw_pixels_is_said_by_the_plan(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {f"a/{n}.jpg": picture(40 + n, 30) for n in range(4)})
+    said: list[str] = []
+    plan(source, tmp_path / "out", resize=16, encode="raw", announce=said.append)
+    assert said[0].startswith("raw pixels: 4 images of 16 x 16, 3.0 KiB (the source has")
+    pack(source, tmp_path / "out")
+    pack(source, tmp_path / "expected", resize=16, encode="raw", **PLANNED)
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
 def test_what_cannot_be_packed_is_said_by_the_plan_and_left_out_when_told(
     source: Path, tmp_path: Path
 ) -> None:
@@ -226,6 +245,26 @@ def test_what_cannot_be_packed_is_said_by_the_plan_and_left_out_when_told(
     pack(source, tmp_path / "expected", on_error="skip", **PLANNED)
     assert [key for key, _ in done[0].rejected] == ["class0/empty.jpg", "class0/text.jpg"]
     assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
+def test_what_the_plan_says_that_cannot_be_packed_is_read_and_said_once(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plant(source, {"class0/empty.jpg": b"", "class0/text.jpg": b"text"})
+    plan(source, out)
+    data = (out / lock.JOURNAL).read_bytes()
+    *_, problems, end = journal.dump(journal.parse(lock.head(str(out)), "", reader(data)))
+    parts = [pack(source, out, part=(1, 2), on_error="skip")[0]]
+    at = len(data) - len(end) - len(problems) // 2
+    (out / lock.JOURNAL).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    parts.append(pack(source, out, part=(2, 2), on_error="skip")[0])
+    assert [key for one in parts for key, _ in one.rejected] == ["class0/text.jpg"]
+    with pytest.raises(DamageError, match="the list of what cannot be packed cannot be read: its"):
+        pack(source, out, part=(2, 2))
+    (out / lock.JOURNAL).write_bytes(data)
+    [done] = commit(out, jobs=1)
+    assert [key for key, _ in done.rejected] == ["class0/empty.jpg", "class0/text.jpg"]
 
 
 def test_a_packing_under_a_plan_that_dies_goes_on_without_listing(

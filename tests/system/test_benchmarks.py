@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import servers
 
 import shardio
 from benchmarks import __main__ as command_line
@@ -38,6 +39,7 @@ from benchmarks import (
     report,
     resident_rows,
     rivals,
+    scale,
     slow_samples,
     spelling,
     transport,
@@ -47,6 +49,7 @@ from benchmarks.data import CIFAR, PHOTOS, Data, listing
 from benchmarks.harness import BenchmarkError, EntryProcess, Result
 from benchmarks.rivals import array_record, base, folder, lmdb
 from shardio import StorageError
+from shardio.order.options import RequestedOptions
 from shardio.tuning import throttle
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,6 +61,7 @@ NAMES = (
         "raw",
         "train",
         "pack",
+        "plan",
         "lmdb",
         "formats",
         "startup",
@@ -67,6 +71,7 @@ NAMES = (
     ),
     "shuffle",
     "scale",
+    "cluster",
     *(
         "compare",
         "loader",
@@ -700,3 +705,28 @@ def test_the_page_shows_what_is_stored() -> None:
     block, ends, _ = rest.partition("\n\n<!-- end of the report -->")
     assert begins and ends and block == done.stdout.strip()
     assert block == report.markdown(["compare"])
+
+
+def walked(batch: int, spans: int) -> float:
+    """The requests a row of a process of `scale`: one rank of two, of 100 shards of 1,000 rows."""
+    counts = np.full(100, 1_000)
+    options = RequestedOptions(batch, seed=0, shuffle=True, spans=spans).resolve(1e5, records=10**5)
+    share = options.partition(options.epoch(counts, 0), world_size=2, num_workers=1)
+    return scale.requests_a_row(counts, share, 1e5, 2, 1)
+
+
+def test_the_walk_of_scale_counts_ranges_and_single_records() -> None:
+    # A process with spans of its own asks for 8 MiB, 84 rows, at a time, and for ends of shards.
+    assert 1 / 84 < walked(batch=32, spans=4) < 1.5 / 84
+    assert walked(batch=32, spans=2) > 0.5
+
+
+@pytest.mark.slow
+def test_the_cluster_is_simulated(archives: Path, tmp_path: Path, run: Run) -> None:
+    servers.skip_without("nginx", package="nginx-light")
+    out = tmp_path / "cluster.json"
+    done = run("cluster", "--quick", "--data", str(archives), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert len(found["tables"]) == 7 and all(target["met"] for target in found["targets"])
+    assert all(seconds > 0 for seconds in found["raw"]["cpu_s_a_gb"].values())

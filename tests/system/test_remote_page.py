@@ -6,26 +6,16 @@ import sys
 from pathlib import Path
 
 from support import object_stores
+from support.pages import blocks, replaced
 from support.trees import environment, picture, plant
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "remote.md"
+PAGE = "remote.md"
 BEGIN = 'set -e; python() { "$PYTHON" "$@"; }; shardio() { "$PYTHON" -m shardio "$@"; }\n'
 BATCH = "...  # images: uint8 (256, 3, 224, 224)"
 
 
-def replaced(text: str, *pairs: tuple[str, str]) -> str:
-    for long, short in pairs:
-        assert long in text, long
-        text = text.replace(long, short)
-    return text
-
-
 def test_the_recipe_of_minio_packs_and_trains(tmp_path: Path) -> None:
-    recipe = PAGE.read_text().partition("### MinIO")[2]
-    (commands,), (program,) = (
-        re.findall(rf"```{kind}\n(.*?)```", recipe.partition("\n#")[0], re.S)
-        for kind in ("sh", "python")
-    )
+    (commands,), (program,) = blocks(PAGE, "MinIO", "sh"), blocks(PAGE, "MinIO", "python")
     plant(tmp_path / "photos", {f"{c}/{n}.jpg": picture(40, 30) for c in "ab" for n in range(4)})
     with object_stores.s3(private=True) as store:
         given = store.options

@@ -21,6 +21,7 @@ GROUPS = [
 FUNCTIONS: list[tuple[Callable[..., Any], int, str]] = [
     (shardio.pack, 2, "overwrite"),
     (shardio.pack, 2, "dry_run"),
+    (shardio.plan, 2, "overwrite"),
     (shardio.commit, 1, "overwrite"),
     (shardio.index, 1, "overwrite"),
     (shardio.unpack, 2, "overwrite"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -293,6 +294,13 @@ class _Renumbered(Source):
     def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return the source renumbered once, by both."""
         return _Renumbered(self._source, [numbers[i] for i in self._numbers])
+
+
+def bytewise(keys: Sequence[bytes]) -> Sequence[int]:
+    """Return the places of keys in bytewise order; without 40 bytes a key where they are in it."""
+    if all(map(operator.le, keys, itertools.islice(keys, 1, None))):
+        return range(len(keys))
+    return sorted(range(len(keys)), key=keys.__getitem__)
 
 
 def renamed(theirs: Mapping[str, str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from .base import (
     SourceRequest,
     Top,
     Walked,
+    bytewise,
     listed,
 )
 
@@ -109,8 +110,13 @@ class DiskFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReadFile]:
-        """Open the folder, and give the function that reads a file of it."""
-        with opened_folder(self.path) as folder:
+        """Open the folder, and give the function that reads a file of it. Raises SourceError."""
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened_folder(self.path))
+            except OSError as error:
+                why = f"{printable(self.path)}: cannot be opened: {error.strerror}"
+                raise SourceError(why) from None
             yield functools.partial(read_file, folder)
 
     def will_need(self, path: bytes, size: int) -> None:
@@ -296,16 +302,28 @@ class Walk:
         stack: list[tuple[bytes, Above]] = [(b"", _above(self.root))]
         while stack:
             prefix, above = stack.pop()
+            files, folders = len(self.keys), len(stack)
             try:
                 with os.scandir(os.path.join(self.root, prefix)) as entries:
                     for entry in entries:
                         self._visit(entry, prefix, above, stack)
             except OSError as error:
                 self.problems.append((prefix, f"cannot be listed: {error.strerror}"))
-        order = sorted(range(len(self.keys)), key=self.keys.__getitem__)
-        keys = [self.keys[i] for i in order]
+            self._sort(files)
+            stack[folders:] = sorted(stack[folders:], reverse=True)
+        self._sort(0)  # nothing is left to do, but where files lie beside folders
         sizes, mtimes = np.array(self.sizes, np.int64), np.array(self.mtimes, np.int64)
-        return Walked(keys, sizes[order], mtimes[order], self.problems, self.ignored)
+        return Walked(self.keys, sizes, mtimes, self.problems, self.ignored)
+
+    def _sort(self, first: int) -> None:
+        """Sort the files from one on by their keys."""
+        keys, sizes, mtimes = self.keys[first:], self.sizes[first:], self.mtimes[first:]
+        order = bytewise(keys)
+        if isinstance(order, range):
+            return
+        self.keys[first:] = [keys[i] for i in order]
+        self.sizes[first:] = array("q", (sizes[i] for i in order))
+        self.mtimes[first:] = array("q", (mtimes[i] for i in order))
 
     def _visit(
         self,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
-from collections.abc import Collection
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -62,12 +63,13 @@ class Folder(FileSource):
         sizes: Ints,
         mtimes: Ints,
         labels: Ints | None,
-        beside: Collection[int] | None = None,
+        beside: Any = None,
     ) -> None:
-        """beside: places of files that `_is_beside` found; None: it looks when one is asked for."""
+        """beside: what `_beside` finds; None: it looks when one is asked for."""
         super().__init__(root)
         self._keys, self._sizes, self._mtimes, self._labels = keys, sizes, mtimes, labels
-        self._beside = beside
+        if beside is not None:
+            self._beside = beside
 
     def piece(self, places: Ints) -> Plain:
         """Return the files' names, sizes, times and labels."""
@@ -77,7 +79,7 @@ class Folder(FileSource):
             "sizes": self._sizes[places],
             "mtimes": self._mtimes[places],
             "labels": None if self._labels is None else self._labels[places],
-            "beside": [i for i, place in enumerate(numbers) if self._is_beside(place)],
+            "beside": self._beside[places],
         }
 
     def _files(self, place: int) -> list[tuple[bytes, int]]:
@@ -95,18 +97,23 @@ class Folder(FileSource):
 
     def _hint(self, place: int) -> str:
         """Return what to do where a file differs from the next one only in its ending."""
-        if not self._is_beside(place):
+        if not self._beside[place]:
             return ""
         return "; --from files packs files that differ only in their endings as one record"
 
-    def _is_beside(self, place: int) -> bool:
-        """Return whether a file differs from one beside it only in its ending."""
-        if self._beside is not None:
-            return place in self._beside
-        key = self._keys[place]
-        start = key[: key.find(b".", key.rfind(b"/") + 1) + 1]
-        beside = (*self._keys[max(place - 1, 0) : place], *self._keys[place + 1 : place + 2])
-        return bool(start) and any(one.startswith(start) for one in beside)
+    @cached_property
+    def _beside(self) -> Any:
+        """Find the files that differ from one beside them only in their endings."""
+        found = np.zeros(len(self._keys), np.bool_)
+        before = other = b""
+        for place, key in enumerate(self._keys):
+            start = key[: key.find(b".", key.rfind(b"/") + 1) + 1]
+            if start and before.startswith(start):
+                found[place] = True
+            if other and key.startswith(other):
+                found[place - 1] = True
+            before, other = key, start
+        return found
 
 
 def list_records(request: SourceRequest) -> Listings:

@@ -38,6 +38,7 @@ from .base import (
     Source,
     SourceFolder,
     SourceRequest,
+    bytewise,
     check_key,
     renamed,
     some_of,
@@ -50,7 +51,7 @@ from .files import (
     twins,
 )
 from .store_folder import root_of
-from .tables import Column, Table, ending, holds_bytes
+from .tables import Column, Table, ending, holds_bytes, pieces
 from .tables import read as read_table
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
@@ -291,8 +292,7 @@ def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
         if (wrong := check_key(key)) is not None:
             return None, f"row {row}: {wrong}"
         keys.append(key)
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    for one, other in pairwise(order):
+    for one, other in pairwise(bytewise(keys)):
         if keys[one] == keys[other]:
             return None, f"rows {one} and {other} both have {printable(keys[one])!r}"
     return keys, ""
@@ -352,10 +352,12 @@ def _splits(table: Table, rows: Ints) -> list[str]:
 def _of_rows(rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
     """List each row as a record."""
     if chosen.keys is None:
-        keys = [b"%08d" % row for row in rows.tolist()]
+        keys = [b"%08d" % row for piece in pieces(rows) for row in piece.tolist()]
     else:
-        keys = [chosen.keys[row] for row in rows.tolist()]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
+        keys = chosen.keys
+        if len(rows) < len(keys):
+            keys = [keys[row] for row in rows.tolist()]
+        order = bytewise(keys)
         keys, rows = [keys[i] for i in order], rows[order]
     sizes = np.zeros(len(rows), np.int64)
     for column in chosen.fields.values():
@@ -368,7 +370,7 @@ def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
     """List each file that a row names as a record."""
     root = root_of(request)
     keys, kept, problems = _named(paths, rows, request)
-    order = sorted(range(len(keys)), key=keys.__getitem__)
+    order = bytewise(keys)
     sizes, mtimes, good = array("q"), array("q"), []
     missing = 0
     try:

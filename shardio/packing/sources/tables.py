@@ -82,7 +82,7 @@ class Column:
 
     def raw(self, rows: Ints) -> Iterator[Any]:
         """Yield the values of these rows: numbers, or bytes of others; None where there is none."""
-        for piece in _pieces(rows):
+        for piece in pieces(rows):
             found = self.values[piece].tolist() if self.ends is None else self._cut(piece)
             for value, empty in zip(found, self._missing(piece).tolist(), strict=True):
                 yield None if empty else value
@@ -110,7 +110,7 @@ class Column:
     def seal(self, seal: Seal, rows: Ints) -> None:
         """Feed the values of these rows, in this order, to a hash."""
         seal.update(self.kind.encode())
-        for piece in _pieces(rows):
+        for piece in pieces(rows):
             seal.update(self._missing(piece).tobytes())
             if self.ends is None:
                 values = self.values[piece]
@@ -603,7 +603,8 @@ def _numbers(kind: str, cells: _Cells, read: Callable[[Any], Any], dtype: Any) -
     return Column(kind, np.concatenate(arrays), None, np.concatenate(masks))
 
 
-def _pieces(rows: Ints) -> Iterator[Ints]:
+def pieces(rows: Ints) -> Iterator[Ints]:
+    """Cut numbers of rows into pieces."""
     for start in range(0, len(rows), _ROWS):
         yield rows[start : start + _ROWS]
 
