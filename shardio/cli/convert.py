@@ -135,6 +135,7 @@ COPY = Command(
     OVERWRITE,
     option("--recheck"),
     option("--jobs", "N"),
+    *EXECUTOR,
     *PARTS,
     ROOT,
     *STORE,

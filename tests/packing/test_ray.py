@@ -35,6 +35,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1
+    path.write_bytes(data)
+
+
 def program(name: str, cluster: Cluster, folder: Path) -> programs.Program:
     module = ("-m", "support.ray_programs")
     return programs.Program(*module, name, cluster.address, folder, limit_s=ray_cluster.LIMIT_S)
@@ -73,9 +79,7 @@ def test_ctrl_c_ends_the_tasks_that_are_under_way(cluster: Cluster, tmp_path: Pa
 
 
 def test_verify_finds_the_same_damage(cluster: Cluster, out: Path) -> None:
-    data = bytearray(shards(out)[1].read_bytes())
-    data[2000] ^= 1
-    shards(out)[1].write_bytes(data)
+    damage(shards(out)[1])
     here = shardio_json("verify", out, code=3)
     there = shardio_json("verify", out, *ray(cluster), code=3)
     assert there == here
@@ -122,10 +126,25 @@ def test_packing_into_a_store_uploads_from_the_nodes(
     done = shardio_json("pack", tmp_path / "src", f"{bucket.url}/out", *given)
     assert done["datasets"][0]["built"] == 3
     assert not (tmp_path / "work").exists()
-    before = content(out)
-    shutil.rmtree(out)
-    bucket.get(list(bucket.sizes()), tmp_path)
-    assert content(out) == before
+    bucket.get(list(bucket.sizes()), tmp_path / "there")
+    assert content(tmp_path / "there/out") == content(out)
+
+
+def test_copying_keeps_what_is_there_and_refuses_damage(
+    cluster: Cluster, out: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    given = [part for k, v in bucket.options.items() for part in ("--target-option", f"{k}={v}")]
+    bucket.put({f"out/{shards(out)[1].name}": shards(out)[1]})
+    done = shardio_json("copy", out, f"{bucket.url}/out", *given, *ray(cluster))
+    assert (done["copied"], done["kept"]) == (3, 1)
+    bucket.get(list(bucket.sizes()), tmp_path / "there")
+    assert content(tmp_path / "there/out") == content(out)
+    shutil.copytree(out, tmp_path / "copy")
+    shards(tmp_path / "copy")[2].unlink()
+    damage(shards(out)[2])
+    done = shardio("copy", out, tmp_path / "copy", *ray(cluster), code=3)
+    assert f"{shards(out)[2]}: its SHA-256 is" in done.stderr
+    assert len(shards(tmp_path / "copy")) == 2
 
 
 def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
