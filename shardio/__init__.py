@@ -32,6 +32,7 @@ Look, check, leave
     unpack             Write the files back as they were packed.
     export             Write a dataset in another format.
     copy               Copy a dataset between disks and object stores, checked and resumable.
+    RayExecutor        Choose a Ray cluster that does it, or packs: verify(executor=...).
 
 What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
 PerformanceWarning says what is slow, and how to mend it.
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from .packing.pack import commit as commit
     from .packing.pack import pack as pack
     from .packing.pack import plan as plan
+    from .packing.ray_executor import RayExecutor as RayExecutor
     from .packing.unpack import unpack as unpack
     from .packing.verify import verify as verify
     from .packing.writer import Writer as Writer
@@ -123,6 +125,7 @@ _HOMES = {
     "RandomResizedCrop": "images.transforms",
     "ShardDataset": "dataset.shard_dataset",
     "ShardLoader": "loader.shard_loader",
+    "RayExecutor": "packing.ray_executor",
     "SourceOptions": "packing.options",
     "Storage": "storage.options",
     "Writer": "packing.writer",

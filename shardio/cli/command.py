@@ -231,6 +231,20 @@ def take_storage(call: dict[str, Any], *, root: bool = True) -> Storage:
     return Storage(**taken | {name: call.pop(name) for name in names if name in call})
 
 
+def take_executor(call: dict[str, Any], tell: Callable[[str], None]) -> None:
+    """Replace the options of EXECUTOR in a call by the executor that they name.
+
+    tell: called with lines of what happens there. Raises OptionError, DependencyError.
+    """
+    address = call.pop("address", None)
+    if "executor" in call:
+        from ..packing.ray_executor import RayExecutor
+
+        call["executor"] = RayExecutor(address, tell)
+    elif address is not None:
+        raise OptionError("--address: goes with --executor ray, which is not asked for")
+
+
 def _store_options(pairs: Sequence[str]) -> dict[str, Any]:
     """Read options of a store: NAME=VALUE; a name with a dot is one in a group of options."""
     found: dict[str, Any] = {}
@@ -292,6 +306,15 @@ STORE = (
         "S",
         "seconds that a request to an object store is tried again while it fails (default 120)",
         dest="timeout_s",
+    ),
+)
+EXECUTOR = (
+    option("--executor", text="ray: a Ray cluster does it, not this machine", choices=("ray",)),
+    option(
+        "--address",
+        "HOST:PORT",
+        "of that cluster; auto: the one that this machine is of (default: RAY_ADDRESS, or one of "
+        "this machine alone, for this command)",
     ),
 )
 TARGET = option(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .command import (
+    EXECUTOR,
     FIELDS,
     GOES_ON,
     JOBS,
@@ -85,9 +86,11 @@ INDEX = Command(
     FIELDS,
     option("--classes", "OTHER"),
     JOBS,
+    *EXECUTOR,
     *PARTS,
     OVERWRITE,
     *STORE,
+    goes_on=lambda options: GOES_ON if options.get("part") else "",
 )
 
 UNPACK = Command(
@@ -132,6 +135,7 @@ COPY = Command(
     OVERWRITE,
     option("--recheck"),
     option("--jobs", "N"),
+    *EXECUTOR,
     *PARTS,
     ROOT,
     *STORE,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__, installed
 from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
-from .command import JOBS, OUT, PARTS, ROOT, STORE, Command, option, take_storage
+from .command import EXECUTOR, JOBS, OUT, PARTS, ROOT, STORE, Command, option, take_storage
 from .exit_codes import DAMAGED, DONE, FAILED
 from .output import Output, as_base64, as_json
 
@@ -360,6 +360,7 @@ VERIFY = Command(
     option("--max-pixels", "N"),
     option("--sha256"),
     JOBS,
+    *EXECUTOR,
     *PARTS,
     ROOT,
     *STORE,

@@ -42,6 +42,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):  # what the terminal cannot show is escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    from .command import take_executor
     from .output import Output
     from .parser import parse
 
@@ -57,6 +58,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             ranges.hold_client()  # this process, which nobody forks, and not a helper
         ranges.tell_waits(output.teller() if output.is_watched else None)
     try:
+        take_executor(options, output.teller() if output.is_watched else output.announce)
         code = command.run(output, **options)
         sys.stdout.flush()
         return code

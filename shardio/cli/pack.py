@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardioError, printable
 from .command import (
+    EXECUTOR,
     FIELDS,
     GOES_ON,
     JOBS,
@@ -173,6 +174,7 @@ PACK = Command(
     option("out", "OUT", "the directory, or URL, that becomes the dataset"),
     *_PLANNED,
     JOBS,
+    *EXECUTOR,
     option(
         "--part",
         "I/N",

@@ -15,7 +15,9 @@ Its files:
     uploads        shards on their way into an object store
     objects        requests for many objects of a store
     process_pool   tasks on all cores
+    ray_executor   tasks on the machines of a Ray cluster
     build_shard    one shard of a plan
+    piece          one shard, built on another machine
     built          a finished shard, and the note of it
     reencode       images written anew: smaller, as pixels, as tiles
     shard_writer   one shard on its way to disk

@@ -8,7 +8,6 @@ that all shards together can list it.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,12 +17,12 @@ from ..formats.base import ShardInfo
 from ..formats.sample import Schema
 from ..images import jpeg_tiles
 from ..storage import local
-from . import journal, sources
+from . import journal
 from .built import Built, note_built, read_built
 from .plan import Plan
 from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
-from .sources.base import Problem, Rejected, SourceRequest
+from .sources.base import Problem, Rejected
 
 _AHEAD = 32 << 20  # bytes of records that are announced to the source
 _CHECK = 64  # files, or
@@ -61,27 +60,6 @@ def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
         add(int(work.plan.shard_bytes[number]))
         return min(found, key=lambda kept: len(kept.problems))
     return _build(work, number, add) if work.builds else Built(None)
-
-
-def build_alone(
-    head: bytes,
-    piece: bytes,
-    number: int,
-    request: SourceRequest,
-    directory: str,
-    *,
-    skip: bool,
-) -> Built:
-    """Build a shard of a plan that was made ahead: in any process, on any machine.
-
-    head, piece   of its journal: all but the pieces, and the one of this shard
-    request       for the source, as this machine reaches it; its kind need not be given
-    directory     where the shard is to be
-    """
-    reopen = functools.partial(sources.reopen, request)
-    plan = journal.parse(head, directory, lambda start, length: piece, reopen)
-    work = Work(plan, directory, local.token(), skip, plan.dataset_id, {})
-    return build_or_keep(work, number, lambda size: None)
 
 
 def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:

@@ -12,10 +12,11 @@ the hash that a copy notes with each object is trusted; `recheck` reads those, t
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,7 +40,7 @@ from ..units import check_bool, check_group, check_int, show_count, show_size
 from . import output_dir
 from .objects import LOOKS, each, looked
 from .parts import Announce, PartOptions, show_closing
-from .process_pool import Progress
+from .process_pool import Executor, Progress, Report, run
 
 JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
 _PIECE = 8 << 20  # bytes that are read, hashed and written at a time
@@ -111,6 +112,7 @@ def copy(
     overwrite: bool = False,
     recheck: bool = False,
     jobs: int = JOBS,
+    executor: Executor | None = None,
     part: tuple[int, int] | str | None = None,
     parts: int | None = None,
     stagger_s: float = 0.0,
@@ -129,6 +131,7 @@ def copy(
     recheck    read back what is in an object store already, instead of trusting the SHA-256 that an
                earlier copy noted with it
     jobs       uploads at once; default 4
+    executor   a shardio.RayExecutor: a cluster that copies the files
     part       (i, n) or "i/n", i from 1 to n: copy only this part of the shards, and no manifest;
                when all are copied, the same call without it. "auto": the part that SLURM, torchrun
                or Kubernetes gives this process
@@ -157,22 +160,24 @@ def copy(
     files = [item for one in work for item in (*one.items, *([one.last] * (one.shards is None)))]
     done.files, done.bytes = len(files), sum(item.size for item in files)
     count = _Count(done, progress)
+    way = _Way(overwrite, recheck, jobs, executor)
     for one in work:
         root_of = one.source if root is None else root
         if isinstance(one.target, LocalDirectory):
-            _to_directory(one, root_of, one.target.root, overwrite, count)
+            _to_directory(one, root_of, one.target.root, way, count)
         else:
-            _to_store(one, root_of, one.target, _Way(overwrite, recheck, jobs), count)
+            _to_store(one, root_of, one.target, way, count)
     done.seconds = time.monotonic() - began
     return done
 
 
 class _Way(NamedTuple):
-    """How objects are written."""
+    """How files are written."""
 
     overwrite: bool
     recheck: bool
     jobs: int
+    executor: Executor | None
 
 
 class _Count:
@@ -292,10 +297,39 @@ def _refuse_other(one: _Work, overwrite: bool) -> bool:
     return True
 
 
+# --- by other machines ----------------------------------------------------------------------------
+
+
+def _copy_elsewhere(one: _Work, root: Location, way: _Way, count: _Count) -> None:
+    """Copy files by the executor, a task each."""
+    work = functools.partial(_copy_one, root, one.target, way._replace(executor=None))
+    report = Report(None, 0)
+    done = run(work, one.items, jobs=way.jobs, report=report, executor=way.executor)
+    with contextlib.closing(done) as results:
+        for item, kept in zip(one.items, results, strict=True):
+            if kept:
+                count.keep(item)
+            else:
+                count.add(item.size)
+                count.finish(item)
+
+
+def _copy_one(
+    root: Location, target: Target, way: _Way, item: _Item, add: Callable[[int], None]
+) -> bool:
+    """Copy a file; return True if it was there, and right."""
+    done = Copied(target.url)
+    if isinstance(target, LocalDirectory):
+        _copy_files([item], root, target.root, way.overwrite, _Count(done, None))
+    else:
+        _put_files([item], root, target, way, _Count(done, None))
+    return done.kept == 1
+
+
 # --- into a directory -----------------------------------------------------------------------------
 
 
-def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, count: _Count) -> None:
+def _to_directory(one: _Work, root: Location, folder: str, way: _Way, count: _Count) -> None:
     """Copy a dataset into a directory, which is locked while it is written."""
     local.make_directory(folder)
     if not one.dataset_id:
@@ -304,25 +338,35 @@ def _to_directory(one: _Work, root: Location, folder: str, overwrite: bool, coun
     with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
         for item in one.items:
             _remove_drafts(folder, item)
-        missing = []
-        for item in one.items:
-            if _is_right(folder, item, overwrite):
-                count.keep(item)
-            else:
-                missing.append(item)
-        local.refuse_if_full(folder, sum(item.size for item in missing))
-        try:
-            for item, file in _opened(root, missing):
-                _write_file(folder, item, file, count, _AGAIN if root.remote else 0)
-                count.finish(item)
-        except FileNotFoundError as error:
-            where = printable(error.filename or str(error), 4096)
-            raise DamageError(f"{where}: the manifest names it, but it is not there") from None
+        if way.executor is not None:
+            _copy_elsewhere(one, root, way, count)
+        else:
+            _copy_files(one.items, root, folder, way.overwrite, count)
         if one.shards is None:
             _write_last(folder, one.last, count)
             owner.clean()
     if one.shards is not None and _has_last(folder, one.last):  # a part that is copied again
         output_dir.clean_up(folder, stored=one.dataset_id)
+
+
+def _copy_files(
+    items: list[_Item], root: Location, folder: str, overwrite: bool, count: _Count
+) -> None:
+    """Write the files of a directory that are not there, and right."""
+    missing = []
+    for item in items:
+        if _is_right(folder, item, overwrite):
+            count.keep(item)
+        else:
+            missing.append(item)
+    local.refuse_if_full(folder, sum(item.size for item in missing))
+    try:
+        for item, file in _opened(root, missing):
+            _write_file(folder, item, file, count, _AGAIN if root.remote else 0)
+            count.finish(item)
+    except FileNotFoundError as error:
+        where = printable(error.filename or str(error), 4096)
+        raise DamageError(f"{where}: the manifest names it, but it is not there") from None
 
 
 def _remove_drafts(folder: str, item: _Item) -> None:
@@ -434,8 +478,32 @@ def _has_last(folder: str, item: _Item) -> bool:
 
 def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, count: _Count) -> None:
     """Copy a dataset into an object store: what is missing, many at once, and its manifest last."""
+    if way.executor is not None:
+        _copy_elsewhere(one, root, way, count)
+    else:
+        _put_files(one.items, root, target, way, count)
+    if one.shards is None:
+        _put_last(one.last, target, count)
+
+
+def _put_last(item: _Item, target: RemoteLocation, count: _Count) -> None:
+    """Put the manifest, or the file of the splits, unless it is there."""
+    assert item.data is not None
+    with contextlib.suppress(FileNotFoundError, DamageError):
+        if target.read(item.name, manifest.MAX_MANIFEST) == item.data:
+            count.keep(item)
+            return
+    target.write(item.name, item.data)
+    count.add(item.size)
+    count.finish(item)
+
+
+def _put_files(
+    items: list[_Item], root: Location, target: RemoteLocation, way: _Way, count: _Count
+) -> None:
+    """Put the files into a store that are not there, and right."""
     missing = []
-    looks = ((item, Request(target.store, item.name, what="noted")) for item in one.items)
+    looks = ((item, Request(target.store, item.name, what="noted")) for item in items)
     for item, look in each(looks, LOOKS):
         if _is_there(item, look, target, way):
             count.keep(item)
@@ -454,16 +522,6 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
                 continue
             count.add(item.size)
             count.finish(item)
-    if one.shards is not None:
-        return
-    assert one.last.data is not None
-    with contextlib.suppress(FileNotFoundError, DamageError):
-        if target.read(one.last.name, manifest.MAX_MANIFEST) == one.last.data:
-            count.keep(one.last)
-            return
-    target.write(one.last.name, one.last.data)
-    count.add(one.last.size)
-    count.finish(one.last)
 
 
 def _upload(item: _Item, root: Location) -> Upload:

@@ -329,6 +329,7 @@ def _join_parts(request: _Request, what: str, parts: int, path: str, done: Expor
         into = manifest.split_folder(path, split)
         local.make_directory(into)
         request.kind.join([manifest.split_folder(one, split) for one in folders], into)
+        local.sync_directory(into)
 
 
 def _add(done: Exported, written: Written) -> None:

@@ -44,7 +44,7 @@ from . import journal, output_dir, scan_notes
 from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
-from .process_pool import Progress, processes
+from .process_pool import Executor, Progress, processes
 from .scan import Found, Scanned, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
@@ -121,6 +121,7 @@ def index(
     jobs: int | None = None,
     overwrite: bool = False,
     storage: Storage | None = None,
+    executor: Executor | None = None,
     part: tuple[int, int] | str | None = None,
     parts: int | None = None,
     stagger_s: float = 0.0,
@@ -140,6 +141,7 @@ def index(
     jobs       processes; default: one a core
     overwrite  replace the manifest that is there
     storage    a shardio.Storage: how an object store is reached
+    executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
     part       (i, n) or "i/n", i from 1 to n: scan only this part of the shards, and make no
                manifest; when all are scanned, the same call without it. "auto": the part that
                SLURM, torchrun or Kubernetes gives this process
@@ -187,7 +189,7 @@ def index(
     shards = None if done.part is None else chosen.shards_of(len(found.names))
     with _working(folder, dataset_id, shards):
         _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
-        scanned = _scan(found, folder, dataset_id, jobs, progress, shards)
+        scanned = _scan(found, folder, dataset_id, jobs, progress, shards, executor)
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
@@ -204,17 +206,18 @@ def _scan(
     jobs: int,
     progress: Progress | None,
     shards: range | None,
+    executor: Executor | None,
 ) -> list[Scanned]:
     """Scan all shards, or note those of a part; what a part has noted is not scanned again."""
+    numbers = range(len(found.names)) if shards is None else shards
     known = {
         number: noted
-        for number in range(len(found.names))
+        for number in numbers
         if (noted := scan_notes.load(folder, found, dataset_id, number)) is not None
     }
     note = functools.partial(scan_notes.save, folder, found, dataset_id)
-    if shards is None:
-        return scan_all(found, folder, dataset_id, jobs, progress, known=known)
-    return scan_all(found, folder, dataset_id, jobs, progress, shards, known, note)
+    scan = functools.partial(scan_all, found, folder, dataset_id, jobs, progress, executor=executor)
+    return scan(known=known) if shards is None else scan(shards, known, note)
 
 
 def _write_manifest(

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import DamageError, ExistsError, SourceChangedError, SourceError, printable
 from ..formats import manifest
@@ -25,7 +26,7 @@ from ..storage.location import Target
 from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
-from . import build_shard, journal, output_dir, process_pool
+from . import build_shard, journal, output_dir, piece, process_pool
 from .build_shard import Work
 from .built import Built
 from .missing import show_missing
@@ -34,7 +35,7 @@ from .output_dir import Owner
 from .packed import Packed
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
-from .sources.base import Problem, listed
+from .sources.base import Problem, SourceRequest, listed
 from .uploads import Uploads
 
 _FILES = frozenset(("imagefolder", "files"))  # sources whose bytes are packed as they are
@@ -50,6 +51,7 @@ class Run:
     plan: PlanOptions  # its part and restart
     skip: bool = True  # what cannot be packed is left out
     parts: int | None = None  # how many there were, where a commit knows that
+    executor: process_pool.Executor | None = None  # builds them, not this machine
     quick: bool = False  # the parts' notes are believed
 
     @property
@@ -63,8 +65,9 @@ class Job:
 
     From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
     that several splits are committed together. place: in an object store; shards are built in the
-    directory then, and uploaded. Without it, the place is the directory. reopen: opens the
-    source where the plan was made ahead, and lies in the directory.
+    directory then, and uploaded. Without it, the place is the directory. request: for the source,
+    where shards are built. reopen: opens the source where the plan was made ahead, and lies in the
+    directory.
     """
 
     def __init__(
@@ -74,11 +77,12 @@ class Job:
         run: Run,
         owner: Owner | None = None,
         place: RemoteLocation | None = None,
+        request: SourceRequest | None = None,
         reopen: journal.Reopen | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.directory, self.run = plan, directory, run
-        self._owner, self._reopen = owner, reopen
+        self._owner, self._request, self._reopen = owner, request, reopen
         self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
@@ -209,12 +213,12 @@ class Job:
             note=not self.run.is_whole,
             quick=self.run.quick,
         )
-        build = functools.partial(build_shard.build_or_keep, work)
         try:
             with self._uploads() as uploads:
                 keep = None if uploads is None else uploads.add
-                pool = process_pool.run
-                for one in pool(build, self._shards, jobs=self.run.jobs, report=report, seen=keep):
+                build, tasks = _tasks(work, self._shards, self.place, self.run, self._request)
+                pool = functools.partial(process_pool.run, build, tasks, executor=self.run.executor)
+                for one in pool(jobs=self.run.jobs, report=report, seen=keep):
                     self._built.append(one)
                     self.result.kept += one.kept
                     self.result.built += one.info is not None and not one.kept
@@ -394,6 +398,16 @@ def announcement(job: Job) -> str | None:
         f"{show_size(count * 3 * height * width)} (the source has "
         f"{show_size(int(job.plan.shard_bytes.sum()))})"
     )
+
+
+def _tasks(
+    work: Work, shards: range, place: Target, run: Run, request: SourceRequest | None
+) -> tuple[piece.Build, Sequence[Any]]:
+    """Return what builds the shards, here or elsewhere, and what it is given for each."""
+    if run.executor is None:
+        return functools.partial(build_shard.build_or_keep, work), shards
+    assert request is not None
+    return piece.cut(work, shards, request, place if isinstance(place, RemoteLocation) else None)
 
 
 def unpackable(

@@ -37,7 +37,7 @@ from .missing import Waiting, not_begun
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan, prepare
-from .process_pool import Progress, Report, processes
+from .process_pool import Executor, Progress, Report, processes
 from .sources.base import Listing, Problem, SourceRequest, renumber
 
 
@@ -54,6 +54,7 @@ def pack(
     images: ImageOptions | None = None,
     plan: PlanOptions | None = None,
     jobs: int | None = None,
+    executor: Executor | None = None,
     overwrite: bool = False,
     on_error: str = "raise",
     to: Storage | None = None,
@@ -74,6 +75,7 @@ def pack(
     images      how images are written into shards: shardio.ImageOptions
     plan        which record goes to which shard, and which part is built: shardio.PlanOptions
     jobs        processes; default: one a core
+    executor    a shardio.RayExecutor: a cluster that builds the shards
     overwrite   commit over another dataset in OUT; its shards stay until `gc`
     on_error    "raise": one SourceError lists all files that cannot be packed, and nothing is
                 committed; "skip": they are left out, and OUT/rejected.jsonl lists them
@@ -98,7 +100,7 @@ def pack(
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
     _check_splits(splits)
     plan = plan.begun(tell, wait=not dry_run)
-    run = Run(processes(jobs), overwrite, plan, on_error == "skip")
+    run = Run(processes(jobs), overwrite, plan, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
     folder = _working_directory(place, work_dir, run)
     asked = _request(source, read, splits, run.jobs, progress)
@@ -116,6 +118,8 @@ def pack(
         work = _ahead(asked, wanted, images, run, place, read.classes)
     if not work:
         asked = sources.detect_kind(asked)
+        if executor is not None:
+            sources.check_pieces(asked)
         options = wanted(source=asked.kind or "imagefolder")
         work = _planned(asked, options, run, place, folder, read.classes)
         for job in work:  # all of them, before any is touched
@@ -129,6 +133,8 @@ def pack(
     sources_of = [_given(one) for one in (source, read.root) if one is not None]
     remote = place.remote or any(locate(one).remote for one in sources_of)
     with _resumable(remote), contextlib.ExitStack() as owners:
+        if executor is not None and not all(job.result.already for job in work):
+            owners.enter_context(executor.connected(run.jobs))  # once for all splits
         _build(asked, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
@@ -344,7 +350,8 @@ def _ahead(
         reencode.check_tools(planned.options)
         folder = manifest.split_folder(place.root, name)
         lock.refuse_if_busy(folder, part=not run.is_whole)
-        work.append(Job(planned, folder, run, reopen=functools.partial(sources.reopen, asked)))
+        reopen = functools.partial(sources.reopen, asked)
+        work.append(Job(planned, folder, run, request=asked, reopen=reopen))
     for job in work:
         job.check(sized=True)
     return work
@@ -390,7 +397,7 @@ def _planned(
             planned = prepare(planned, listing.source, asked)
         found = places[name]
         remote = found if isinstance(found, RemoteLocation) else None
-        work.append(Job(planned, folders[name], run, place=remote))
+        work.append(Job(planned, folders[name], run, place=remote, request=asked))
     return work
 
 

@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..errors import StorageError
 from ..machine import processors
@@ -29,6 +29,7 @@ from ..units import check_int
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]  # done, in all
+Reply = tuple[Any, Exception | None, str]  # a result, or an error and its traceback
 
 _LOOK_S = 0.2  # between two looks at how much is done
 _GRACE_S = 1.0  # that workers have to stop by themselves
@@ -73,6 +74,24 @@ def processes(jobs: int | None) -> int:
     return processors() if jobs is None else check_int("jobs", jobs)
 
 
+class Executor(Protocol):
+    """Run tasks elsewhere than in processes of this machine."""
+
+    def connected(self, jobs: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which `run` need not connect anew."""
+
+    def run(
+        self,
+        work: Callable[[Task, Callable[[int], None]], Result],
+        tasks: Sequence[Task],
+        *,
+        jobs: int,
+        report: Report,
+        seen: Callable[[Result], None] | None = None,
+    ) -> Generator[Result, None, None]:
+        """Do as the function `run` does; work, tasks and results can be pickled."""
+
+
 def run(
     work: Callable[[Task, Callable[[int], None]], Result],
     tasks: Sequence[Task],
@@ -80,15 +99,19 @@ def run(
     jobs: int,
     report: Report,
     seen: Callable[[Result], None] | None = None,
+    executor: Executor | None = None,
 ) -> Generator[Result, None, None]:
     """Give work(task, add) of each task, in order. `add` counts what is done, and stops the work.
 
     seen: called in this process with each result as it comes, in any order; while it waits, no task
-    begins.
+    begins. executor: does it instead of processes of this machine.
 
     Worker processes end with this one, however it ends. Raises what work raises, and StorageError
     when a worker is killed.
     """
+    if executor is not None:
+        yield from executor.run(work, tasks, jobs=jobs, report=report, seen=seen)
+        return
     jobs = min(jobs, len(tasks), _MAX_JOBS)
     # Processes that are daemons themselves (a Pool's workers are) may not have children.
     if jobs <= 1 or multiprocessing.current_process().daemon:
@@ -192,9 +215,15 @@ class _Pool:
 
 def _receive(connection: _Connection) -> Any:
     try:
-        result, error, text = connection.recv()
+        reply = connection.recv()
     except (EOFError, ConnectionResetError):
         raise _killed() from None
+    return unwrap(reply)
+
+
+def unwrap(reply: Reply) -> Any:
+    """Return the result in a reply, or raise its error."""
+    result, error, text = reply
     if error is not None:
         raise error from (_InWorkerError(text) if text else None)
     return result
@@ -237,13 +266,15 @@ def _serve(
 
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, StoppedError):
         while True:
-            task = connection.recv()
-            reply: tuple[Any, Exception | None, str]
-            try:
-                reply = (work(task, add), None, "")
-            except Exception as error:
-                reply = (None, *_portable(error))
-            connection.send(reply)
+            connection.send(attempt(work, connection.recv(), add))
+
+
+def attempt(work: Callable[..., Any], task: Any, add: Callable[[int], None]) -> Reply:
+    """Do a task; return its result, or what it raised, as they can be sent."""
+    try:
+        return work(task, add), None, ""
+    except Exception as error:
+        return None, *_portable(error)
 
 
 def _portable(error: Exception) -> tuple[Exception, str]:

@@ -29,7 +29,7 @@ from ..names import KEY
 from ..storage import local
 from ..storage.base import Location
 from ..units import show_count
-from .process_pool import Progress, Report, run
+from .process_pool import Executor, Progress, Report, run
 from .sources.base import Problem, listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
@@ -99,6 +99,7 @@ def scan_all(
     shards: range | None = None,
     known: Mapping[int, Scanned] | None = None,
     note: Callable[[Scanned], None] | None = None,
+    executor: Executor | None = None,
 ) -> list[Scanned]:
     """Scan every shard, or those of a part; its index is written into a folder, or kept.
 
@@ -110,7 +111,8 @@ def scan_all(
     numbers, known = range(len(found.names)) if shards is None else shards, known or {}
     left = [number for number in numbers if number not in known]
     report = Report(progress, sum(found.sizes[number] for number in left))
-    fresh = dict(zip(left, run(scan, left, jobs=jobs, report=report, seen=note), strict=True))
+    found_now = run(scan, left, jobs=jobs, report=report, seen=note, executor=executor)
+    fresh = dict(zip(left, found_now, strict=True))
     scanned = [known.get(number) or fresh[number] for number in numbers]
     problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
     if problems:

@@ -58,9 +58,11 @@ class Uploads(contextlib.AbstractContextManager["Uploads"]):
     def add(self, one: Built) -> None:
         """Upload a shard of the directory. Waits while enough uploads are under way.
 
-        Raises StorageError, DamageError.
+        One that another machine uploaded is noted. Raises StorageError, DamageError.
         """
         if one.info is None or one.uploaded:
+            if one.info is not None and not one.kept:
+                note_sent(self._directory, self._id, one)
             return
         self._take(0)
         while len(self._running) >= AT_ONCE:

@@ -28,7 +28,7 @@ from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
 from .parts import Announce, PartOptions
-from .process_pool import Progress, Report, processes, run
+from .process_pool import Executor, Progress, Report, processes, run
 
 Bad = DamageError | StorageError
 Read = TypeVar("Read")
@@ -115,6 +115,7 @@ def verify(
     max_pixels: int | None = None,
     sha256: bool = False,
     jobs: int | None = None,
+    executor: Executor | None = None,
     part: tuple[int, int] | str | None = None,
     parts: int | None = None,
     stagger_s: float = 0.0,
@@ -130,6 +131,7 @@ def verify(
     max_pixels  with `decode`: of an image, instead of the default limit
     sha256      also compare each file's SHA-256 with the manifest
     jobs        processes; default: one a core
+    executor    a shardio.RayExecutor: a cluster that does it instead
     part        (i, n) or "i/n", i from 1 to n: check only this part of the shards. "auto": the part
                 that SLURM, torchrun or Kubernetes gives this process
     parts       how many parts there are, where part is "auto": Kubernetes does not say it
@@ -177,7 +179,8 @@ def verify(
     found = Verified(shards=len(tasks), bytes=size, part=chosen.chosen)
     report = Report(progress, found.bytes)
     failed = 0  # shards in a row
-    with contextlib.closing(run(_check_shard, tasks, jobs=jobs, report=report)) as results:
+    checked = run(_check_shard, tasks, jobs=jobs, report=report, executor=executor)
+    with contextlib.closing(checked) as results:
         for number, (records, damages, unread) in enumerate(results):
             found.records += records
             found.damages += damages

@@ -103,6 +103,12 @@ def test_every_command_is_tested_here() -> None:
     assert tuple(command.name for command in parser.COMMANDS) == COMMANDS
 
 
+# Options that several commands share, which the docs say once.
+COMMON = {
+    *("--json", "--quiet", "--help", "--store-option", "--timeout", "--executor", "--address"),
+}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
     said = shardio(name, "--help").stdout
@@ -112,7 +118,7 @@ def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
     section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
     assert section, f"docs/cli.md has no section `## {name}`"
     for option in re.findall(r"^\s+(?:-h, )?(--[a-z0-9-]+)", said, re.M):
-        common = option in ("--json", "--quiet", "--help", "--store-option", "--timeout")
+        common = option in COMMON
         place = documented.partition("\n## ")[0] if common else section[1]
         assert f"`{option}" in place, f"docs/cli.md, {name}: {option} is missing"
 

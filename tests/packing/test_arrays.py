@@ -199,12 +199,12 @@ def test_a_commit_waits_for_the_parts_that_replace_another_dataset(
                 commit(out, **waiting, **more)
         (tmp_path / "plan").rename(journal)
         shutil.copytree(last, tmp_path / "val")
-    commit(out, wait_s=math.inf, **waiting)
+    commit(out, wait_s=60, **waiting)
     assert manifests(out) == manifests(tmp_path / "one")
     if splits[-1]:  # a commit that was killed between two splits
         shutil.rmtree(last)
         (tmp_path / "val").rename(last)
-        commit(out, wait_s=math.inf, **waiting)
+        commit(out, wait_s=60, **waiting)
         assert manifests(out) == manifests(tmp_path / "one")
     with pytest.raises(NotPackedError, match="already packed"):
         commit(out, overwrite=True)

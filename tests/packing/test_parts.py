@@ -1,6 +1,7 @@
 """`verify`, `copy`, `index` and `export` by parts: each process does its share of the shards."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ from shardio import (
     pack,
     verify,
 )
+from shardio.packing.gc import gc
 from shardio.storage import ranges
 
 NAMES = ("MIN", "MAX", "COUNT", "STEP")
@@ -353,6 +355,15 @@ def test_parts_do_not_replace_an_index_unasked(plain: Path) -> None:
     assert content(plain) == before
 
 
+def test_gc_removes_what_parts_left_beside_an_index(plain: Path) -> None:
+    index(plain, jobs=1)
+    before = content(plain)
+    index(plain, part="1/2", overwrite=True, jobs=1)
+    assert {name for name in hidden(plain) if "export" not in name} > {".shardio-plan"}
+    gc(plain, keep_s=0)
+    assert content(plain) == before
+
+
 def test_a_writer_drops_what_parts_of_an_index_left(plain: Path, tmp_path: Path) -> None:
     index(plain, out=tmp_path / "idx", part="1/2", jobs=1)
     index(plain, out=tmp_path / "idx", part="1/3", jobs=1)  # other parts of the same are joined
@@ -475,6 +486,22 @@ def test_what_has_no_shards_and_parts_of_several_numbers_are_refused(
     export(out, tmp_path / "to", format="mds", part="1/3")
     with pytest.raises(ExistsError, match=r"-part-1-of-2\.tmp and .*-part-1-of-3\.tmp"):
         export(out, tmp_path / "to", format="mds")
+
+
+def test_parts_are_joined_where_there_are_no_hard_links(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        for part in ("1/2", "2/2"):
+            export(out, tmp_path / name, format="mds", part=part)
+    export(out, tmp_path / "one", format="mds")
+
+    def refuse(*names: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    export(out, tmp_path / "two", format="mds")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

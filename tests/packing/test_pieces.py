@@ -25,9 +25,10 @@ from shardio.errors import OptionError, SourceChangedError
 from shardio.formats.sample import pack_columns, unpack_columns
 from shardio.order import rng
 from shardio.packing import sources
-from shardio.packing.build_shard import Work, build_alone, build_or_keep
-from shardio.packing.journal import dump
+from shardio.packing.build_shard import Work, build_or_keep
+from shardio.packing.journal import dump, parse
 from shardio.packing.options import PackOptions
+from shardio.packing.piece import cut as cut_shards
 from shardio.packing.plan import make_plan, prepare
 from shardio.packing.sources.base import Listing, Rejected, Source, SourceRequest, renumber
 
@@ -212,19 +213,28 @@ def test_a_shard_that_is_built_of_its_piece_alone_has_the_same_bytes(
     for split, listing in listed(case, request).items():
         options = PackOptions(source=case.kind, split=split, shuffle=True, max_records=3)
         plan = prepare(make_plan(listing, options), listing.source, request)
-        start, *pieces, _, end = dump(plan)
-        whole, alone = (tmp_path / split / where for where in ("whole", "alone"))
-        for directory in (whole, alone):
+        start, *pieces, end = dump(plan)
+
+        def read(at: int, length: int, data: bytes = b"".join((start, *pieces))) -> bytes:
+            return data[at : at + length]
+
+        reopen = functools.partial(sources.reopen, request)
+        written = parse(start + end, str(there), read, reopen)
+        whole, *alone = (tmp_path / split / where for where in ("whole", "alone", "of a journal"))
+        for directory in (whole, *alone):
             directory.mkdir(parents=True)
-        work = Work(plan, str(whole), "token", True, plan.dataset_id, {})
-        expected = [build_or_keep(work, number, lambda size: None) for number in range(plan.shards)]
-        asked = dataclasses.replace(request, kind=None)  # which the plan says
-        build = functools.partial(
-            build_alone, start + end, request=asked, directory=str(alone), skip=True
-        )
-        made = [other_process.apply(build, (piece, n)) for n, piece in enumerate(pieces)]
-        assert made == expected
-        assert content(alone) == content(whole)
+        work = Work(plan, str(whole), "0" * 16, True, plan.dataset_id, {})
+        expected = [build_or_keep(work, number, no_progress) for number in range(plan.shards)]
+        for directory, its in zip(alone, (plan, written), strict=True):
+            there_work = dataclasses.replace(work, plan=its, directory=str(directory))
+            build, cut_out = cut_shards(there_work, range(plan.shards), request, None)
+            made = [other_process.apply(build, (one, no_progress)) for one in cut_out]
+            assert made == expected
+            assert content(directory) == content(whole)
+
+
+def no_progress(size: int) -> None:
+    """Take note of nothing."""
 
 
 def test_nothing_of_where_a_source_lies_is_in_its_pieces(there: Path, s3: ObjectStore) -> None:

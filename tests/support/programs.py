@@ -79,6 +79,10 @@ class Program:
                 return False
         return True
 
+    def ended(self) -> bool:
+        """Tell whether it has ended."""
+        return self._process.poll() is not None
+
     def interrupt(self) -> None:
         """SIGINT to the process group, as a shell's Ctrl-C sends it."""
         os.killpg(self.pid, signal.SIGINT)
@@ -101,7 +105,7 @@ class Program:
         finally:
             self._timer.cancel()
             self._timer.join()
-            _kill(self.mark)
+            kill_marked(self.mark)
             with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
@@ -119,7 +123,7 @@ class Program:
     def _time_is_up(self) -> None:
         self._timed_out = True
         self._process.kill()
-        _kill(self.mark)
+        kill_marked(self.mark)
 
 
 def run(*arguments: str | Path, limit_s: float) -> Done:
@@ -192,7 +196,7 @@ def _command_line(pid: int) -> str:
     return f"{pid} " + line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
-def _kill(mark: str) -> None:
+def kill_marked(mark: str) -> None:
     """Kill all that carry a mark, also what they started while others were being killed."""
     for _ in range(100):
         pids = _marked(mark)

@@ -59,6 +59,7 @@ DOORS = {  # what only these modules import
     "google_crc32c": {"formats.foreign.tfrecord"},
     "zstandard": {"formats.foreign.mds"},
     "pyarrow": {"formats.foreign.parquet"},
+    "ray": {"packing.ray_executor"},
 }
 EVERYWHERE = {"numpy"}
 

@@ -1,0 +1,234 @@
+"""The work of packing on a Ray cluster: the same results, files and errors as on this machine."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import programs, ray_cluster, servers
+from support.object_stores import ObjectStore
+from support.ray_cluster import Cluster
+from support.trees import content, images, picture, plant, shardio, shardio_json, shards
+
+from shardio import PlanOptions, RayExecutor
+from shardio import __version__ as shardio_version
+from shardio.errors import DependencyError
+from shardio.packing.pack import pack
+
+LARGE = picture(3000, 2500)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with ray_cluster.running() as found:
+        yield found
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    plan = PlanOptions(max_records=8)
+    pack(plant(tmp_path / "src", images()), tmp_path / "out", jobs=1, plan=plan)
+    return tmp_path / "out"
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1
+    path.write_bytes(data)
+
+
+def program(name: str, cluster: Cluster, folder: Path) -> programs.Program:
+    module = ("-m", "support.ray_programs")
+    return programs.Program(*module, name, cluster.address, folder, limit_s=ray_cluster.LIMIT_S)
+
+
+def ray(cluster: Cluster) -> list[str]:
+    return ["--executor", "ray", "--address", cluster.address]
+
+
+def test_tasks_are_done_in_order_and_again_where_a_process_was_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    done = program("tasks", cluster, tmp_path).finish()
+    assert done.code == 0, done
+    said = json.loads(done.output.splitlines()[-1])
+    tasks = ["die-once a", *map(str, range(10)), "die-once b"]
+    assert said["results"] == [[task, os.getcwd()] for task in tasks]
+    assert sorted(said["seen"][: len(tasks)]) == sorted(said["results"])
+    assert said["raise"][:2] == ["ShardioError", "task x failed"]
+    assert "ray_programs.py" in said["raise"][2]  # the traceback there
+    assert said["die"][0] == "StorageError"
+    assert "lost 4 times: its worker process was killed (out of memory?)" in said["die"][1]
+
+
+def test_ctrl_c_ends_the_tasks_that_are_under_way(cluster: Cluster, tmp_path: Path) -> None:
+    endless = program("endless", cluster, tmp_path)
+    while len(list(tmp_path.glob("begun-*"))) < 2:
+        assert not endless.ended(), endless.finish()
+        time.sleep(0.01)  # nothing tells what a process on a node does
+    endless.interrupt()
+    done = endless.finish()
+    assert not done.timed_out
+    assert "KeyboardInterrupt" in done.output
+    begun = {path.name.partition("-")[2] for path in tmp_path.glob("begun-*")}
+    assert {path.name.partition("-")[2] for path in tmp_path.glob("ended-*")} == begun
+
+
+def test_verify_finds_the_same_damage(cluster: Cluster, out: Path) -> None:
+    damage(shards(out)[1])
+    here = shardio_json("verify", out, code=3)
+    there = shardio_json("verify", out, *ray(cluster), code=3)
+    assert there == here
+    assert len(there["damages"]) == 1
+
+
+def test_index_is_the_same_also_by_relative_paths(
+    cluster: Cluster, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shardio("export", "out", "wds", "--format", "webdataset", "--shard-size", "4KiB")
+    shardio("index", "wds", "--out", "here")
+    shardio("index", "wds", "--out", "there", *ray(cluster))
+    done = shardio("pack", "wds", "tars", *ray(cluster), code=2)
+    assert "can only be read as a whole; make one by `shardio index`" in done.stderr
+    assert not Path("tars").exists()
+    assert content("there") == content("here")
+    assert len(content("there")) > 5  # a file for each shard, and the manifest
+
+
+def test_packing_gives_the_same_files_and_messages(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plant(Path("src/train"), images() | {"class1/bad.jpg": b"no image"})
+    plant(Path("src/val"), images(each=4) | {"class0/bad.jpg": b"none either"})
+    given = ["src", "--max-records", "5"]
+    here = shardio("pack", *given, "here", code=1)
+    there = shardio("pack", *given, "there", *ray(cluster), code=1)
+    assert there.stderr.replace("there", "here") == here.stderr
+    assert "src: 2 files cannot be packed" in here.stderr
+    given += ["--on-error", "skip"]
+    shardio("pack", *given, "here", code=4)
+    done = shardio_json("pack", *given, "there", *ray(cluster), code=4)
+    assert [(one["kept"] > 0, one["built"] > 0) for one in done["datasets"]] == [(True, True)] * 2
+    assert content("there") == content("here")
+
+
+def test_packing_into_a_store_uploads_from_the_nodes(
+    cluster: Cluster, out: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    given = [part for k, v in bucket.options.items() for part in ("--target-option", f"{k}={v}")]
+    given += ["--max-records", "8", "--work-dir", f"{tmp_path / 'work'}", *ray(cluster)]
+    done = shardio_json("pack", tmp_path / "src", f"{bucket.url}/out", *given)
+    assert done["datasets"][0]["built"] == 3
+    assert not (tmp_path / "work").exists()
+    bucket.get(list(bucket.sizes()), tmp_path / "there")
+    assert content(tmp_path / "there/out") == content(out)
+
+
+def test_copying_keeps_what_is_there_and_refuses_damage(
+    cluster: Cluster, out: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    given = [part for k, v in bucket.options.items() for part in ("--target-option", f"{k}={v}")]
+    bucket.put({f"out/{shards(out)[1].name}": shards(out)[1]})
+    done = shardio_json("copy", out, f"{bucket.url}/out", *given, *ray(cluster))
+    assert (done["copied"], done["kept"]) == (3, 1)
+    bucket.get(list(bucket.sizes()), tmp_path / "there")
+    assert content(tmp_path / "there/out") == content(out)
+    shutil.copytree(out, tmp_path / "copy")
+    shards(tmp_path / "copy")[2].unlink()
+    damage(shards(out)[2])
+    done = shardio("copy", out, tmp_path / "copy", *ray(cluster), code=3)
+    assert f"{shards(out)[2]}: its SHA-256 is" in done.stderr
+    assert len(shards(tmp_path / "copy")) == 2
+
+
+def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "shardio").mkdir()
+    (tmp_path / "shardio/__init__.py").write_text("__version__ = '9.8.7'\n")
+    done = program("release", cluster, tmp_path).finish()
+    assert done.code == 0, done
+    assert "of the Ray cluster has shardio 9.8.7, expected " + shardio_version in done.output
+    assert f"Install shardio-torch=={shardio_version} on all nodes" in done.output
+
+
+def test_without_the_package_ray_the_extra_is_named(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[ray\]'"):
+        RayExecutor()
+
+
+def test_a_cluster_that_is_not_there_is_named(out: Path) -> None:
+    pytest.importorskip("ray")
+    address = f"127.0.0.1:{servers.free_port()}"
+    done = shardio("verify", out, "--executor", "ray", "--address", address, code=1)
+    assert f"Ray cluster {address}: Connection refused. Expected HOST:PORT" in done.stderr
+    done = shardio("verify", out, "--address", address, code=2)
+    assert "--address: goes with --executor ray" in done.stderr
+
+
+# --- processes that are killed --------------------------------------------------------------------
+
+SLOW = ["--max-records", "1", "--resize", "64"]  # a shard is one large picture: a tenth of a second
+
+
+def pack_slowly(cluster: Cluster, folder: Path) -> programs.Program:
+    """Pack 60 pictures into 60 shards; returns when the first ones are there."""
+    plant(folder / "src", {f"{number % 5}/{number}.jpg": LARGE for number in range(60)})
+    packing = programs.Program(
+        *("-m", "shardio", "pack", folder / "src", folder / "out", *SLOW, *ray(cluster)),
+        limit_s=ray_cluster.LIMIT_S,
+    )
+    while not (folder / "out").exists() or len(shards(folder / "out")) < 5:
+        assert not packing.ended(), packing.finish()
+        time.sleep(0.01)  # nothing tells when a shard has its name
+    return packing
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_is_named_and_its_tasks_are_done_by_others(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with cluster.node(2) as second:
+        waiting = program("wait", cluster, tmp_path)
+        while second.mark not in [path.read_text() for path in tmp_path.glob("begun-*")]:
+            assert not waiting.ended(), waiting.finish()
+            time.sleep(0.01)  # nothing tells what a process on a node does
+        programs.kill_marked(second.mark)
+        assert waiting.read_until("was lost; its tasks run again on others")
+        (tmp_path / "gate").touch()
+        done = waiting.finish()
+    assert done.code == 0 and "8 tasks done" in done.output, done
+
+
+@pytest.mark.slow
+def test_a_packing_whose_node_is_killed_writes_the_same_bytes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with cluster.node(2) as second:
+        packing = pack_slowly(cluster, tmp_path)
+        programs.kill_marked(second.mark)
+        assert not (tmp_path / "out/manifest.json").exists()  # it was in the middle
+        done = packing.finish()
+    assert done.code == 0, done
+    shardio("pack", tmp_path / "src", tmp_path / "here", *SLOW)
+    assert content(tmp_path / "out") == content(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_packing_that_was_killed_is_gone_on_with(cluster: Cluster, tmp_path: Path) -> None:
+    packing = pack_slowly(cluster, tmp_path)
+    packing.kill()
+    packing.finish()
+    assert not (tmp_path / "out/manifest.json").exists()
+    given = ["pack", tmp_path / "src", tmp_path / "out", *SLOW]
+    (done,) = shardio_json(*given, *ray(cluster))["datasets"]
+    assert done["kept"] >= 5 and done["built"] >= 1
+    shardio("pack", tmp_path / "src", tmp_path / "here", *SLOW)
+    assert content(tmp_path / "out") == content(tmp_path / "here")
