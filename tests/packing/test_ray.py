@@ -147,6 +147,20 @@ def test_copying_keeps_what_is_there_and_refuses_damage(
     assert len(shards(tmp_path / "copy")) == 2
 
 
+def test_exporting_writes_a_part_for_each_shard(
+    cluster: Cluster, out: Path, tmp_path: Path
+) -> None:
+    given = ["export", out, "--format", "webdataset", "--shard-size", "3KiB"]
+    for part in ("1/3", "2/3", "3/3"):
+        shardio(*given[:2], tmp_path / "here", *given[2:], "--part", part)
+    here = shardio_json(*given[:2], tmp_path / "here", *given[2:])
+    there = shardio_json(*given[:2], tmp_path / "there", *given[2:], *ray(cluster))
+    assert there == here | {"out": f"{tmp_path / 'there'}"}
+    assert content(tmp_path / "there") == content(tmp_path / "here")
+    done = shardio("export", out, tmp_path / "x", "--format", "imagefolder", *ray(cluster), code=2)
+    assert "executor: imagefolder has no shards to be shared out" in done.stderr
+
+
 def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "shardio").mkdir()
     (tmp_path / "shardio/__init__.py").write_text("__version__ = '9.8.7'\n")
