@@ -182,6 +182,8 @@ def cut(case: Case, request: SourceRequest) -> str:
             again = sources.reopen(request, case.kind, split, described, unpack_columns(written))
             expected = read(listing.source, piece.tolist())
             assert read(again, range(len(piece))) == expected
+            assert pack_columns(again.describe()) == pack_columns(described)  # and cut once more
+            assert pack_columns(again.piece(np.arange(len(piece)))) == written
             said += [why for why in expected if isinstance(why, str)]
     return "\n".join(said)
 

@@ -1,7 +1,8 @@
-"""The training of docs/order.md below srun: a task is killed in mid-epoch, and the job goes on."""
+"""The training of docs/order.md below srun: it ends in mid-epoch, and the job goes on."""
 
 import subprocess
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,21 @@ from support.pages import blocks, replaced
 
 COUNTS = [13, 20, 3, 12]
 N, TASKS, BATCH, STEPS, EPOCHS = sum(COUNTS), 2, 3, 8, 2
-EVERY, KILLED = 3, 5  # a checkpoint each 3 steps; task 1 dies in step 5 of the second epoch
-# What the test adds: a line for each step that is trained, and the death of a task.
+EVERY, KILLED = 3, 5  # a checkpoint each 3 steps; task 1 ends in step 5 of the second epoch
+LIMIT_S = 150  # of a job, which takes some 30 s
+# What the test adds: a line for each step that is trained, and the end of a task, or of its node.
+ENDS = {
+    "a killed task": "os.kill(os.getpid(), 9)",
+    "a requeued job": "os.execvp('sh', ['sh', '-c', 'scontrol requeue $SLURM_JOB_ID; sleep 600'])",
+}
 LOG = f"""
         rank, run = torch.distributed.get_rank(), int(os.environ["RUN"])
         with open(f"{{run}}-{{epoch}}-{{rank}}", "a") as log:
             print(*labels.tolist(), file=log)
-        if (run, epoch, rank, step) == (1, 1, 1, {KILLED}):
-            os.kill(os.getpid(), 9)
+        if (run, epoch, step) == (1, 1, {KILLED}):
+            torch.distributed.barrier()
+            if rank == 1:
+                END
 """
 
 
@@ -27,11 +35,35 @@ def read(folder: Path, run: int, epoch: int) -> list[list[int]]:
     """Return the labels of each step, of all ranks."""
     logs = [folder / f"{run}-{epoch}-{rank}" for rank in range(TASKS)]
     each = [[list(map(int, line.split())) for line in log.read_text().splitlines()] for log in logs]
-    return [sorted(chain(*rows)) for rows in zip(*each, strict=False)]
+    return [sorted(chain(*rows)) for rows in zip(*each, strict=True)]
+
+
+def submit(cluster: dict[str, str], script: Path) -> int:
+    """Submit a job, and wait for it. Returns its exit code.
+
+    SLURM waits for two minutes before it runs a job again that was requeued; here it need not.
+    """
+    told = {"env": cluster | {"OMP_NUM_THREADS": "1"}, "cwd": script.parent, "timeout": LIMIT_S}
+    begin = ["scontrol", "update", "JobId=1", "StartTime=now"]
+    show = ["scontrol", "show", "job", "--oneliner", "1"]
+    with subprocess.Popen(["sbatch", "--wait", script], env=told["env"], cwd=told["cwd"]) as job:
+        try:
+            until = time.monotonic() + LIMIT_S
+            while job.poll() is None and time.monotonic() < until:
+                time.sleep(0.2)
+                shown = subprocess.run(show, capture_output=True, text=True, **told).stdout
+                if "JobState=PENDING Reason=BeginTime" in shown and "Restarts=1" in shown:
+                    subprocess.run(begin, check=True, **told)
+        finally:
+            job.kill()
+    return job.wait()
 
 
 @pytest.mark.slow
-def test_a_killed_task_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_in_mid_epoch_costs_the_steps_since_the_last_checkpoint(
+    end: str, tmp_path: Path
+) -> None:
     def sample(i: int) -> dict[str, Any]:
         return {"__key__": b"%d" % i, "image": small_datasets.jpeg(i), "label": i}
 
@@ -50,22 +82,21 @@ def test_a_killed_task_costs_the_steps_since_the_last_checkpoint(tmp_path: Path)
             ("Crop(224", "Crop(8"),
             ("num_workers=8", "num_workers=1"),
             ("EPOCHS, EVERY = 90, 1000", f"EPOCHS, EVERY = {EPOCHS}, {EVERY}"),
-            ("        loss = ", LOG.lstrip("\n") + "        loss = "),
+            ("        loss = ", LOG.lstrip("\n").replace("END", ENDS[end]) + "        loss = "),
         )
         (tmp_path / "train.py").write_text(program)
         one_machine = ("--nodes=2 --ntasks-per-node=8", f"--ntasks={TASKS} --overcommit")
         python = ("python train.py", f"{sys.executable} train.py")
-        run = ("    srun ", "    export RUN=$attempt\n    srun --overcommit ")
+        number = "$((attempt + ${SLURM_RESTART_COUNT:-0}))"
+        run = ("    srun ", f"    export RUN={number}\n    srun --overcommit ")
         free = ("MASTER_PORT=29500", f"MASTER_PORT={servers.free_port()}")
-        (tmp_path / "train.sh").write_text(replaced(job, one_machine, python, run, free))
-        done = subprocess.run(
-            ["sbatch", "--wait", "--output=said", "train.sh"],
-            **{"env": cluster | {"OMP_NUM_THREADS": "1"}, "cwd": tmp_path, "timeout": 150},
-        )
-        said = (tmp_path / "said").read_text()
-        assert done.returncode == 0, said
+        said = ("--requeue", f"--requeue --output={tmp_path}/said")
+        (tmp_path / "train.sh").write_text(replaced(job, one_machine, python, run, free, said))
+        code = submit(cluster, tmp_path / "train.sh")
+        text = (tmp_path / "said").read_text()
+        assert code == 0, text
         assert len({one.path for one in web.requests()}) == 1 + len(COUNTS)
-    assert said.count("Killed") == 1
+    assert ("task 1: Killed" if end == "a killed task" else "DUE TO JOB REQUEUE") in text
     first, second, rest = read(tmp_path, 1, 0), read(tmp_path, 1, 1), read(tmp_path, 2, 1)
     assert not list(tmp_path.glob("2-0-*")) and not list(tmp_path.glob("3-*"))
     assert [len(first), len(second), len(rest)] == [STEPS, KILLED, STEPS - EVERY]
