@@ -41,7 +41,7 @@ from ..units import check_bool, check_size, show_count, show_size
 from . import export_parts, receipt
 from .export_parts import Written
 from .parts import Announce, PartOptions, show_closing
-from .process_pool import Executor, Progress, Report, run
+from .process_pool import Executor, Progress, Report, check_executor, run
 from .receipt import Receipt
 
 Fields = Mapping[str, str | None] | Sequence[str]
@@ -130,6 +130,7 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     check_bool(overwrite=overwrite)
+    check_executor(executor)
     share = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     options, target = with_root(storage, root), local_path(directory)
     kind = exporter(format)

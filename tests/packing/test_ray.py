@@ -6,7 +6,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import programs, ray_cluster, servers
@@ -16,8 +18,12 @@ from support.trees import content, images, picture, plant, shardio, shardio_json
 
 from shardio import PlanOptions, RayExecutor
 from shardio import __version__ as shardio_version
-from shardio.errors import DependencyError
+from shardio.errors import DependencyError, OptionError
+from shardio.packing.copy import copy
+from shardio.packing.export import export
+from shardio.packing.index import index
 from shardio.packing.pack import pack
+from shardio.packing.verify import verify
 
 LARGE = picture(3000, 2500)
 
@@ -176,6 +182,16 @@ def test_without_the_package_ray_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[ray\]'"):
         RayExecutor()
+
+
+def test_what_is_no_executor_is_refused(out: Path, tmp_path: Path) -> None:
+    wrong: Any = "ray"
+    calls: list[Any] = [verify, partial(pack, out), partial(copy, out), index]
+    for call in (*calls, partial(export, out, format="mds")):
+        with pytest.raises(OptionError, match=r"executor is 'ray': expected a shardio.RayExecutor"):
+            call(tmp_path / "x", executor=wrong)
+    with pytest.raises(OptionError, match=r"address is 7: expected 'HOST:PORT'"):
+        RayExecutor(7)  # type: ignore[arg-type]
 
 
 def test_a_cluster_that_is_not_there_is_named(out: Path) -> None:
