@@ -118,6 +118,7 @@ EXPORT = Command(
     option("--fields", "NAME=THEIRS,...", "only these, and their names there: label=cls"),
     option("--shard-size", "SIZE"),
     option("--keys", choices=("own", "number")),
+    *EXECUTOR,
     *PARTS,
     OVERWRITE,
     ROOT,

@@ -40,7 +40,7 @@ from ..units import check_bool, check_group, check_int, show_count, show_size
 from . import output_dir
 from .objects import LOOKS, each, looked
 from .parts import Announce, PartOptions, show_closing
-from .process_pool import Executor, Progress, Report, run
+from .process_pool import Executor, Progress, Report, check_executor, run
 
 JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
 _PIECE = 8 << 20  # bytes that are read, hashed and written at a time
@@ -145,6 +145,7 @@ def copy(
     ExistsError, BusyError, OptionError, StorageError.
     """
     check_bool(overwrite=overwrite, recheck=recheck)
+    check_executor(executor)
     jobs = check_int("jobs", jobs)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     began = time.monotonic()

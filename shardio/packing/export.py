@@ -12,12 +12,14 @@ its hidden folder for the last call (export_parts.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .._version import __version__
 from ..dataset import sequence
@@ -26,6 +28,7 @@ from ..errors import ExistsError, OptionError, printable, there_are
 from ..formats import exporter, manifest
 from ..formats.foreign.writer import Again, Field, Plan, Target
 from ..formats.manifest import Manifest
+from ..machine import processors
 from ..names import KEY, file_name, from_file_name, key_bytes
 from ..storage import local
 from ..storage.base import Location
@@ -38,7 +41,7 @@ from ..units import check_bool, check_size, show_count, show_size
 from . import export_parts, receipt
 from .export_parts import Written
 from .parts import Announce, PartOptions, show_closing
-from .process_pool import Progress
+from .process_pool import Executor, Progress, Report, check_executor, run
 from .receipt import Receipt
 
 Fields = Mapping[str, str | None] | Sequence[str]
@@ -94,6 +97,7 @@ def export(
     root: str | os.PathLike[str] | None = None,
     storage: Storage | None = None,
     overwrite: bool = False,
+    executor: Executor | None = None,
     part: tuple[int, int] | str | None = None,
     parts: int | None = None,
     stagger_s: float = 0.0,
@@ -110,6 +114,7 @@ def export(
     root        where the data lies, when `shardio index --out` put its index elsewhere
     storage     a shardio.Storage: how an object store is reached
     overwrite   replace the files of an earlier export
+    executor    a shardio.RayExecutor: a cluster that writes a part for each shard of the dataset
     part        (i, n) or "i/n", i from 1 to n: write only this part of the records, into a hidden
                 folder; when all are written, the same call without it puts them into place. "auto":
                 the part that SLURM, torchrun or Kubernetes gives this process
@@ -125,11 +130,13 @@ def export(
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """
     check_bool(overwrite=overwrite)
+    check_executor(executor)
     share = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     options, target = with_root(storage, root), local_path(directory)
     kind = exporter(format)
-    if share.chosen is not None and not kind.shards:
-        raise OptionError(f"part: {format} has no shards to be shared out; leave it out")
+    if not kind.shards and (share.chosen is not None or executor is not None):
+        what = "part" if executor is None else "executor"
+        raise OptionError(f"{what}: {format} has no shards to be shared out; leave it out")
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:
@@ -144,6 +151,11 @@ def export(
     if overwrite and kind.ours is not None:
         _refuse_others(target, datasets, kind.ours, before)
     if share.chosen is None:
+        if executor is not None:
+            call: dict[str, Any] = {"format": format, "fields": fields, "keys": keys}
+            call |= {"shard_size": shard_size, "root": root, "storage": storage}
+            again = functools.partial(export, path, target, overwrite=overwrite, **call)
+            _export_elsewhere(request, what, executor, again)
         with export_parts.owned(target, what, None):
             return _export(request, what, before, overwrite)
     resumed = not before.complete and before.what == what
@@ -266,6 +278,30 @@ def _write(request: _Request, path: str, done: Exported, share: PartOptions) -> 
 
 
 # --- parts ----------------------------------------------------------------------------------------
+
+
+def _export_elsewhere(
+    request: _Request, what: str, executor: Executor, write: Callable[..., Exported]
+) -> None:
+    """Have the executor write all parts: one for each shard, or those that were begun.
+
+    write: this very export.
+    """
+    shards = max(one.manifest.shards for one in request.datasets.values())
+    parts = export_parts.begun(request.target, what) or shards
+    report = Report(request.progress, sum(map(len, request.datasets.values())))
+    tasks = [(number, parts) for number in range(1, parts + 1)]
+    work = functools.partial(_write_one, write)
+    for _ in run(work, tasks, jobs=processors(), report=report, executor=executor):
+        pass
+
+
+def _write_one(
+    write: Callable[..., Exported], part: tuple[int, int], add: Callable[[int], None]
+) -> None:
+    """Write a part, on a node."""
+    done = write(part=part)
+    add(done.records + done.without)
 
 
 def _export_part(request: _Request, what: str, share: PartOptions) -> Exported:

@@ -44,7 +44,7 @@ from . import journal, output_dir, scan_notes
 from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
-from .process_pool import Executor, Progress, processes
+from .process_pool import Executor, Progress, check_executor, processes
 from .scan import Found, Scanned, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
@@ -153,6 +153,7 @@ def index(
     Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
     """
     check_bool(overwrite=overwrite)
+    check_executor(executor)
     storage = check_group("storage", storage, Storage)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     began = time.perf_counter()

@@ -37,7 +37,7 @@ from .missing import Waiting, not_begun
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
 from .packed import Packed
 from .plan import make_plan, prepare
-from .process_pool import Executor, Progress, Report, processes
+from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources.base import Listing, Problem, SourceRequest, renumber
 
 
@@ -95,6 +95,7 @@ def pack(
     tell = announce or (lambda line: None)
     plan = check_group("plan", plan, PlanOptions)
     check_bool(overwrite=overwrite, dry_run=dry_run)
+    check_executor(executor)
     check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")

@@ -19,9 +19,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ..errors import StorageError
+from ..errors import OptionError, StorageError, printable
 from ..machine import processors
 from ..storage import ranges
 from ..units import check_int
@@ -69,11 +69,20 @@ class Report:
         self._counts[0] = value
 
 
+def check_executor(executor: Executor | None) -> None:
+    """Raise OptionError for what is no executor."""
+    if not isinstance(executor, Executor | None):
+        raise OptionError(
+            f"executor is {printable(repr(executor))}: expected a shardio.RayExecutor, or nothing"
+        )
+
+
 def processes(jobs: int | None) -> int:
     """Return how many processes `jobs` asks for: one a core when it is None. Raises OptionError."""
     return processors() if jobs is None else check_int("jobs", jobs)
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Run tasks elsewhere than in processes of this machine."""
 

@@ -28,7 +28,7 @@ from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
 from .parts import Announce, PartOptions
-from .process_pool import Executor, Progress, Report, processes, run
+from .process_pool import Executor, Progress, Report, check_executor, processes, run
 
 Bad = DamageError | StorageError
 Read = TypeVar("Read")
@@ -142,6 +142,7 @@ def verify(
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
     check_bool(decode=decode, sha256=sha256)
+    check_executor(executor)
     jobs = processes(jobs)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     options = with_root(storage, root)

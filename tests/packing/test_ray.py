@@ -6,7 +6,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import programs, ray_cluster, servers
@@ -16,8 +18,12 @@ from support.trees import content, images, picture, plant, shardio, shardio_json
 
 from shardio import PlanOptions, RayExecutor
 from shardio import __version__ as shardio_version
-from shardio.errors import DependencyError
+from shardio.errors import DependencyError, OptionError
+from shardio.packing.copy import copy
+from shardio.packing.export import export
+from shardio.packing.index import index
 from shardio.packing.pack import pack
+from shardio.packing.verify import verify
 
 LARGE = picture(3000, 2500)
 
@@ -158,6 +164,20 @@ def test_copying_keeps_what_is_there_and_refuses_damage(
     assert len(shards(tmp_path / "copy")) == 2
 
 
+def test_exporting_writes_a_part_for_each_shard(
+    cluster: Cluster, out: Path, tmp_path: Path
+) -> None:
+    given = ["export", out, "--format", "webdataset", "--shard-size", "3KiB"]
+    for part in ("1/3", "2/3", "3/3"):
+        shardio(*given[:2], tmp_path / "here", *given[2:], "--part", part)
+    here = shardio_json(*given[:2], tmp_path / "here", *given[2:])
+    there = shardio_json(*given[:2], tmp_path / "there", *given[2:], *ray(cluster))
+    assert there == here | {"out": f"{tmp_path / 'there'}"}
+    assert content(tmp_path / "there") == content(tmp_path / "here")
+    done = shardio("export", out, tmp_path / "x", "--format", "imagefolder", *ray(cluster), code=2)
+    assert "executor: imagefolder has no shards to be shared out" in done.stderr
+
+
 def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "shardio").mkdir()
     (tmp_path / "shardio/__init__.py").write_text("__version__ = '9.8.7'\n")
@@ -173,6 +193,16 @@ def test_without_the_package_ray_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[ray\]'"):
         RayExecutor()
+
+
+def test_what_is_no_executor_is_refused(out: Path, tmp_path: Path) -> None:
+    wrong: Any = "ray"
+    calls: list[Any] = [verify, partial(pack, out), partial(copy, out), index]
+    for call in (*calls, partial(export, out, format="mds")):
+        with pytest.raises(OptionError, match=r"executor is 'ray': expected a shardio.RayExecutor"):
+            call(tmp_path / "x", executor=wrong)
+    with pytest.raises(OptionError, match=r"address is 7: expected 'HOST:PORT'"):
+        RayExecutor(7)  # type: ignore[arg-type]
 
 
 def test_a_cluster_that_is_not_there_is_named(out: Path) -> None:
