@@ -10,6 +10,7 @@ Every record is checked when it is handed out, wherever it waited.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,14 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import printable
 from ..formats.base import Shard
 from ..order.partition import Partition, RowRanges
 from ..order.rng import Int64s
 from ..order.subset import Selection
+from ..stack import users_level
 from . import buffering, window
 from .buffering import BUFFER_BYTES, calls_per_record, gap_between, plan_buffering
 from .reader import Part, Reader, Row
 from .window import NOWHERE, NUMBER, PLACE, All, Buffer, Places, Span
+
+_MANY = 100_000  # records, of which each is a request: worth a warning
 
 
 class Rows(NamedTuple):
@@ -75,17 +80,21 @@ class Fetch:
         self.kept: dict[int, Any] = {}  # by shard, what is found once for all batches of this pass
         epoch = share.epoch
         mean = reader.mean_bytes
+        network = reader.storage.is_network()  # of a store that has a cache it is False
+        remote = reader.storage.remote and network
         self.plan = plan = plan_buffering(
             share,
             mean,
-            network=reader.storage.is_network(),
-            remote=reader.storage.remote and reader.storage.is_network(),
+            network=network,
+            remote=remote,
             buffer_bytes=buffer_bytes,
             local_consumers=local_consumers,
             machines=machines,
             batched_reads=batched_reads,
             calls_per_record=partial(calls_per_record, reader.manifest, selection),
         )
+        if plan.exact and remote and not epoch.shuffles_all:
+            _warn_of_requests(share, reader.storage.url)
         self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
         self._ahead = 0 if plan.in_memory else max(buffering.AHEAD, share.batch_size or 1)
         self._ask_lead = 0  # records of a span that are asked for beyond those of batches drawn
@@ -292,3 +301,22 @@ class _Drawn(NamedTuple):
     @property
     def size(self) -> int:
         return len(self.rows[NUMBER])
+
+
+def _warn_of_requests(share: Partition | RowRanges, url: str) -> None:
+    """Warn, by the first process of an epoch alone, that each record is a request of its own."""
+    if not isinstance(share, Partition) or share.epoch.records < _MANY:
+        return
+    processes = share.world_size * share.num_workers
+    if share.rank or share.worker or share.epoch.epoch or share.start:
+        return
+    fair = processes * share.batch_units
+    spans = fair * math.ceil(share.epoch.spans / fair)
+    warnings.warn(
+        f"{printable(url)}: {processes:,} loader processes share {share.epoch.spans:,} spans, so "
+        "that each record is a request of its own. With "
+        f"order=shardio.Order(spans={spans}) each process has spans of its own, and asks for "
+        "ranges of 8 MiB; a cache does so with any order. Other spans are another order: choose "
+        "them before the first epoch (docs/remote.md)",
+        stacklevel=users_level(),
+    )

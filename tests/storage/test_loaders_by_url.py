@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import Order, ShardDataset, ShardLoader, Storage
+from shardio.dataset import fetch
 from shardio.errors import WorkerError
 from shardio.storage import ranges
 
@@ -125,3 +126,24 @@ def test_requests_that_failed_in_a_dataloader_are_told(
     failed, requests = (int(number.replace(",", "")) for number in found.groups())
     figures = proxy.figures()
     assert 0 < failed < figures.faults["500"] and failed < requests < figures.requests
+
+
+def test_spans_that_processes_share_are_warned_of_and_the_advice_helps(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(fetch, "_MANY", RECORDS)
+
+    def requests(rank: int, order: Order) -> int:
+        proxy.reset()
+        there = dataset(proxy, order=order, rank=rank, world_size=3)
+        assert sum(1 for _ in there) == 7
+        return proxy.figures().requests
+
+    shared = Order(spans=4, unit=4)
+    requests(1, shared)
+    assert not recwarn.list  # the first process says it for all
+    with pytest.warns(UserWarning, match=r"3 loader processes share 4 spans.*spans=6\)") as told:
+        single = requests(0, shared)
+    assert len(told) == 1
+    assert requests(0, Order(spans=6, unit=4)) < single / 2
+    assert not recwarn.list
