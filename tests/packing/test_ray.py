@@ -65,6 +65,8 @@ def test_tasks_are_done_in_order_and_again_where_a_process_was_killed(
     tasks = ["die-once a", *map(str, range(10)), "die-once b"]
     assert said["results"] == [[task, os.getcwd()] for task in tasks]
     assert sorted(said["seen"][: len(tasks)]) == sorted(said["results"])
+    assert said["done"] == 7 * len(tasks)
+    assert said["most"] == 4  # under way: two for each CPU
     assert said["raise"][:2] == ["ShardioError", "task x failed"]
     assert "ray_programs.py" in said["raise"][2]  # the traceback there
     assert said["die"][0] == "StorageError"
