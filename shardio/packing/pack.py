@@ -130,7 +130,7 @@ def pack(
         tell(line)
     if dry_run:
         return [job.dry_run() for job in work]
-    report = Report(progress, sum(int(job.plan.shard_bytes.sum()) for job in work))
+    report = Report(progress, sum(job.result.source_bytes for job in work))
     sources_of = [_given(one) for one in (source, read.root) if one is not None]
     remote = place.remote or any(locate(one).remote for one in sources_of)
     with _resumable(remote), contextlib.ExitStack() as owners:
@@ -259,7 +259,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
             work.append(Job(planned, folder, run, owner=owner))
         if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
-        report = Report(progress, sum(int(job.plan.shard_bytes.sum()) for job in work))
+        report = Report(progress, sum(job.result.source_bytes for job in work))
         late = not_begun(out, splits or [""], run.overwrite)
         missing = [*late.values()] if work else []
         missing += [why for job in work if (why := job.check_parts(report)) is not None]

@@ -409,7 +409,8 @@ class TestImageFolderConformance(FormatConformance):
             np.array([len(s["image"]) for s in samples], np.int64),
             [s["label"] for s in samples] if samples else None,
         )
-        found = Found(str(data), "imagefolder", locate(str(data)), ["files-00000"], [0], [extra])
+        names = ["files-00000"]
+        found = Found(str(data), "imagefolder", locate(str(data)), names, [0], [""], [extra])
         self.folder = folder
         info = scan_shard(found, str(folder), ID, 0, lambda count: None).info
         assert info is not None

@@ -19,7 +19,7 @@ from support import programs
 from support.pages import blocks, replaced
 from support.trees import ROOT, content, environment, images, plant, shardio
 
-PAGE, SECTION = "packing.md", "On many machines"
+PAGE, SECTION = "packing.md", "torchrun, Kubernetes"
 SMALL = ("--max-records", "4")
 LIMIT_S = 60
 SCHEMA = json.loads((ROOT / "tests" / "golden" / "kubernetes" / "job-1.37.json").read_text())

@@ -161,6 +161,15 @@ def test_a_part_that_is_run_again_writes_the_notes_that_a_kill_left_out(
     assert {path: path.read_bytes() for path in notes} == notes
 
 
+def test_the_progress_of_a_part_ends_with_its_bytes(source: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    done = pack_one(
+        source, tmp_path / "out", part=(1, 3), progress=lambda *one: told.append(one), jobs=1
+    )
+    assert told[-1] == (done.source_bytes, done.source_bytes)
+    assert {total for _, total in told} == {done.source_bytes}
+
+
 def test_more_parts_than_shards_build_nothing_twice(source: Path, tmp_path: Path) -> None:
     pack_one(source, tmp_path / "one")
     built = [pack_one(source, tmp_path / "parts", part=(i, 9)).built for i in range(1, 10)]

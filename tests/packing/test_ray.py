@@ -126,6 +126,17 @@ def test_packing_gives_the_same_files_and_messages(
     assert content("there") == content("here")
 
 
+def test_a_plan_is_built_on_nodes_and_here_by_parts(
+    cluster: Cluster, out: Path, tmp_path: Path
+) -> None:
+    source, there = tmp_path / "src", tmp_path / "there"
+    shardio("plan", source, there, "--max-records", "8")
+    shardio("pack", source, there, "--part", "1/2", *ray(cluster))
+    shardio("pack", source, there, "--part", "2/2")
+    shardio("commit", there)
+    assert content(there) == content(out)
+
+
 def test_packing_into_a_store_uploads_from_the_nodes(
     cluster: Cluster, out: Path, bucket: ObjectStore, tmp_path: Path
 ) -> None:
