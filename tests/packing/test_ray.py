@@ -65,6 +65,8 @@ def test_tasks_are_done_in_order_and_again_where_a_process_was_killed(
     tasks = ["die-once a", *map(str, range(10)), "die-once b"]
     assert said["results"] == [[task, os.getcwd()] for task in tasks]
     assert sorted(said["seen"][: len(tasks)]) == sorted(said["results"])
+    assert said["done"] == 7 * len(tasks)
+    assert said["most"] == 4  # under way: two for each CPU
     assert said["raise"][:2] == ["ShardioError", "task x failed"]
     assert "ray_programs.py" in said["raise"][2]  # the traceback there
     assert said["die"][0] == "StorageError"
@@ -136,15 +138,22 @@ def test_a_plan_is_built_on_nodes_and_here_by_parts(
 
 
 def test_packing_into_a_store_uploads_from_the_nodes(
-    cluster: Cluster, out: Path, bucket: ObjectStore, tmp_path: Path
+    cluster: Cluster, bucket: ObjectStore, tmp_path: Path
 ) -> None:
+    plant(tmp_path / "src", images() | {"class1/bad.jpg": b"no image"})
     given = [part for k, v in bucket.options.items() for part in ("--target-option", f"{k}={v}")]
     given += ["--max-records", "8", "--work-dir", f"{tmp_path / 'work'}", *ray(cluster)]
-    done = shardio_json("pack", tmp_path / "src", f"{bucket.url}/out", *given)
-    assert done["datasets"][0]["built"] == 3
+    shardio("pack", tmp_path / "src", f"{bucket.url}/out", *given, code=1)
+    given += ["--on-error", "skip"]
+    (done,) = shardio_json("pack", tmp_path / "src", f"{bucket.url}/out", *given, code=4)[
+        "datasets"
+    ]
+    assert (done["kept"], done["built"]) == (3, 1)  # what nodes uploaded was noted
     assert not (tmp_path / "work").exists()
     bucket.get(list(bucket.sizes()), tmp_path / "there")
-    assert content(tmp_path / "there/out") == content(out)
+    skip = ["--max-records", "8", "--on-error", "skip"]
+    shardio("pack", tmp_path / "src", tmp_path / "here", *skip, code=4)
+    assert content(tmp_path / "there/out") == content(tmp_path / "here")
 
 
 def test_copying_keeps_what_is_there_and_refuses_damage(

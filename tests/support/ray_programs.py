@@ -44,21 +44,39 @@ def work(folder: str, task: str, add: Callable[[int], None]) -> list[str]:
     return [task, os.getcwd()]
 
 
+class Tasks(list[str]):
+    """Tasks that count how many of them were taken."""
+
+    taken = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.taken += 1
+        return super().__getitem__(at)
+
+
 def _tasks(address: str, folder: str) -> None:
-    said: dict[str, Any] = {"progress": 0, "seen": []}
+    said: dict[str, Any] = {"progress": 0, "seen": [], "most": 0}
 
     def progress(done: int, total: int) -> None:
         said["progress"] = done
 
-    def do(tasks: list[str]) -> list[Any]:
+    def do(named: list[str]) -> list[Any]:
+        tasks, results = Tasks(named), 0
         report = Report(progress, 7 * len(tasks))
-        seen = said["seen"].append
+
+        def seen(result: Any) -> None:
+            nonlocal results
+            said["most"] = max(said["most"], tasks.taken - results)
+            said["seen"].append(result)
+            results += 1
+
         executor = RayExecutor(address)
         once = partial(ray_programs.work, folder)
         return list(run(once, tasks, jobs=1, report=report, seen=seen, executor=executor))
 
     with RayExecutor(address).connected(1):
         said["results"] = do(["die-once a", *map(str, range(10)), "die-once b"])
+        said["done"] = said["progress"]
         for name in ("raise", "die"):
             try:
                 do(["1", f"{name} x", *map(str, range(10))])
