@@ -141,7 +141,8 @@ class _Run:
                 if not self._running:
                     return
                 for ref in self._ray.wait(list(self._running), timeout=_LOOK_S)[0]:
-                    found[turned := self._running.pop(ref)] = self._result(ref)
+                    turned = self._running.pop(ref)  # one that is done is not to be cancelled
+                    found[turned] = self._result(ref)
                     if self._seen is not None:
                         self._seen(found[turned])
                 self._report.show()

@@ -1,6 +1,7 @@
 """Programs that run tasks of their own on a Ray cluster; `work` is found by its nodes.
 
 python -m support.ray_programs tasks ADDRESS FOLDER     prints what happened, as JSON
+python -m support.ray_programs lost ADDRESS FOLDER      prints what is said of a task that kills
 python -m support.ray_programs endless ADDRESS FOLDER   waits for Ctrl-C
 python -m support.ray_programs release ADDRESS FOLDER   with the shardio in FOLDER on the nodes
 """
@@ -77,12 +78,20 @@ def _tasks(address: str, folder: str) -> None:
     with RayExecutor(address).connected(1):
         said["results"] = do(["die-once a", *map(str, range(10)), "die-once b"])
         said["done"] = said["progress"]
-        for name in ("raise", "die"):
-            try:
-                do(["1", f"{name} x", *map(str, range(10))])
-            except ShardioError as error:
-                said[name] = [type(error).__name__, str(error), str(error.__cause__)]
+        try:
+            do(["1", "raise x", *map(str, range(10))])
+        except ShardioError as error:
+            said["raise"] = [type(error).__name__, str(error), str(error.__cause__)]
     print(json.dumps(said))
+
+
+def _lost(address: str, folder: str) -> None:
+    once = partial(ray_programs.work, folder)
+    executor = RayExecutor(address)
+    try:
+        list(run(once, ["1", "die x"], jobs=1, report=Report(None, 0), executor=executor))
+    except ShardioError as error:
+        print(f"{type(error).__name__}: {error}")
 
 
 def _endless(address: str, folder: str) -> None:
@@ -115,6 +124,5 @@ def _release(address: str, folder: str) -> None:
 
 if __name__ == "__main__":
     program, address, folder = sys.argv[1:]
-    {"tasks": _tasks, "endless": _endless, "wait": _wait, "release": _release}[program](
-        address, folder
-    )
+    known = {"tasks": _tasks, "lost": _lost, "endless": _endless, "wait": _wait}
+    (known | {"release": _release})[program](address, folder)
