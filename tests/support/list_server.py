@@ -131,7 +131,7 @@ def list_server(names: Sequence[str] = ()) -> Iterator[ListServer]:
     bucket = ListServer(names)
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"bucket": bucket}))
     bucket.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield bucket
