@@ -7,9 +7,9 @@ be split again. A guess behind which nothing lies costs a request, and the next 
 one.
 
 Nothing is lost at a border, in whatever order a store lists: what the upper part finds first must
-be what the lower part ends at. Where it is not, or where a store does not begin behind the name
-that it was given, the listing begins anew, one page after the other. So do all listings, and small
-buckets need no more requests than their pages.
+be what the lower part ends at, or another request has to find it there, since objects come and go.
+Else, and where a store does not begin behind the name that it was given, the listing begins anew,
+one page after the other. So do all listings, and small buckets need no more requests than pages.
 
 The Hub says with each page where the next one begins, and nothing else: its pages come one after
 the other.
@@ -50,11 +50,10 @@ class _Border:
         self.key = key
         self._found: str | None = None
 
-    def meet(self, path: str) -> None:
-        """Take note of what one of both parts found first behind it. Raises _Unordered."""
-        if self._found not in (None, path):
-            raise _Unordered
-        self._found = path
+    def meet(self, path: str) -> bool:
+        """Take note of what one of both parts found first behind it. Did both find the same?"""
+        self._found = path if self._found is None else self._found
+        return self._found == path
 
 
 class _Part:
@@ -64,18 +63,25 @@ class _Part:
         self.lower, self.upper = lower, upper
         self.order = Order(lower.key if lower else "")
         self.begun = self.ended = False
+        self.doubtful: str | None = None  # what it ended at, where the next part began elsewhere
 
     def take(self, page: Page) -> list[Listed]:
         """Return what lies in it of its next page. Raises _Unordered."""
+        if self.doubtful is not None:
+            if _first(page.entries) != self.doubtful:
+                raise _Unordered
+            self.ended = True
+            return []
         self.order.follow(page)
-        if self.lower and not self.begun:
-            self.lower.meet(_first(page.entries))
+        if self.lower and not self.begun and not self.lower.meet(_first(page.entries)):
+            raise _Unordered
         self.begun, self.ended = True, not page.after
         if not self.order.is_kept and (self.lower or self.upper):
             raise _Unordered
         if self.upper and (self.ended or self.order.last > self.upper.key):
-            self.upper.meet(_first(page.entries, self.upper.key))
-            self.ended = True
+            end = _first(page.entries, self.upper.key)
+            self.ended = self.upper.meet(end)
+            self.doubtful = None if self.ended else end
         if self.upper is None:
             return page.entries
         return [one for one in page.entries if one.path <= self.upper.key]
@@ -121,7 +127,9 @@ class _Walk:
                 self._pages += 1
                 self._wasted -= is_guess and len(entries) > PAGE // 2
                 self._check(part)
-                if not part.ended:
+                if part.doubtful is not None and not part.ended:  # it came, or went, meanwhile
+                    self._ask(part, "probe", part.upper.key if part.upper else "")
+                elif not part.ended:
                     self._ask(part, "list", page.after)
                     self._split(part, page)
                 yield from self._without_markers(entries)

@@ -230,6 +230,23 @@ def test_objects_that_come_and_go_hide_no_others(
     assert stay <= found.keys() <= {*stay, *others}
 
 
+def test_an_object_that_comes_at_a_border_is_no_reason_to_begin_anew(
+    server: ListServer, lister: FolderLister
+) -> None:
+    names = [f"{number:04}" for number in range(0, 10_000, 20)]
+    comes = "600"  # right behind the first guess, 6
+
+    def change(number: int) -> None:
+        if number == 20:
+            server.put([*names, comes])
+
+    server.changes = change
+    server.put(names)
+    found, begun = lister.find("s3://bucket", server.options)
+    assert {*names} <= found.keys() <= {*names, comes}
+    assert begun == 1
+
+
 @given(names=st.lists(PLAIN, min_size=2, max_size=2, unique=True), ends=st.booleans(), more=PARTS)
 def test_a_guess_lies_between(names: list[str], ends: bool, more: str) -> None:
     low, high = sorted(names)
