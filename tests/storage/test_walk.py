@@ -247,6 +247,19 @@ def test_an_object_that_comes_at_a_border_is_no_reason_to_begin_anew(
     assert begun == 1
 
 
+def test_requests_that_fail_among_many_are_sent_again(
+    server: ListServer, lister: FolderLister
+) -> None:
+    def fail(number: int) -> None:
+        if number in range(40, 60, 3):
+            raise ConnectionError
+
+    server.changes = fail
+    server.put(FOLDERS)
+    assert lister.find("s3://bucket", server.options) == (dict.fromkeys(FOLDERS, 1), 1)
+    assert server.lists > 60
+
+
 @given(names=st.lists(PLAIN, min_size=2, max_size=2, unique=True), ends=st.booleans(), more=PARTS)
 def test_a_guess_lies_between(names: list[str], ends: bool, more: str) -> None:
     low, high = sorted(names)

@@ -65,9 +65,11 @@ class ListServer:
             self.changed.notify_all()
             if self.lists > 100:
                 self.changed.wait_for(lambda: self.most >= self.together, LIMIT_S)
-            self.changes(self.lists)
-            names = self.names
+            number = self.lists
         try:
+            with self.changed:
+                self.changes(number)
+                names = self.names
             time.sleep(self.latency_s)
             return self._page(names, query)
         finally:
