@@ -31,6 +31,7 @@ NAMES = (
     "lmdb",
     "formats",
     "startup",
+    "listing",
     "manifest",
     "scale",
     "cluster",

@@ -34,6 +34,7 @@ from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
 from ..storage import local
 from ..storage.base import Location
+from ..storage.listing import Listed
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
@@ -330,8 +331,8 @@ def _find_in_store(
     one = format or next(iter(claims([name])), None)
     if place.store.scheme in ("http", "https") and one is not None:  # it is not listed
         return _one_object(folder, name, one, files)
-    found = {}
-    for listed in place.walk():
+    found: dict[str, Listed] = {}
+    for listed in place.walk(found.clear):
         if not any(part.startswith(".") for part in listed.path.split("/")):
             found[listed.path] = listed
     if not found and name and folder.exists(name):

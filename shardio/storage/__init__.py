@@ -5,6 +5,6 @@ store, `remote_file` a file there, `swept_file` one that is read once, `ranges` 
 `transfers` many requests at once, `client` one request, `retry_after` how long a server wants to be
 left alone, `stores` the stores by scheme, `store_options` what is wrong with options of theirs,
 `credentials` what opens them, `helper` the process that makes requests for one that must not,
-`listing` what lies in a folder, `upload` what is written.
+`listing` a page of what lies in a folder, `walk` all of it, `upload` what is written.
 `cache` keeps ranges on a disk, in a `cached_file` a shard, which `kept_file` reads.
 """

@@ -47,7 +47,8 @@ class Request(NamedTuple):
           "end": its last `length` bytes, or all; "head": just what its Reply says besides bytes;
           "noted": as its tag, the SHA-256 that was noted when it was put, in hex, or ""; "put":
           write the object, from `upload`; "remove": remove it, if it is there; "list": a Page of
-          the objects below a folder, behind the token `after`
+          the objects below a folder, behind the token `after`, of the listing with the number
+          `start`; "probe": the same, behind any path, with all that the store gives
     """
 
     store: Store
@@ -155,8 +156,8 @@ class Client:
         path = "/".join(filter(None, (request.store.address[1], request.path)))
         target, whole, failure = opened.target, request.what == "whole", None
         try:
-            if request.what == "list":
-                return self._list(opened, path, request.after)
+            if request.what in ("list", "probe"):
+                return self._list(opened, path, request)
             if self._is_web and not _is_plain(path):
                 target, path = stores.open_odd(opened, path), ""
             if request.upload is not None:
@@ -198,12 +199,15 @@ class Client:
             )
         return Reply(data, meta["size"], meta["e_tag"] or "")
 
-    def _list(self, opened: Opened, folder: str, after: str) -> Reply:
+    def _list(self, opened: Opened, folder: str, request: Request) -> Reply:
         """Return a page of the objects below a folder. Raises what obstore, and the Hub, do."""
         if self._store.scheme == "hf":
-            page = hub_page(opened, folder, after)
+            page = hub_page(opened, folder, request.after)
         else:
-            page = self._lister.page(opened.target, folder, after)
+            number, probe = request.start, request.what == "probe"
+            page = self._lister.page(
+                opened.target, folder, request.after, number=number, probe=probe
+            )
         return Reply(memoryview(page.dump()), 0, "")
 
     def _put(self, target: Any, path: str, upload: Upload) -> Reply:
@@ -534,7 +538,7 @@ def explain_failure(
 ) -> StorageError:
     """Return the error that users see for a request that failed. Its cause is `error`."""
     start, length = request.start, request.length
-    verb = {"list": "list", "put": "write"}.get(request.what, "read")
+    verb = {"list": "list", "probe": "list", "put": "write"}.get(request.what, "read")
     what = f" bytes {start}-{start + length - 1}" if request.what == "range" else ""
     tried = f" ({attempts} attempts in {took_s:.0f} s)" if attempts > 1 else ""
     failure = StorageError(

@@ -21,12 +21,10 @@ import threading
 import urllib.error
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from ..errors import StorageError
 from .stores import STALL_S, Opened
 
 PAGE = 1000  # objects: what stores give at once
@@ -71,24 +69,20 @@ class HubError(Exception):
         self.status, self.code, self.text = status, code, text
 
 
-def check_order(pages: Iterable[Page], shown: str) -> Iterator[Page]:
-    """Pass on pages. Raises StorageError where one may have left out objects.
+class Order:
+    """Follow the pages of a listing: do they come in bytewise order?"""
 
-    shown: the URL of the folder, for the message.
-    """
-    last, sorted_until_now, anew = "", True, False
-    for page in pages:
-        anew = anew or page.anew
+    def __init__(self, last: str = "") -> None:
+        self.last = last  # path
+        self.is_kept, self.anew = True, False
+
+    def follow(self, page: Page) -> None:
+        """Take note of the next page."""
+        self.anew = self.anew or page.anew
         for one in page.entries:
             if one.size:  # else it may be a marker, which sorts as `x/`
-                sorted_until_now = sorted_until_now and last <= one.path
-                last = one.path
-        if anew and not sorted_until_now:
-            raise StorageError(
-                f"{shown}: a request of the listing failed, and this store does not list in order, "
-                "so that it cannot go on where it was. Run it again"
-            )
-        yield page
+                self.is_kept = self.is_kept and self.last <= one.path
+                self.last = one.path
 
 
 def plain_tag(tag: str) -> str:
@@ -102,12 +96,18 @@ class Lister:
     def __init__(self, obstore: Any) -> None:
         self._obstore = obstore
         self._lock = threading.Lock()
-        self._streams: OrderedDict[tuple[str, str], Any] = OrderedDict()  # by folder and token
+        self._streams: OrderedDict[tuple[int, str], Any] = OrderedDict()  # by listing and token
 
-    def page(self, target: Any, folder: str, after: str) -> Page:
-        """Return the objects behind a token, "": from the first. Raises what obstore does."""
+    def page(
+        self, target: Any, folder: str, after: str, *, number: int = 0, probe: bool = False
+    ) -> Page:
+        """Return the objects behind a token, "": from the first. Raises what obstore does.
+
+        number  of the listing: another one does not go on with what this one found
+        probe   say also what a store gives that is not behind the token
+        """
         with self._lock:
-            stream = self._streams.pop((folder, after), None)
+            stream = self._streams.pop((number, after), None)
         anew = stream is None and bool(after)
         if stream is None:
             behind = f"{folder}/{after}" if folder else after
@@ -121,11 +121,12 @@ class Lister:
             ended = chunk is None or len(chunk) < PAGE
             entries = (_listed(one, folder) for one in chunk or ())
             # Azurite, and Azure by an older API, begin at the first object whatever is asked for.
-            found += [one for one in entries if one.path and not (anew and one.path <= after)]
+            skipped = after if anew and not probe else ""
+            found += [one for one in entries if one.path > skipped]
         if ended:
             return Page(found, "", anew)
         with self._lock:
-            self._streams[folder, found[-1].path] = stream
+            self._streams[number, found[-1].path] = stream
             while len(self._streams) > _STREAMS:
                 self._streams.popitem(last=False)
         return Page(found, found[-1].path, anew)

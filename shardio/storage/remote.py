@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import DamageError, OptionError, StorageError
@@ -16,12 +15,12 @@ from .cache import SMALL, CacheDirectory
 from .cached_file import CachedFile
 from .client import Request, RequestError
 from .kept_file import KeptFile
-from .listing import Listed, Page, check_order
-from .ranges import Range, Released
-from .remote_file import Ends, RemoteFile, read, wait
+from .listing import Listed
+from .remote_file import Ends, RemoteFile, read
 from .stores import Store
 from .swept_file import SweptFile
 from .upload import Upload
+from .walk import walk
 
 
 class RemoteLocation:
@@ -147,70 +146,18 @@ class RemoteLocation:
             return False
         return True
 
-    def walk(self) -> Iterator[Listed]:
-        """Yield all objects below the folder, as the store orders them: s3, gs, az bytewise.
+    def walk(self, forget: Callable[[], object]) -> Iterator[Listed]:
+        """Yield all objects below the folder, in no order. Markers of folders are passed over.
 
-        Markers of folders (objects called `x/`) are passed over. One page is held, and the next one
-        asked for. Raises OptionError for stores that cannot be listed, StorageError.
+        forget: called where all that was yielded does not count, and comes again. Raises
+        OptionError for stores that cannot be listed, StorageError.
         """
         if self.store.scheme in ("http", "https"):
             raise OptionError(
                 f"{self.url}: {self.store.scheme}:// cannot be listed. Give a listing of the "
                 "files, with this URL as --root, or copy them to a directory first"
             )
-        for page in check_order(self._pages(), self.url):
-            yield from self._without_markers(page.entries)
-
-    def _pages(self) -> Iterator[Page]:
-        """Yield the pages of the listing; the next one is asked for while one is used."""
-        coming, after = self._ask_page(""), ""
-        while True:
-            try:
-                page = Page.load(wait(coming).data)
-            except Released:  # `ranges.close` has ended all that was under way
-                page = Page.load(read(coming.request).data)
-            except FileNotFoundError:
-                if self.store.scheme == "hf":  # other stores have no folders that could be missing
-                    return
-                raise StorageError(
-                    f"{self.url}: the server answered that it is not there"
-                ) from None
-            finally:
-                coming.release()
-            after = page.after
-            if after:
-                coming = self._ask_page(after)
-            yield page
-            if not after:
-                return
-
-    def _ask_page(self, after: str) -> Range:
-        return ranges.ranges().announce(Request(self.store, "", what="list", after=after))
-
-    def _without_markers(self, entries: list[Listed]) -> list[Listed]:
-        """Return a page without markers of folders, which are listed as `x`, without bytes."""
-        found = []
-        doubtful: dict[int, Range] = {}  # by place
-        for place, (one, following) in enumerate(zip_longest(entries, entries[1:])):
-            if one.size or self.store.scheme == "hf":  # which has no markers
-                continue
-            if following is None or not following.path.startswith(f"{one.path}/"):
-                request = Request(self.store, one.path, what="head")
-                doubtful[place] = ranges.ranges().announce(request)
-            else:
-                found.append(place)
-        for place, asked in doubtful.items():
-            try:
-                wait(asked)
-            except Released:
-                if not self.exists(entries[place].path):
-                    found.append(place)
-            except FileNotFoundError:  # it is `x/`
-                found.append(place)
-            finally:
-                asked.release()
-        markers = set(found)
-        return [one for place, one in enumerate(entries) if place not in markers]
+        return walk(self.store, forget)
 
     def below(self, name: str) -> RemoteLocation:
         """Return the folder of this name in it."""

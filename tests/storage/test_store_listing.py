@@ -17,7 +17,7 @@ from support.trees import environment
 from shardio import Storage
 from shardio.errors import OptionError, StorageError
 from shardio.storage import ranges
-from shardio.storage.listing import Listed, Page, check_order
+from shardio.storage.listing import Listed, Order, Page
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation
 
@@ -79,7 +79,7 @@ def place(
 
 
 def listed(found: RemoteLocation) -> list[tuple[str, int]]:
-    return [(one.path, one.size) for one in found.walk()]
+    return [(one.path, one.size) for one in found.walk(list)]
 
 
 IN_ORDER = [(name, 0 if name == "zero" else len(name.encode())) for name in sorted(FILES)]
@@ -91,7 +91,7 @@ def test_a_folder_is_listed_in_bytewise_order_without_markers_of_folders(
 ) -> None:
     store = request.getfixturevalue(kind)
     here = place(store, monkeypatch)
-    found = list(here.walk())
+    found = list(here.walk(list))
     assert [(one.path, one.size) for one in found] == IN_ORDER
     assert all(one.mtime_ns > 1_600_000_000 * 10**9 for one in found)
     tags = {one.path: one.tag for one in found}
@@ -123,7 +123,7 @@ def test_the_hub_lists_a_folder(
         other = locate("hf://datasets/ORG/NAME@v2/x")
         assert isinstance(other, RemoteLocation)
         with pytest.raises(StorageError, match=r"NAME@v2/x.*no such revision"):
-            list(other.walk())
+            listed(other)
 
 
 def test_plain_http_is_not_listed(files: Path) -> None:
@@ -131,7 +131,7 @@ def test_plain_http_is_not_listed(files: Path) -> None:
         found = locate(web.url)
         assert isinstance(found, RemoteLocation)
         with pytest.raises(OptionError, match=r"cannot be listed. Give a listing of the files"):
-            list(found.walk())
+            listed(found)
 
 
 @pytest.mark.parametrize("kind", ["503", "short", pytest.param("timeout", marks=pytest.mark.slow)])
@@ -156,7 +156,7 @@ def test_what_fails_for_good_is_an_error_and_no_empty_folder(
         proxy.rules(Rule(kind))
         found = place(s3.through(proxy.port), monkeypatch, timeout_s=1)
         with pytest.raises(StorageError, match=rf"{FOLDER}.*{cause}"):
-            list(found.walk())
+            listed(found)
 
 
 def test_a_bucket_that_is_not_there_is_named(
@@ -165,7 +165,7 @@ def test_a_bucket_that_is_not_there_is_named(
     found = locate("s3://nobody/x", Storage(options=s3.options))
     assert isinstance(found, RemoteLocation)
     with pytest.raises(StorageError, match=r"s3://nobody/x.*cannot list.*no such bucket"):
-        list(found.walk())
+        listed(found)
 
 
 PROGRAM = """
@@ -227,14 +227,9 @@ def test_no_page_ends_with_what_may_be_a_marker() -> None:
     assert [count for count, _ in its_pages] == [8]
 
 
-@pytest.mark.parametrize(
-    ("paths", "anew", "fine"),
-    [("ab", True, True), ("ba", False, True), ("ba", True, False), ("bma", True, False)],
-)
-def test_a_listing_out_of_order_that_broke_is_an_error(paths: str, anew: bool, fine: bool) -> None:
-    given = [Page([Listed(path, int(path != "m"), 0, "")], path, anew) for path in paths]
-    if fine:
-        assert list(check_order(given, "s3://b/x")) == given
-        return
-    with pytest.raises(StorageError, match=r"s3://b/x: .*does not list in order"):
-        list(check_order(given, "s3://b/x"))
+@pytest.mark.parametrize(("paths", "in_order"), [("ab", True), ("ba", False), ("bma", False)])
+def test_a_listing_is_in_order_but_for_markers(paths: str, in_order: bool) -> None:
+    order = Order()
+    for path in paths:
+        order.follow(Page([Listed(path, int(path != "m"), 0, "")], path))
+    assert (order.last, order.is_kept) == (paths[-1], in_order)

@@ -65,6 +65,7 @@ NAMES = (
         "lmdb",
         "formats",
         "startup",
+        "listing",
         "manifest",
         "order",
         "workers",

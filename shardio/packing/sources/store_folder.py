@@ -59,7 +59,12 @@ class _Objects:
         if self._found is None:
             keys: list[bytes] = []
             sizes, stamps = array("q"), array("q")
-            for one in self._location.walk():
+
+            def forget() -> None:
+                for column in (keys, sizes, stamps):
+                    del column[:]
+
+            for one in self._location.walk(forget):
                 if len(keys) == most:
                     return None
                 keys.append(key_bytes(one.path))
