@@ -8,6 +8,7 @@ every range that they ask for is counted.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ class Counted:
     """A reader of shards without bytes, which counts what is asked for."""
 
     remote = True
+    url = "simulated"
 
     def __init__(self, counts: Any, mean: float) -> None:
         self.counts, self.mean_bytes, self.storage = counts, mean, self
@@ -88,7 +90,9 @@ def requests_a_row(counts: Any, share: Any, mean: float, local: int, machines: i
     from shardio.dataset.fetch import Fetch
 
     reader = Counted(counts, mean)
-    fetch = Fetch(cast(Any, reader), share, local_consumers=local, machines=machines)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*loader processes share")  # that is what is compared
+        fetch = Fetch(cast(Any, reader), share, local_consumers=local, machines=machines)
     wanted = min(IMAGES_S * SECONDS / local, 0.8 * len(share.worker_steps) * share.batch_size)
     rows, first = 0, (0, 0)
     for batch in fetch:

@@ -730,4 +730,4 @@ def test_the_cluster_is_simulated(archives: Path, tmp_path: Path, run: Run) -> N
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert len(found["tables"]) == 7 and all(target["met"] for target in found["targets"])
-    assert all(seconds > 0 for seconds in found["raw"]["cpu_s_a_gb"].values())
+    assert found["raw"]["cpu_s_a_gb"].keys() == {"pack", "verify", "copy"}
