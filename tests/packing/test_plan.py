@@ -432,7 +432,8 @@ def test_the_command_line_says_what_is_planned_and_what_comes_next(
     assert "option --max-records: was 4, now 5" in wrong
     assert shardio("plan", source, out, "--seed", "4", code=1).stderr.endswith("--restart\n")
     for part in ("1/2", "2/2"):
-        shardio("pack", source, out, "--part", part)
+        said = shardio("pack", source, out.name, "--part", part, cwd=tmp_path).stdout
+        assert said.startswith("out: 12 files")  # as it was given
     shardio("commit", out)
     plant(source, {"class0/empty.jpg": b""})
     facts = shardio_json("plan", source, tmp_path / "other", code=4)["datasets"][0]
