@@ -111,6 +111,7 @@ class Job:
     def dry_run(self) -> Packed:
         """Find out what `build` would do, and raise what it would raise for what lies there."""
         self.result.dry_run = True
+        self.result.shards = len(self._shards)
         self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
@@ -354,6 +355,7 @@ class Job:
     def _show_committed(self) -> None:
         committed = manifest.load(self.place)
         self.result.records, self.result.bytes = committed.records, committed.size
+        self.result.source_bytes = int(self.plan.shard_bytes.sum())  # of all parts, too
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
 

@@ -117,6 +117,17 @@ def test_an_array_packs_what_one_process_would(source: Path, tmp_path: Path) -> 
     assert content(tmp_path / "one") == content(tmp_path / "parts")
 
 
+def test_a_part_says_what_it_would_pack_and_of_a_dataset_all_that_is_there(
+    source: Path, tmp_path: Path
+) -> None:
+    line = ("pack", source, tmp_path / "out", "--part", "1/3", *SMALL)
+    assert (
+        "would pack 8 files, 3 classes, 2.4 KiB into 2 shards" in shardio(*line, "--dry-run").stdout
+    )
+    shardio("pack", source, tmp_path / "out", *SMALL)
+    assert "already packed: 24 files, 3 classes, 7.3 KiB, with" in shardio(*line).stdout
+
+
 def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "parts"
     with pytest.raises(NotPackedError, match=r"no part has begun to pack here\n.*waited 0 s"):
