@@ -80,7 +80,7 @@ def test_what_is_not_clear_is_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "1/2", "parts": 2}, "parts belongs to part='auto'"),
+        ({"part": "1/2", "parts": 2}, "parts is 2: goes with part 'auto' alone"),
         ({"stagger_s": -1}, "stagger_s is -1"),
         ({"part": "auto", "parts": 0}, "parts is 0"),
     ],
@@ -126,6 +126,14 @@ def test_a_part_says_what_it_would_pack_and_of_a_dataset_all_that_is_there(
     )
     shardio("pack", source, tmp_path / "out", *SMALL)
     assert "already packed: 24 files, 3 classes, 7.3 KiB, with" in shardio(*line).stdout
+
+
+def test_wrong_parts_are_told_as_on_the_command_line(source: Path, tmp_path: Path) -> None:
+    line = ("pack", source, tmp_path / "out", "--parts", "3")
+    assert "--parts is 3: goes with part 'auto' alone" in shardio(*line, code=2).stderr
+    pod = environment(JOB_COMPLETION_INDEX="2")
+    said = shardio(*line[:3], "--part", "auto", env=pod, code=2).stderr
+    assert "give parts, the job's completions (`--parts N`)" in said
 
 
 def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_exporting_writes_a_part_for_each_shard(
     assert there == here | {"out": f"{tmp_path / 'there'}"}
     assert content(tmp_path / "there") == content(tmp_path / "here")
     done = shardio("export", out, tmp_path / "x", "--format", "imagefolder", *ray(cluster), code=2)
-    assert "executor: imagefolder has no shards to be shared out" in done.stderr
+    assert "--executor is given, but imagefolder has no shards to share out" in done.stderr
 
 
 def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
