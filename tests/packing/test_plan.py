@@ -184,6 +184,20 @@ def test_what_was_planned_otherwise_is_an_error_that_says_which(
     assert content(tmp_path / "out") == before
 
 
+def test_a_part_does_not_drop_the_plan_of_all(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    pack(source, out, part=(1, 2))
+    before = content(out)
+    with pytest.raises(
+        SourceChangedError, match=r"(?s)max_records: was 4, now 5.*`shardio plan --restart`$"
+    ):
+        pack(source, out, part=(2, 2), restart=True, max_records=5)
+    assert content(out) == before
+    pack(source, out, restart=True)
+    assert "24 files" in str(pack(source, out)[0])
+
+
 def test_the_root_of_a_listing_is_given_again(tmp_path: Path) -> None:
     path, options, _ = sources_in(tmp_path)["listing"]
     plan(path, tmp_path / "out", **options)
