@@ -45,7 +45,7 @@ class PartOptions:
             )
         if self.parts is not None and self.part != AUTO:
             raise OptionError(
-                f"parts is {self.parts}: goes with part 'auto' alone; else part has both numbers, I/N"
+                f"parts is {self.parts}: goes with part 'auto' alone; else part is I/N"
             )
         if self.part is not None and self.part != AUTO:
             object.__setattr__(self, "part", _part(self.part))
