@@ -267,7 +267,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
             raise NotPackedError(
                 "\n".join(missing)
                 + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
-                "again"
+                "again" + ("; with `--parts N` it says which" if run.parts is None else "")
             )
         _commit(LocalDirectory(out), work, splits)
     return [job.result for job in work]

@@ -142,10 +142,12 @@ def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Pa
         commit(out, wait_s=0)
     shardio("pack", source, out, "--part", "2/3", *SMALL)
     missing = "4 of 6 shards are not built: 0, 1, 4, 5; of parts 1, 3"
-    assert missing in shardio("commit", out, "--parts", "3", code=1).stderr
+    said = shardio("commit", out, "--parts", "3", code=1).stderr
+    assert missing in said and said.endswith("then `shardio commit` again\n")
     with pytest.raises(NotPackedError, match=missing):
         commit(out, parts=3, wait_s=0)
-    assert "of parts" not in shardio("commit", out, code=1).stderr
+    said = shardio("commit", out, code=1).stderr
+    assert "of parts" not in said and said.endswith("again; with `--parts N` it says which\n")
 
 
 def test_a_commit_waits_for_parts_that_are_still_to_come(source: Path, tmp_path: Path) -> None:

@@ -446,9 +446,14 @@ def test_the_command_line_says_what_is_planned_and_what_comes_next(
     assert "option --max-records: was 4, now 5" in wrong
     assert shardio("plan", source, out, "--seed", "4", code=1).stderr.endswith("--restart\n")
     for part in ("1/2", "2/2"):
-        said = shardio("pack", source, out.name, "--part", part, cwd=tmp_path).stdout
-        assert said.startswith("out: 12 files")  # as it was given
+        built = shardio("pack", source, out.name, "--part", part, cwd=tmp_path).stdout
+        assert built.startswith("out: 12 files")  # as it was given
+        assert built.endswith("next: shardio commit out, when all parts are built\n")
     shardio("commit", out)
+    again = shardio("pack", source, out, "--part", "1/2", "--max-records", "4").stdout
+    assert "already packed" in again and "next:" not in again
+    stored = shardio("plan", source, tmp_path / "stored", "--store-option", "region=x").stdout
+    assert "stored --store-option ... --part I/N" in stored
     plant(source, {"class0/empty.jpg": b""})
     facts = shardio_json("plan", source, tmp_path / "other", code=4)["datasets"][0]
     assert (facts["planned"], facts["joined"], facts["records"]) == (True, False, 24)
