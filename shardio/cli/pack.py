@@ -41,12 +41,17 @@ def _pack(output: Output, **call: Any) -> int:
     _group(call)
     with output.progress("packing") as progress:
         done = pack(**call, progress=progress, announce=output.announce)
-    return _show(output, done, call.get("on_error") == "skip", call.get("dry_run", False))
+    dry, built = call.get("dry_run", False), call["plan"].part is not None
+    advice = None
+    if built and not dry and not all(one.already for one in done):
+        advice = f"next: shardio commit {_quoted(call['out'])}, when all parts are built"
+    return _show(output, done, call.get("on_error") == "skip", dry, advice)
 
 
 def _plan(output: Output, **call: Any) -> int:
     from ..packing.pack import plan
 
+    stored = "store_options" in call  # in no plan, and maybe nobody's to read
     _group(call)
     with output.progress("planning") as progress:
         done = plan(**call, progress=progress, announce=output.announce)
@@ -54,10 +59,14 @@ def _plan(output: Output, **call: Any) -> int:
         return _show(output, done)
     root = call["read"].root
     words = [call["source"], call["out"], *(["--root", root] if root is not None else [])]
-    pack = " ".join(shlex.quote(printable(os.fspath(word))) for word in words)
-    out = shlex.quote(printable(os.fspath(call["out"])))
-    advice = f"next: shardio pack {pack} --part I/N for I from 1 to N, then shardio commit {out}"
-    return _show(output, done, advice=advice)
+    pack = " ".join(map(_quoted, words)) + (" --store-option ..." if stored else "")
+    advice = f"next: shardio pack {pack} --part I/N for I from 1 to N, then shardio commit "
+    return _show(output, done, advice=advice + _quoted(call["out"]))
+
+
+def _quoted(path: str | os.PathLike[str]) -> str:
+    """Return a path as it is typed into a shell."""
+    return shlex.quote(printable(os.fspath(path)))
 
 
 def _group(call: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ def export(
     kind = exporter(format)
     if not kind.shards and (share.chosen is not None or executor is not None):
         what = "part" if executor is None else "executor"
-        raise OptionError(f"{what}: {format} has no shards to be shared out; leave it out")
+        raise OptionError(f"{what} is given, but {format} has no shards to share out: leave it out")
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:

@@ -111,6 +111,7 @@ class Job:
     def dry_run(self) -> Packed:
         """Find out what `build` would do, and raise what it would raise for what lies there."""
         self.result.dry_run = True
+        self.result.shards = len(self._shards)
         self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
@@ -292,15 +293,18 @@ class Job:
             self.plan, self._resumed = dataclasses.replace(self.plan, before=old.before), old
             return True
         # Of one that was killed before its first shard nothing is lost. Parts run at once, and must
-        # agree: they are told.
-        if self._restart or (whole and not journal.has_work(self.directory, data)):
+        # agree: they are told, and one part does not drop the plan that was made for all of them.
+        planned = old.ahead is not None and not whole
+        if (self._restart and not planned) or (
+            whole and not journal.has_work(self.directory, data)
+        ):
             return False
         differ = difference(old, self.plan) or "  it was begun without `shardio plan`"
         raise SourceChangedError(
             f"{printable(self.place.url)}: an unfinished packing is here, of another plan:\n"
             f"{differ}\n"
             "Undo the change and run it again to resume, or drop the unfinished packing with "
-            "--restart"
+            f"{'`shardio plan --restart`' if planned else '--restart'}"
         )
 
     # --- what is committed ------------------------------------------------------------------------
@@ -354,6 +358,7 @@ class Job:
     def _show_committed(self) -> None:
         committed = manifest.load(self.place)
         self.result.records, self.result.bytes = committed.records, committed.size
+        self.result.source_bytes = int(self.plan.shard_bytes.sum())  # of all parts, too
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
 

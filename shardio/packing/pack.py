@@ -267,7 +267,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
             raise NotPackedError(
                 "\n".join(missing)
                 + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
-                "again"
+                "again" + ("; with `--parts N` it says which" if run.parts is None else "")
             )
         _commit(LocalDirectory(out), work, splits)
     return [job.result for job in work]
@@ -338,7 +338,7 @@ def _ahead(
     classes: PathLike | None,
 ) -> list[Job]:
     """Take the plan of each split that `plan` made; none where it made none. Raises OptionError."""
-    found = plans_ahead(place.root)
+    found = plans_ahead(place.url)
     if not found:
         return []
     numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
@@ -349,7 +349,7 @@ def _ahead(
     for name, planned in found.items():
         refuse_others(place.url, planned, asked, options, images, numbering)
         reencode.check_tools(planned.options)
-        folder = manifest.split_folder(place.root, name)
+        folder = manifest.split_folder(place.url, name)
         lock.refuse_if_busy(folder, part=not run.is_whole)
         reopen = functools.partial(sources.reopen, asked)
         work.append(Job(planned, folder, run, request=asked, reopen=reopen))

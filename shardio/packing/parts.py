@@ -44,7 +44,9 @@ class PartOptions:
                 f"stagger_s is {printable(repr(self.stagger_s))}: expected seconds from 0 on"
             )
         if self.parts is not None and self.part != AUTO:
-            raise OptionError(f"parts belongs to part={AUTO!r}; else part has both numbers, I/N")
+            raise OptionError(
+                f"parts is {self.parts}: goes with part 'auto' alone; else part is I/N"
+            )
         if self.part is not None and self.part != AUTO:
             object.__setattr__(self, "part", _part(self.part))
 
@@ -184,7 +186,7 @@ def _indexed(told: Variables, parts: int | None) -> Part | None:
     if parts is None:
         raise OptionError(
             f"part is 'auto', and {name}={index} does not say of how many: give parts, the job's "
-            "completions"
+            "completions (`--parts N`)"
         )
     return _checked(index, parts, f"{name}={index}")
 

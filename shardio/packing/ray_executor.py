@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import pickle
+import shutil
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -76,7 +77,7 @@ class RayExecutor:
         own = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
         try:
             _refuse_deaf(address)
-            ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, **own)
+            begun = ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, **own)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise StorageError(
                 f"Ray cluster {printable(address)}: {_reason(error)}. Expected HOST:PORT of a "
@@ -87,6 +88,8 @@ class RayExecutor:
             yield
         finally:
             ray.shutdown()
+            if own:  # the logs and sockets of a cluster that was there for this call
+                shutil.rmtree(begun.address_info["session_dir"], ignore_errors=True)
 
     def run(
         self,

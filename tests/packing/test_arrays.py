@@ -80,7 +80,7 @@ def test_what_is_not_clear_is_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "1/2", "parts": 2}, "parts belongs to part='auto'"),
+        ({"part": "1/2", "parts": 2}, "parts is 2: goes with part 'auto' alone"),
         ({"stagger_s": -1}, "stagger_s is -1"),
         ({"part": "auto", "parts": 0}, "parts is 0"),
     ],
@@ -117,16 +117,37 @@ def test_an_array_packs_what_one_process_would(source: Path, tmp_path: Path) -> 
     assert content(tmp_path / "one") == content(tmp_path / "parts")
 
 
+def test_a_part_says_what_it_would_pack_and_of_a_dataset_all_that_is_there(
+    source: Path, tmp_path: Path
+) -> None:
+    line = ("pack", source, tmp_path / "out", "--part", "1/3", *SMALL)
+    assert (
+        "would pack 8 files, 3 classes, 2.4 KiB into 2 shards" in shardio(*line, "--dry-run").stdout
+    )
+    shardio("pack", source, tmp_path / "out", *SMALL)
+    assert "already packed: 24 files, 3 classes, 7.3 KiB, with" in shardio(*line).stdout
+
+
+def test_wrong_parts_are_told_as_on_the_command_line(source: Path, tmp_path: Path) -> None:
+    line = ("pack", source, tmp_path / "out", "--parts", "3")
+    assert "--parts is 3: goes with part 'auto' alone" in shardio(*line, code=2).stderr
+    pod = environment(JOB_COMPLETION_INDEX="2")
+    said = shardio(*line[:3], "--part", "auto", env=pod, code=2).stderr
+    assert "give parts, the job's completions (`--parts N`)" in said
+
+
 def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "parts"
     with pytest.raises(NotPackedError, match=r"no part has begun to pack here\n.*waited 0 s"):
         commit(out, wait_s=0)
     shardio("pack", source, out, "--part", "2/3", *SMALL)
     missing = "4 of 6 shards are not built: 0, 1, 4, 5; of parts 1, 3"
-    assert missing in shardio("commit", out, "--parts", "3", code=1).stderr
+    said = shardio("commit", out, "--parts", "3", code=1).stderr
+    assert missing in said and said.endswith("then `shardio commit` again\n")
     with pytest.raises(NotPackedError, match=missing):
         commit(out, parts=3, wait_s=0)
-    assert "of parts" not in shardio("commit", out, code=1).stderr
+    said = shardio("commit", out, code=1).stderr
+    assert "of parts" not in said and said.endswith("again; with `--parts N` it says which\n")
 
 
 def test_a_commit_waits_for_parts_that_are_still_to_come(source: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ CALLS = [
 def test_each_function_checks_its_part_as_pack_does(out: Path, call: Any) -> None:
     for options, message in (
         ({"part": "3/2"}, "part 3/2: parts count from 1"),
-        ({"part": "1/2", "parts": 2}, "parts belongs to part='auto'"),
+        ({"part": "1/2", "parts": 2}, "parts is 2: goes with part 'auto' alone"),
         ({"stagger_s": -1}, "stagger_s is -1"),
     ):
         with pytest.raises(OptionError, match=message):
@@ -480,7 +480,7 @@ def test_splits_are_exported_by_parts_over_an_older_export(tmp_path: Path) -> No
 def test_what_has_no_shards_and_parts_of_several_numbers_are_refused(
     out: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError, match="part: imagefolder has no shards"):
+    with pytest.raises(OptionError, match="part is given, but imagefolder has no shards"):
         export(out, tmp_path / "to", format="imagefolder", part="1/2")
     export(out, tmp_path / "to", format="mds", part="1/2")
     export(out, tmp_path / "to", format="mds", part="1/3")

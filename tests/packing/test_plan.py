@@ -184,6 +184,20 @@ def test_what_was_planned_otherwise_is_an_error_that_says_which(
     assert content(tmp_path / "out") == before
 
 
+def test_a_part_does_not_drop_the_plan_of_all(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    pack(source, out, part=(1, 2))
+    before = content(out)
+    with pytest.raises(
+        SourceChangedError, match=r"(?s)max_records: was 4, now 5.*`shardio plan --restart`$"
+    ):
+        pack(source, out, part=(2, 2), restart=True, max_records=5)
+    assert content(out) == before
+    pack(source, out, restart=True)
+    assert "24 files" in str(pack(source, out)[0])
+
+
 def test_the_root_of_a_listing_is_given_again(tmp_path: Path) -> None:
     path, options, _ = sources_in(tmp_path)["listing"]
     plan(path, tmp_path / "out", **options)
@@ -432,8 +446,14 @@ def test_the_command_line_says_what_is_planned_and_what_comes_next(
     assert "option --max-records: was 4, now 5" in wrong
     assert shardio("plan", source, out, "--seed", "4", code=1).stderr.endswith("--restart\n")
     for part in ("1/2", "2/2"):
-        shardio("pack", source, out, "--part", part)
+        built = shardio("pack", source, out.name, "--part", part, cwd=tmp_path).stdout
+        assert built.startswith("out: 12 files")  # as it was given
+        assert built.endswith("next: shardio commit out, when all parts are built\n")
     shardio("commit", out)
+    again = shardio("pack", source, out, "--part", "1/2", "--max-records", "4").stdout
+    assert "already packed" in again and "next:" not in again
+    stored = shardio("plan", source, tmp_path / "stored", "--store-option", "region=x").stdout
+    assert "stored --store-option ... --part I/N" in stored
     plant(source, {"class0/empty.jpg": b""})
     facts = shardio_json("plan", source, tmp_path / "other", code=4)["datasets"][0]
     assert (facts["planned"], facts["joined"], facts["records"]) == (True, False, 24)

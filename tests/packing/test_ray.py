@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,16 @@ import pytest
 from support import programs, ray_cluster, servers
 from support.object_stores import ObjectStore
 from support.ray_cluster import Cluster
-from support.trees import content, images, picture, plant, shardio, shardio_json, shards
+from support.trees import (
+    content,
+    environment,
+    images,
+    picture,
+    plant,
+    shardio,
+    shardio_json,
+    shards,
+)
 
 from shardio import PlanOptions, RayExecutor
 from shardio import __version__ as shardio_version
@@ -182,7 +192,7 @@ def test_exporting_writes_a_part_for_each_shard(
     assert there == here | {"out": f"{tmp_path / 'there'}"}
     assert content(tmp_path / "there") == content(tmp_path / "here")
     done = shardio("export", out, tmp_path / "x", "--format", "imagefolder", *ray(cluster), code=2)
-    assert "executor: imagefolder has no shards to be shared out" in done.stderr
+    assert "--executor is given, but imagefolder has no shards to share out" in done.stderr
 
 
 def test_another_release_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
@@ -219,6 +229,20 @@ def test_a_cluster_that_is_not_there_is_named(out: Path) -> None:
     assert f"Ray cluster {address}: Connection refused. Expected HOST:PORT" in done.stderr
     done = shardio("verify", out, "--address", address, code=2)
     assert "--address: goes with --executor ray" in done.stderr
+
+
+def test_a_cluster_for_one_call_leaves_nothing(out: Path) -> None:
+    pytest.importorskip("ray")
+    # A short path: sockets have no more than 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        env = environment(
+            RAY_TMPDIR=folder, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_ADDRESS=""
+        )
+        shardio(
+            "verify", out, "--executor", "ray", "--jobs", "1", env=env, timeout=ray_cluster.LIMIT_S
+        )
+        (ray_folder,) = Path(folder).iterdir()  # it was used
+        assert [one for one in ray_folder.iterdir() if not one.is_symlink()] == []
 
 
 # --- processes that are killed --------------------------------------------------------------------
