@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 
-from ..errors import DamageError, NotPackedError, OptionError, printable
+from ..errors import DamageError, NotPackedError, OptionError, SourceChangedError, printable
 from ..formats import manifest
 from ..storage import lock
 from . import journal, output_dir
@@ -30,7 +30,8 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
         folder = manifest.split_folder(directory, name)
         try:
             head = lock.head(folder)
-            planned = journal.parse(head, folder, functools.partial(lock.read, folder))
+            read = functools.partial(_read, folder, head[-lock.SEAL :])
+            planned = journal.parse(head, folder, read)
         except FileNotFoundError:
             if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
                 return {}
@@ -42,6 +43,22 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
         if journal.is_resumable(folder, head):
             found[name] = planned
     return found
+
+
+def _read(folder: str, seal: bytes, start: int, length: int) -> bytes:
+    """Read bytes of a plan that nobody holds. Raises SourceChangedError where it is gone."""
+    try:
+        return lock.read(folder, start, length, seal)
+    except FileNotFoundError:
+        raise lost(folder) from None
+
+
+def lost(out: str) -> SourceChangedError:
+    """Return the error for a plan that was made ahead, and is not there any more."""
+    return SourceChangedError(
+        f"{printable(out)}: the plan that was here is gone: another process committed it, or made "
+        "a new one. Run the same command again"
+    )
 
 
 def refuse_others(

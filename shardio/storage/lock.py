@@ -138,12 +138,15 @@ def begin(directory: str, fresh: Callable[[], Iterable[bytes]]) -> bytes | None:
     return None
 
 
-def read(directory: str, start: int, length: int) -> bytes:
+def read(directory: str, start: int, length: int, seal: bytes | None = None) -> bytes:
     """Read so many bytes of a journal that is not locked here; fewer where it ends.
 
-    Raises as `head` does.
+    seal: the last bytes of the head that was read; another journal may be there by now. Raises as
+    `head` does; FileNotFoundError for another journal, too.
     """
     with _opened(directory) as file:
+        if seal is not None and file.read(max(0, file.size - SEAL), min(SEAL, file.size)) != seal:
+            raise FileNotFoundError(directory)
         return file.read(start, max(0, min(file.size - start, length)))
 
 

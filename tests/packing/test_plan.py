@@ -357,6 +357,59 @@ def test_a_plan_that_is_gone_when_the_packing_begins_is_an_error(
     assert not shards(out)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_plan_that_is_gone_when_its_problems_are_read_is_an_error(
+    replaced: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, dry_run = tmp_path / "out", job.Job.dry_run
+    (source / "class0" / "empty.jpg").touch()
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        (out / lock.JOURNAL).unlink()
+        if replaced:
+            plant(source, {"class0/new.jpg": noise("new", 200)})
+            plan(source, out)
+        return dry_run(*given)
+
+    monkeypatch.setattr(job.Job, "dry_run", late)
+    with pytest.raises(SourceChangedError, match=r"the plan that was here is gone.*again"):
+        pack(source, out, dry_run=True)
+
+
+def test_who_finds_the_planned_packing_committed_a_moment_ago_leaves_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, build = tmp_path / "out", job.Job.build
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        monkeypatch.undo()
+        pack(source, out)
+        return build(*given)
+
+    monkeypatch.setattr(job.Job, "build", late)
+    [done] = pack(source, out)
+    assert done.already
+
+
+def test_an_equal_plan_that_was_not_made_ahead_is_not_taken_for_the_one_that_was(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, build = tmp_path / "out", job.Job.build
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        monkeypatch.undo()
+        (out / lock.JOURNAL).unlink()
+        pack(source, out, part=(1, 2), **PLANNED)
+        return build(*given)
+
+    monkeypatch.setattr(job.Job, "build", late)
+    with pytest.raises(SourceChangedError, match=r"the plan that was here is gone.*again"):
+        pack(source, out, part=(2, 2))
+
+
 def test_a_packing_that_was_begun_without_a_plan_is_told_to_be_finished(
     source: Path, tmp_path: Path
 ) -> None:
