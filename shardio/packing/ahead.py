@@ -29,9 +29,8 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
     for name in output_dir.begun_splits(directory) or [""]:
         folder = manifest.split_folder(directory, name)
         try:
-            head = lock.head(folder)
-            read = functools.partial(_read, folder, head[-lock.SEAL :])
-            planned = journal.parse(head, folder, read)
+            head, read = lock.look(folder)
+            planned = journal.parse(head, folder, functools.partial(_read, folder, read))
         except FileNotFoundError:
             if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
                 return {}
@@ -45,10 +44,10 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
     return found
 
 
-def _read(folder: str, seal: bytes, start: int, length: int) -> bytes:
+def _read(folder: str, read: journal.ReadBytes, start: int, length: int) -> bytes:
     """Read bytes of a plan that nobody holds. Raises SourceChangedError where it is gone."""
     try:
-        return lock.read(folder, start, length, seal)
+        return read(start, length)
     except FileNotFoundError:
         raise lost(folder) from None
 

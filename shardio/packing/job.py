@@ -115,8 +115,7 @@ class Job:
         self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
-            head = lock.head(self.directory)
-            read = functools.partial(lock.read, self.directory, seal=head[-lock.SEAL :])
+            head, read = lock.look(self.directory)
             if not self.result.already and self._joins(head, read):
                 there = self._finished().keys() | self._sent().keys()
                 self.result.kept = len(there & set(self._shards))
@@ -319,8 +318,9 @@ class Job:
         options = self.plan.options.record()
         if self.result.tiles is not None:  # known only now: no part of the plan, nor of the id
             options["tiles"] = self.result.tiles
+        infos = [one.info for one in self._built if one.info is not None]
         written = manifest.make(
-            [one.info for one in self._built if one.info is not None],
+            infos,
             dataset_id=self._id,
             format=self.plan.options.format,
             schema=Schema(self.plan.fields),
@@ -335,6 +335,8 @@ class Job:
             journal.write_rejected(self.place, self._problems)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced
+        if self.run.executor is not None:
+            output_dir.refuse_unseen(self.place, [one.name for one in infos])
         self.place.write(manifest.MANIFEST, written.dump())
         self.result.records, self.result.bytes = written.records, written.size
         self.result.committed = True
