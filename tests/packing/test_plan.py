@@ -1,11 +1,15 @@
 """A plan that is made once: parts, and whole packings, go on under it and never list the source."""
 
+import hashlib
+import itertools
 import os
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.object_stores import ObjectStore
 from support.packing import die, grouped
@@ -30,6 +34,7 @@ from shardio.errors import (
     SourceChangedError,
     SourceError,
 )
+from shardio.formats.sample import pack_columns, unpack_columns
 from shardio.packing import gc, job, journal, sources
 from shardio.packing.packed import Packed
 from shardio.storage import lock
@@ -320,6 +325,63 @@ def test_a_damaged_piece_is_an_error_of_its_shard_alone(source: Path, tmp_path: 
 
 def reader(data: bytes) -> journal.ReadBytes:
     return lambda start, length: data[start : start + length]
+
+
+def sealed(data: bytes, change: Callable[[list[Any], dict[str, Any]], None]) -> bytes:
+    """The journal with other values in its pieces and header, and checksums that fit."""
+    first, last, _ = lock.FOOTER.unpack(data[-lock.FOOTER.size :])
+    header = unpack_columns(data[last : -lock.FOOTER.size])
+    cuts = itertools.pairwise(header["ends"].tolist())
+    pieces = [unpack_columns(data[start:stop]) for start, stop in cuts]
+    change(pieces, header)
+    packed = [pack_columns(piece) for piece in pieces]
+    if header["ends"] is not None:
+        header["ends"] = np.cumsum([first, *map(len, packed)])
+    header["checksums"] = [hashlib.blake2b(one, digest_size=8).digest() for one in packed]
+    end, places = pack_columns(header), struct.pack("<QQ", first, first + sum(map(len, packed)))
+    seal = hashlib.sha256(data[:first] + end + places).digest()
+    return data[:first] + b"".join(packed) + end + places + seal
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, id=name)
+        for name, change in {
+            "no bounds": lambda pieces, header: header.update(bounds=None),
+            "bounds of floats": lambda pieces, header: header.update(bounds=np.arange(7.0)),
+            "bounds that go back": lambda pieces, header: np.put(header["bounds"], 2, 1),
+            "huge bounds": lambda pieces, header: np.put(header["bounds"], 6, 1 << 62),
+            "no ends": lambda pieces, header: header.update(ends=None),
+            "a shard less": lambda pieces, header: pieces.pop(),
+            "an id that is none": lambda pieces, header: header.update(dataset_id=7),
+            "shards of before": lambda pieces, header: header.update(before=[1]),
+            "a source": lambda pieces, header: header["ahead"].update(source=3),
+            "problems": lambda pieces, header: header.update(problems=-1),
+            "reasons": lambda pieces, header: (
+                header.update(problems=1),
+                pieces[-1].append([1, 2]),
+            ),
+            "a record less": lambda pieces, header: pieces[0]["keys"].pop(),
+            "keys of text": lambda pieces, header: pieces[0].update(keys=["x"] * 4),
+            "sizes of floats": lambda pieces, header: pieces[0].update(sizes=np.zeros(4)),
+            "no source": lambda pieces, header: pieces[0].pop("source"),
+            "no labels": lambda pieces, header: pieces[0]["source"].update(own={}),
+        }.items()
+    ],
+)
+def test_a_plan_of_values_that_nobody_wrote_is_damaged(
+    change: Callable[[list[Any], dict[str, Any]], None], source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    data = (out / lock.JOURNAL).read_bytes()
+    assert sealed(data, lambda pieces, header: None) == data
+    (out / lock.JOURNAL).write_bytes(sealed(data, change))
+    with pytest.raises(DamageError, match=r"shardio-plan: the .* cannot be read: .*--restart"):
+        pack(source, out)
+    assert not (out / "manifest.json").exists()
+    pack(source, out, restart=True, **PLANNED)
 
 
 def test_a_part_reads_its_own_pieces_alone(
