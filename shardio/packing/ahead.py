@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 
-from ..errors import DamageError, NotPackedError, OptionError, printable
+from ..errors import DamageError, NotPackedError, OptionError, SourceChangedError, printable
 from ..formats import manifest
 from ..storage import lock
 from . import journal, output_dir
@@ -29,8 +29,8 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
     for name in output_dir.begun_splits(directory) or [""]:
         folder = manifest.split_folder(directory, name)
         try:
-            head = lock.head(folder)
-            planned = journal.parse(head, folder, functools.partial(lock.read, folder))
+            head, read = lock.look(folder)
+            planned = journal.parse(head, folder, functools.partial(_read, folder, read))
         except FileNotFoundError:
             if not os.path.lexists(os.path.join(folder, manifest.MANIFEST)):
                 return {}
@@ -42,6 +42,22 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
         if journal.is_resumable(folder, head):
             found[name] = planned
     return found
+
+
+def _read(folder: str, read: journal.ReadBytes, start: int, length: int) -> bytes:
+    """Read bytes of a plan that nobody holds. Raises SourceChangedError where it is gone."""
+    try:
+        return read(start, length)
+    except FileNotFoundError:
+        raise lost(folder) from None
+
+
+def lost(out: str) -> SourceChangedError:
+    """Return the error for a plan that was made ahead, and is not there any more."""
+    return SourceChangedError(
+        f"{printable(out)}: the plan that was here is gone: another process committed it, or made "
+        "a new one. Run the same command again"
+    )
 
 
 def refuse_others(

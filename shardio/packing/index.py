@@ -195,6 +195,9 @@ def index(
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
+        if executor is not None:
+            names = (sidecar_name(info.number, info.index_checksum) for info in infos)
+            output_dir.refuse_unseen(LocalDirectory(folder), names)
         if shards is None:
             _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
     done.seconds = time.perf_counter() - began

@@ -27,6 +27,7 @@ from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, piece, process_pool
+from .ahead import lost
 from .build_shard import Work
 from .built import Built
 from .missing import show_missing
@@ -115,8 +116,8 @@ class Job:
         self.result.rejected = _shown(self.plan.problems)
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
-            read = functools.partial(lock.read, self.directory)
-            if not self.result.already and self._joins(lock.head(self.directory), read):
+            head, read = lock.look(self.directory)
+            if not self.result.already and self._joins(head, read):
                 there = self._finished().keys() | self._sent().keys()
                 self.result.kept = len(there & set(self._shards))
         return self.result
@@ -260,7 +261,7 @@ class Job:
     def _fresh(self) -> Iterator[bytes]:
         """Write a journal for a directory that has none. Raises SourceChangedError."""
         if self._reopen is not None:
-            raise _lost(self.place)
+            raise lost(self.place.url)
         self._restart = False  # there is nothing to be dropped
         before = journal.shards_in(self.directory)
         self.plan = dataclasses.replace(self.plan, before=before)
@@ -281,8 +282,8 @@ class Job:
                 return False
             raise
         if self._reopen is not None:
-            if not old.same(self.plan):
-                raise _lost(self.place)
+            if old.ahead is None or not old.same(self.plan):
+                raise lost(self.place.url)
             self.plan = old
             return True
         usable = old.ahead is not None or self.plan.ahead is None
@@ -321,8 +322,9 @@ class Job:
         options = self.plan.options.record()
         if self.result.tiles is not None:  # known only now: no part of the plan, nor of the id
             options["tiles"] = self.result.tiles
+        infos = [one.info for one in self._built if one.info is not None]
         written = manifest.make(
-            [one.info for one in self._built if one.info is not None],
+            infos,
             dataset_id=self._id,
             format=self.plan.options.format,
             schema=Schema(self.plan.fields),
@@ -337,6 +339,8 @@ class Job:
             journal.write_rejected(self.place, self._problems)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced
+        if self.run.executor is not None:
+            output_dir.refuse_unseen(self.place, [one.name for one in infos])
         self.place.write(manifest.MANIFEST, written.dump())
         self.result.records, self.result.bytes = written.records, written.size
         self.result.committed = True
@@ -351,7 +355,8 @@ class Job:
         if self.plan.problems and not self.run.skip:
             return self.plan.problems
         self._show_committed()
-        self.result.rejected = sorted({*self.result.rejected, *_shown(self.plan.problems)})
+        with contextlib.suppress(SourceChangedError):  # the plan was in the journal, which is gone
+            self.result.rejected = sorted({*self.result.rejected, *_shown(self.plan.problems)})
         output_dir.clean_up(self.directory, stored=self._id if self.place.remote else None)
         return []
 
@@ -361,14 +366,6 @@ class Job:
         self.result.source_bytes = int(self.plan.shard_bytes.sum())  # of all parts, too
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
-
-
-def _lost(place: Target) -> SourceChangedError:
-    """Return the error for a plan that was made ahead, and is not there any more."""
-    return SourceChangedError(
-        f"{printable(place.url)}: the plan that was here is gone: another process committed it, or "
-        "made a new one. Run the same command again"
-    )
 
 
 def least_bytes(job: Job) -> int:

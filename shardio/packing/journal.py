@@ -42,7 +42,7 @@ import numpy as np
 from ..errors import DamageError, ExistsError, NotPackedError, StorageError, VersionError, printable
 from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
-from ..formats.sample import pack_columns, unpack_columns
+from ..formats.sample import Schema, pack_columns, unpack_columns
 from ..names import key_bytes, key_text
 from ..storage import local
 from ..storage.local import LocalDirectory
@@ -51,7 +51,7 @@ from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
 from .options import PackOptions
 from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Plain, Problem, Source
+from .sources.base import Ints, Plain, Problem, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
@@ -59,6 +59,17 @@ Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, de
 REJECTED = "rejected.jsonl"
 NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
 SCAN_NOTE = ".shardio-scan-{}.json"
+_KINDS: dict[str, Any] = {
+    "dataset_id": bytes,
+    "changes": bytes,
+    "before": dict,
+    "notes": list,
+    "ignored": int,
+    "problems": int,
+    "ahead": dict | None,
+}
+# What is raised by reading values that are not those that were written.
+_UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
 
 
@@ -112,6 +123,7 @@ class _Pieces:
 
     shown: str
     read: ReadBytes
+    bounds: Ints  # of the shards, in records
     ends: Sequence[int]
     checksums: Sequence[bytes]
     reopen: Callable[[Plain], Source] | None  # the source, by a piece of it
@@ -129,13 +141,18 @@ class _Pieces:
             about = found.get("source")
             if about is not None:
                 about = about["own"] | {name: found[name] for name in about["shared"]}
-            keys, sizes, mtimes = found["keys"], found["sizes"], found["mtimes"]
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            keys, sizes, mtimes = columns = found["keys"], found["sizes"], found["mtimes"]
+            records = int(self.bounds[shard + 1] - self.bounds[shard])
+            if any(len(one) != records for one in columns) or set(map(type, keys)) - {bytes}:
+                raise ValueError(f"it is not of {records:,} records")
+            if {sizes.dtype.kind, mtimes.dtype.kind} - {"i"} or (about is None and self.reopen):
+                raise ValueError("it has not what reads its records")
+            source = None if about is None or self.reopen is None else self.reopen(about)
+        except _UNFIT as error:
             raise DamageError(
                 f"{self.shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack "
                 "--restart` drops it"
             ) from None
-        source = None if about is None or self.reopen is None else self.reopen(about)
         return Rows(keys, sizes, mtimes, range(len(keys)), source)
 
 
@@ -155,7 +172,10 @@ class _Problems(Sequence[Problem]):
     def _loaded(self) -> list[Problem]:
         pieces = self._pieces
         try:
-            return [(key, why) for key, why in pieces.load(len(pieces.ends) - 2)]
+            found = [(key, why) for key, why in pieces.load(len(pieces.ends) - 2)]
+            if {(type(key), type(why)) for key, why in found} - {(bytes, str)}:
+                raise ValueError("it is not of keys and reasons")
+            return found
         except (TypeError, ValueError) as error:
             raise DamageError(
                 f"{pieces.shown}: the list of what cannot be packed cannot be read: {error}. "
@@ -196,19 +216,44 @@ def parse(
         header["fields"] = tuple((name, kind) for name, kind in header["fields"])
         header["classes"] = None if header["classes"] is None else tuple(header["classes"])
         header["options"] = PackOptions.of(header["options"])
+        _check(header)
         ends, checksums = header.pop("ends").tolist(), header.pop("checksums")
         open_piece = None
         if reopen is not None and header["ahead"] is not None:
             options, described = header["options"], header["ahead"]["source"]
             open_piece = functools.partial(reopen, options.source, options.split, described)
-        pieces = _Pieces(shown, read, ends, checksums, open_piece)
+        pieces = _Pieces(shown, read, header["bounds"], ends, checksums, open_piece)
         header["problems"] = _Problems(header["problems"], pieces)
         return Plan(**header, rows=pieces)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
+    except (*_UNFIT, RecursionError, struct.error) as error:
         raise DamageError(
             f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "
             "--restart` drops it"
         ) from None
+
+
+def _check(header: Plain) -> None:
+    """Raise ValueError, or another of _UNFIT, where a header is not what `dump` writes."""
+    Schema(header["fields"])
+    bounds, shard_bytes, ends = (header[name] for name in ("bounds", "shard_bytes", "ends"))
+    if any(one.dtype != np.int64 or one.ndim != 1 for one in (bounds, shard_bytes, ends)):
+        raise ValueError("its numbers are of another type")
+    lengths = (len(shard_bytes) + 1, len(ends) - 1, len(header["checksums"]))
+    if lengths != (len(bounds), len(bounds), len(bounds)):
+        raise ValueError("it says different numbers of shards")
+    if (
+        header["problems"] < 0
+        or bounds[0] != 0
+        or np.any(np.diff(bounds) < 1)
+        or np.any(np.diff(ends) < 1)
+    ):
+        raise ValueError("its shards do not follow each other")
+    for name, kind in _KINDS.items():
+        if not isinstance(header[name], kind):
+            raise ValueError(f"{name} is of another type")
+    ahead = header["ahead"]
+    if ahead is not None and not isinstance(ahead["source"], dict):
+        raise ValueError("what it says of the source is of another type")
 
 
 def of_writer(dataset_id: bytes, before: Before) -> bytes:

@@ -220,6 +220,17 @@ def _has_shards(place: Target, there: manifest.Manifest) -> bool:
     return all(reply is not None and reply.size == info.size for info, reply in found)
 
 
+def refuse_unseen(place: Target, names: Iterable[str]) -> None:
+    """Raise StorageError where files that other machines wrote are not in a directory."""
+    for name in names if isinstance(place, LocalDirectory) else ():
+        if not place.exists(name):
+            raise StorageError(
+                f"{printable(os.path.join(place.url, name), 4096)}: a node of the cluster wrote "
+                "it, but it is not here: expected a directory that this machine and all nodes "
+                "share, under one path. Nothing was committed"
+            )
+
+
 def _another(place: Target, there: manifest.Manifest, changed: Sequence[str]) -> str:
     differ = "".join(f"\n  option {line}" for line in changed)
     return (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import struct
 import threading
@@ -138,13 +139,25 @@ def begin(directory: str, fresh: Callable[[], Iterable[bytes]]) -> bytes | None:
     return None
 
 
-def read(directory: str, start: int, length: int) -> bytes:
+def read(directory: str, start: int, length: int, seal: bytes | None = None) -> bytes:
     """Read so many bytes of a journal that is not locked here; fewer where it ends.
 
-    Raises as `head` does.
+    seal: the last bytes of the journal that is meant. Raises as `head` does; FileNotFoundError
+    where another one is there.
     """
     with _opened(directory) as file:
+        if seal is not None and file.read(max(0, file.size - SEAL), min(SEAL, file.size)) != seal:
+            raise FileNotFoundError(directory)
         return file.read(start, max(0, min(file.size - start, length)))
+
+
+def look(directory: str) -> tuple[bytes, Callable[[int, int], bytes]]:
+    """Return the head of a journal that is not locked here, and what reads bytes of it later.
+
+    That raises FileNotFoundError where another journal is there by then. Raises as `head` does.
+    """
+    found = head(directory)
+    return found, functools.partial(read, directory, seal=found[-SEAL:])
 
 
 def head(directory: str) -> bytes:

@@ -1,11 +1,15 @@
 """A plan that is made once: parts, and whole packings, go on under it and never list the source."""
 
+import hashlib
+import itertools
 import os
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.object_stores import ObjectStore
 from support.packing import die, grouped
@@ -30,6 +34,7 @@ from shardio.errors import (
     SourceChangedError,
     SourceError,
 )
+from shardio.formats.sample import pack_columns, unpack_columns
 from shardio.packing import gc, job, journal, sources
 from shardio.packing.packed import Packed
 from shardio.storage import lock
@@ -336,6 +341,63 @@ def reader(data: bytes) -> journal.ReadBytes:
     return lambda start, length: data[start : start + length]
 
 
+def sealed(data: bytes, change: Callable[[list[Any], dict[str, Any]], None]) -> bytes:
+    """The journal with other values in its pieces and header, and checksums that fit."""
+    first, last, _ = lock.FOOTER.unpack(data[-lock.FOOTER.size :])
+    header = unpack_columns(data[last : -lock.FOOTER.size])
+    cuts = itertools.pairwise(header["ends"].tolist())
+    pieces = [unpack_columns(data[start:stop]) for start, stop in cuts]
+    change(pieces, header)
+    packed = [pack_columns(piece) for piece in pieces]
+    if header["ends"] is not None:
+        header["ends"] = np.cumsum([first, *map(len, packed)])
+    header["checksums"] = [hashlib.blake2b(one, digest_size=8).digest() for one in packed]
+    end, places = pack_columns(header), struct.pack("<QQ", first, first + sum(map(len, packed)))
+    seal = hashlib.sha256(data[:first] + end + places).digest()
+    return data[:first] + b"".join(packed) + end + places + seal
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, id=name)
+        for name, change in {
+            "no bounds": lambda pieces, header: header.update(bounds=None),
+            "bounds of floats": lambda pieces, header: header.update(bounds=np.arange(7.0)),
+            "bounds that go back": lambda pieces, header: np.put(header["bounds"], 2, 1),
+            "huge bounds": lambda pieces, header: np.put(header["bounds"], 6, 1 << 62),
+            "no ends": lambda pieces, header: header.update(ends=None),
+            "a shard less": lambda pieces, header: pieces.pop(),
+            "an id that is none": lambda pieces, header: header.update(dataset_id=7),
+            "shards of before": lambda pieces, header: header.update(before=[1]),
+            "a source": lambda pieces, header: header["ahead"].update(source=3),
+            "problems": lambda pieces, header: header.update(problems=-1),
+            "reasons": lambda pieces, header: (
+                header.update(problems=1),
+                pieces[-1].append([1, 2]),
+            ),
+            "a record less": lambda pieces, header: pieces[0]["keys"].pop(),
+            "keys of text": lambda pieces, header: pieces[0].update(keys=["x"] * 4),
+            "sizes of floats": lambda pieces, header: pieces[0].update(sizes=np.zeros(4)),
+            "no source": lambda pieces, header: pieces[0].pop("source"),
+            "no labels": lambda pieces, header: pieces[0]["source"].update(own={}),
+        }.items()
+    ],
+)
+def test_a_plan_of_values_that_nobody_wrote_is_damaged(
+    change: Callable[[list[Any], dict[str, Any]], None], source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plan(source, out)
+    data = (out / lock.JOURNAL).read_bytes()
+    assert sealed(data, lambda pieces, header: None) == data
+    (out / lock.JOURNAL).write_bytes(sealed(data, change))
+    with pytest.raises(DamageError, match=r"shardio-plan: the .* cannot be read: .*--restart"):
+        pack(source, out)
+    assert not (out / "manifest.json").exists()
+    pack(source, out, restart=True, **PLANNED)
+
+
 def test_a_part_reads_its_own_pieces_alone(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +431,59 @@ def test_a_plan_that_is_gone_when_the_packing_begins_is_an_error(
     with pytest.raises(SourceChangedError, match=r"the plan that was here is gone.*again"):
         pack(source, out)
     assert not shards(out)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_plan_that_is_gone_when_its_problems_are_read_is_an_error(
+    replaced: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, dry_run = tmp_path / "out", job.Job.dry_run
+    (source / "class0" / "empty.jpg").touch()
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        (out / lock.JOURNAL).unlink()
+        if replaced:
+            plant(source, {"class0/new.jpg": noise("new", 200)})
+            plan(source, out)
+        return dry_run(*given)
+
+    monkeypatch.setattr(job.Job, "dry_run", late)
+    with pytest.raises(SourceChangedError, match=r"the plan that was here is gone.*again"):
+        pack(source, out, dry_run=True)
+
+
+def test_who_finds_the_planned_packing_committed_a_moment_ago_leaves_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, build = tmp_path / "out", job.Job.build
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        monkeypatch.undo()
+        pack(source, out)
+        return build(*given)
+
+    monkeypatch.setattr(job.Job, "build", late)
+    [done] = pack(source, out)
+    assert done.already
+
+
+def test_an_equal_plan_that_was_not_made_ahead_is_not_taken_for_the_one_that_was(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, build = tmp_path / "out", job.Job.build
+    plan(source, out)
+
+    def late(*given: Any) -> Any:
+        monkeypatch.undo()
+        (out / lock.JOURNAL).unlink()
+        pack(source, out, part=(1, 2), **PLANNED)
+        return build(*given)
+
+    monkeypatch.setattr(job.Job, "build", late)
+    with pytest.raises(SourceChangedError, match=r"the plan that was here is gone.*again"):
+        pack(source, out, part=(2, 2))
 
 
 def test_a_packing_that_was_begun_without_a_plan_is_told_to_be_finished(
