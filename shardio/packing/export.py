@@ -137,6 +137,8 @@ def export(
     if not kind.shards and (share.chosen is not None or executor is not None):
         what = "part" if executor is None else "executor"
         raise OptionError(f"{what} is given, but {format} has no shards to share out: leave it out")
+    if executor is not None and share.chosen is not None:
+        raise OptionError("executor is given, which writes all parts: leave part out")
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
     if shard_size is not None:

@@ -222,6 +222,14 @@ def test_what_is_no_executor_is_refused(out: Path, tmp_path: Path) -> None:
         RayExecutor(7)  # type: ignore[arg-type]
 
 
+def test_an_executor_and_a_part_of_an_export_are_refused(out: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    given = ["--format", "mds", "--executor", "ray", "--part", "1/2"]
+    done = shardio("export", out, tmp_path / "x", *given, code=2)
+    assert "--executor is given, which writes all parts: leave part out" in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_cluster_that_is_not_there_is_named(out: Path) -> None:
     pytest.importorskip("ray")
     address = f"127.0.0.1:{servers.free_port()}"
