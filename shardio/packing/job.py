@@ -300,13 +300,7 @@ class Job:
             whole and not journal.has_work(self.directory, data)
         ):
             return False
-        differ = difference(old, self.plan) or "  it was begun without `shardio plan`"
-        raise SourceChangedError(
-            f"{printable(self.place.url)}: an unfinished packing is here, of another plan:\n"
-            f"{differ}\n"
-            "Undo the change and run it again to resume, or drop the unfinished packing with "
-            f"{'`shardio plan --restart`' if planned else '--restart'}"
-        )
+        raise _another_plan(self.place, old, self.plan, planned)
 
     # --- what is committed ------------------------------------------------------------------------
 
@@ -366,6 +360,17 @@ class Job:
         self.result.source_bytes = int(self.plan.shard_bytes.sum())  # of all parts, too
         self.result.tiles = committed.options.get("tiles")
         self.result.rejected = _shown(journal.own_rejected(self.place) or [])
+
+
+def _another_plan(place: Target, old: Plan, new: Plan, planned: bool) -> SourceChangedError:
+    """Return the error for another plan that is there; planned: by `shardio plan`, for parts."""
+    differ = difference(old, new) or "  it was begun without `shardio plan`"
+    return SourceChangedError(
+        f"{printable(place.url)}: an unfinished packing is here, of another plan:\n"
+        f"{differ}\n"
+        "Undo the change and run it again to resume, or drop the unfinished packing with "
+        f"{'`shardio plan --restart`' if planned else '--restart'}"
+    )
 
 
 def least_bytes(job: Job) -> int:
