@@ -158,8 +158,9 @@ def export(
             call |= {"shard_size": shard_size, "root": root, "storage": storage}
             again = functools.partial(export, path, target, overwrite=overwrite, **call)
             _export_elsewhere(request, what, executor, again)
-        with export_parts.owned(target, what, None):
-            return _export(request, what, before, overwrite)
+        begun = export_parts.begun(target, what)
+        with export_parts.owned(target, what, None, begun):
+            return _export(request, what, before, overwrite, begun)
     resumed = not before.complete and before.what == what
     if not (overwrite or resumed):
         refuse_taken(target, _BESIDE)
@@ -167,11 +168,10 @@ def export(
         return _export_part(request, what, share)
 
 
-def _export(request: _Request, what: str, before: Receipt, overwrite: bool) -> Exported:
-    """Write all files, or join those that parts wrote, and give them their names."""
+def _export(request: _Request, what: str, before: Receipt, overwrite: bool, parts: int) -> Exported:
+    """Write all files, or join those that parts wrote, if any did, and give them their names."""
     target, kind = request.target, request.kind
     resumed = not before.complete and before.what == what
-    parts = export_parts.begun(target, what)
     while True:
         done = Exported(target, request.format)
         staging = Staging(target, replace=overwrite or resumed, beside=_BESIDE)

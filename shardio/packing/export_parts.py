@@ -62,13 +62,14 @@ def begun(target: str, what: str) -> int:
 
 
 def owned(
-    target: str, what: str, part: tuple[int, int] | None
+    target: str, what: str, part: tuple[int, int] | None, parts: int = 0
 ) -> contextlib.AbstractContextManager[object]:
     """Own a directory for a part, or for the last call where there were parts.
 
-    Raises BusyError, ExistsError.
+    parts: that were begun. They may be there without a journal, which a last call that failed has
+    removed. Raises BusyError, ExistsError.
     """
-    if part is None and not os.path.lexists(os.path.join(target, JOURNAL)):
+    if not (part or parts or os.path.lexists(os.path.join(target, JOURNAL))):
         return contextlib.nullcontext()
     local.make_directory(target)
     places = None if part is None else range(part[0] - 1, part[0])

@@ -16,7 +16,7 @@ from ..formats import manifest
 from ..storage import lock
 from ..storage.lock import JOURNAL
 from . import journal, output_dir
-from .parts import shards_of_part
+from .parts import part_of
 from .plan import Plan
 
 _LOOK_S = 1.0  # between two looks into the directory
@@ -101,9 +101,7 @@ def show_missing(left: Sequence[int], shards: int, parts: int | None) -> str:
     text = f"{len(left):,} of {shards:,} shards are not built: {_listed(left)}"
     if parts is None:
         return text
-    wanted = set(left)
-    late = [i for i in range(1, parts + 1) if wanted.intersection(shards_of_part(i, parts, shards))]
-    return f"{text}; of parts {_listed(late)}"
+    return f"{text}; of parts {_listed(sorted({part_of(one, parts, shards) for one in left}))}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -81,6 +81,11 @@ def shards_of_part(part: int, parts: int, shards: int) -> range:
     return range(shards * (part - 1) // parts, shards * part // parts)
 
 
+def part_of(shard: int, parts: int, shards: int) -> int:
+    """Return the part that a shard is of, from 1 on."""
+    return -(-(shard + 1) * parts // shards)
+
+
 def show_closing(part: tuple[int, int], done: str) -> str:
     """Say that a part is done, and what there is to do when all are."""
     return f"part {part[0]} of {part[1]} {done}; when all are: the same command without --part"

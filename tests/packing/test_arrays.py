@@ -141,6 +141,8 @@ def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Pa
     with pytest.raises(NotPackedError, match=r"no part has begun to pack here\n.*waited 0 s"):
         commit(out, wait_s=0)
     shardio("pack", source, out, "--part", "2/3", *SMALL)
+    many = shardio("commit", out, "--parts", str(1 << 40), code=1).stderr  # told at once, too
+    assert f"of parts {-(-(1 << 40) // 6)}, " in many
     missing = "4 of 6 shards are not built: 0, 1, 4, 5; of parts 1, 3"
     said = shardio("commit", out, "--parts", "3", code=1).stderr
     assert missing in said and said.endswith("then `shardio commit` again\n")

@@ -19,12 +19,14 @@ from support.object_stores import ObjectStore
 from support.trees import command, content, environment, images, picture, plant, shardio, shards
 
 from shardio import (
+    BusyError,
     DamageError,
     ExistsError,
     NotPackedError,
     OptionError,
     PlanOptions,
     Storage,
+    StorageError,
     copy,
     export,
     index,
@@ -32,6 +34,7 @@ from shardio import (
     pack,
     verify,
 )
+from shardio.packing import export_parts
 from shardio.packing.gc import gc
 from shardio.storage import ranges
 
@@ -436,6 +439,32 @@ def test_the_last_call_writes_the_parts_that_nobody_wrote(out: Path, tmp_path: P
     for name in ("one", "two"):
         assert export(out, tmp_path / name, format="webdataset").records == 24
     assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_a_last_call_after_one_that_failed_owns_the_parts(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a part that runs again would remove files that the last call is about to join."""
+    to, late = tmp_path / "to", []
+    for part in ("1/2", "2/2"):
+        export(out, to, format="webdataset", part=part)
+    load = export_parts.load
+
+    def fail(folder: str) -> Any:
+        raise StorageError("the disk fails")
+
+    def again(folder: str) -> Any:
+        with pytest.raises(BusyError, match="another shardio process"):
+            export(out, to, format="webdataset", part="2/2")
+        late.append(folder)
+        return load(folder)
+
+    monkeypatch.setattr(export_parts, "load", fail)
+    with pytest.raises(StorageError, match="the disk fails"):
+        export(out, to, format="webdataset")
+    monkeypatch.setattr(export_parts, "load", again)
+    assert export(out, to, format="webdataset").records == 24
+    assert len(late) == 2 and hidden(to) == [".shardio-export"]
 
 
 def test_parts_agree_on_what_a_later_record_needs(tmp_path: Path) -> None:
