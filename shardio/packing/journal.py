@@ -338,12 +338,13 @@ def shard_number(name: str) -> int | None:
 
 def shards_in(directory: str) -> Before:
     """Return all files with names of shards, and their times of change in ns."""
+    found = {}
     with os.scandir(directory) as entries:
-        return {
-            entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
-            for entry in entries
-            if shard_number(entry.name) is not None
-        }
+        for entry in entries:
+            if shard_number(entry.name) is not None:
+                with contextlib.suppress(FileNotFoundError):  # a restart has just removed it
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
+    return found
 
 
 def new_shards(directory: str, before: Before) -> set[str]:
