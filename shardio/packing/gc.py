@@ -142,7 +142,7 @@ def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unname
             needed = name in named
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
-            ours = ours or journal.is_scan_note(name)
+            ours = ours or journal.is_own_note(folder, name, journal.SCAN_NOTE)
             needed = resumable or not ours
         if not needed:
             old = time.time() - max(status.st_mtime, replaced) >= keep_s

@@ -319,8 +319,7 @@ def clean(directory: str, journal: bytes) -> None:
             if shard_id(directory, name) == dataset_id:
                 local.remove(os.path.join(directory, name))
     for name in os.listdir(directory):
-        note = is_note(name) or fnmatch.fnmatchcase(name, NOTE_BUILT.format("*"))
-        if note or is_rejected_part(directory, name) or is_scan_note(name):
+        if is_own_note(directory, name) or is_rejected_part(directory, name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
     local.remove(os.path.join(directory, JOURNAL))
@@ -338,12 +337,13 @@ def shard_number(name: str) -> int | None:
 
 def shards_in(directory: str) -> Before:
     """Return all files with names of shards, and their times of change in ns."""
+    found = {}
     with os.scandir(directory) as entries:
-        return {
-            entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
-            for entry in entries
-            if shard_number(entry.name) is not None
-        }
+        for entry in entries:
+            if shard_number(entry.name) is not None:
+                with contextlib.suppress(FileNotFoundError):  # a restart has just removed it
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
+    return found
 
 
 def new_shards(directory: str, before: Before) -> set[str]:
@@ -408,9 +408,15 @@ def is_note(name: str) -> bool:
     return fnmatch.fnmatchcase(name, NOTE_SENT.format("*"))
 
 
-def is_scan_note(name: str) -> bool:
-    """Return whether a file is named as the note of a shard that a part of an index scanned."""
-    return fnmatch.fnmatchcase(name, SCAN_NOTE.format("*"))
+def is_own_note(directory: str, name: str, *kinds: str) -> bool:
+    """Return whether a file is a note of a shard, by its name and its first bytes.
+
+    kinds: the names of such notes; default: of all that there are
+    """
+    named = (kind.format("*") for kind in kinds or (NOTE_SENT, NOTE_BUILT, SCAN_NOTE))
+    return any(fnmatch.fnmatchcase(name, one) for one in named) and (
+        first_bytes(directory, name, 1) == b"{"
+    )
 
 
 # --- what was left out ----------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def load(folder: str, found: Found, dataset_id: bytes, number: int) -> Scanned |
 def remove(folder: str) -> None:
     """Remove all notes."""
     for name in os.listdir(folder):
-        if journal.is_scan_note(name):
+        if journal.is_own_note(folder, name, journal.SCAN_NOTE):
             local.remove(os.path.join(folder, name))
 
 

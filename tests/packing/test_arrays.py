@@ -1,5 +1,6 @@
 """Parts of a packing that schedulers start: which one a process is, and a commit that waits."""
 
+import contextlib
 import math
 import os
 import shlex
@@ -134,6 +135,24 @@ def test_wrong_parts_are_told_as_on_the_command_line(source: Path, tmp_path: Pat
     pod = environment(JOB_COMPLETION_INDEX="2")
     said = shardio(*line[:3], "--part", "auto", env=pod, code=2).stderr
     assert "give parts, the job's completions (`--parts N`)" in said
+
+
+def test_a_shard_that_is_removed_while_a_commit_looks_is_missing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, scandir = tmp_path / "out", os.scandir
+    shardio("pack", source, out, "--part", "2/3", *SMALL)
+    built = [*out.glob("*.shard")]
+
+    def late(path: Any) -> Any:
+        entries = [*scandir(path)]
+        for shard in built:
+            shard.unlink(missing_ok=True)
+        return contextlib.nullcontext(entries)
+
+    monkeypatch.setattr(os, "scandir", late)
+    with pytest.raises(NotPackedError, match="6 of 6 shards are not built"):
+        commit(out, wait_s=0)
 
 
 def test_what_is_missing_is_told_by_shard_and_by_part(source: Path, tmp_path: Path) -> None:

@@ -151,6 +151,19 @@ def test_a_quick_commit_reads_only_shards_that_changed_since_their_part_wrote_th
     assert not list(out.glob(".shardio-*"))
 
 
+def test_only_notes_that_shardio_wrote_go_at_the_commit(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for part in (1, 2):
+        pack_one(source, out, part=(part, 2))
+    assert len(list(out.glob(".shardio-built-*"))) == 6
+    named = [".shardio-built-x.json", ".shardio-sent-00000.json", ".shardio-scan-00000.json"]
+    for name in named[:2]:
+        (out / name).write_text("of somebody else")
+    (out / named[2]).mkdir()
+    commit(out)
+    assert sorted(path.name for path in out.glob(".shardio-*")) == sorted(named)
+
+
 def test_a_part_that_is_run_again_writes_the_notes_that_a_kill_left_out(
     source: Path, tmp_path: Path
 ) -> None:
